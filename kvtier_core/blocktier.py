@@ -1,0 +1,77 @@
+"""The blocking interface (contract C52): the short way to write a tier.
+
+A tier author writes six plain methods that block; the core supplies threads, batching, priorities, presence,
+capacity and eviction, retries, deadlines, metrics and events. The core sees to it that no two calls on one key
+overlap. Calls come from up to ``threads`` threads (a setting every tier has); while ``open``, ``scan`` or ``close``
+runs, no other call does.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
+from typing import ClassVar, Protocol, runtime_checkable
+
+from kvtier_core.keys import OffloadKey
+from kvtier_core.tier_settings import TierSettings
+from kvtier_core.values import BlockInfo, TierContext, TierInfo
+
+
+class BlockTier(ABC):
+    """Base of tiers on the blocking interface. Subclass it, set ``Settings`` and ``info``, write the six methods."""
+
+    Settings: ClassVar[type[TierSettings]] = TierSettings
+    info: ClassVar[TierInfo]
+
+    def __init__(self, settings: TierSettings, context: TierContext) -> None:
+        """Keep both; do no I/O here."""
+        self.settings = settings
+        self.context = context
+
+    @abstractmethod
+    def open(self) -> None:
+        """Make ready. May do I/O. Raises ``TierOpenError`` when the tier can't work as configured."""
+
+    @abstractmethod
+    def contains(self, keys: Sequence[OffloadKey]) -> Sequence[bool]:
+        """Which of *keys* are stored, one bool each, in order."""
+
+    @abstractmethod
+    def store(self, key: OffloadKey, block: memoryview) -> None:
+        """Store one block: visible whole on return, or never. Keeps no reference to *block*. Raises on a fault."""
+
+    @abstractmethod
+    def load(self, key: OffloadKey, into: memoryview) -> bool:
+        """Fill *into* with the block: True when filled, False when absent. Raises on a fault."""
+
+    @abstractmethod
+    def delete(self, keys: Sequence[OffloadKey]) -> None:
+        """Remove these blocks; absent ones are no error."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Release everything. Calling it twice is fine, and after an ``open`` that raised too."""
+
+
+@runtime_checkable
+class SupportsScan(Protocol):
+    """A tier that can enumerate its blocks. Needed if it is persistent and bounded by the core."""
+
+    def scan(self) -> Iterable[BlockInfo]:
+        """Every stored block of this namespace. Called once, right after ``open`` and by the same thread."""
+        ...
+
+
+@runtime_checkable
+class SupportsBatch(Protocol):
+    """A tier that moves several blocks in one call better than one by one."""
+
+    def store_many(
+        self, keys: Sequence[OffloadKey], blocks: Sequence[memoryview]
+    ) -> Sequence[bool | Exception]:
+        """Store each; one True or exception a key, in order."""
+        ...
+
+    def load_many(
+        self, keys: Sequence[OffloadKey], intos: Sequence[memoryview]
+    ) -> Sequence[bool | Exception]:
+        """Fill each; True, False (absent) or an exception a key, in order."""
+        ...

@@ -1,0 +1,1 @@
+"""The ``kvtier`` command line. Decides nothing but what is printed where and which exit status means what."""

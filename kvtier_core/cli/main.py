@@ -1,0 +1,116 @@
+"""``kvtier [--debug] [--version] COMMAND``: finds the command, runs it, and turns errors into one message.
+
+Exit status: 0 done, 1 failed, 2 wrong usage or configuration, 130 interrupted. Only the chosen command is imported;
+torch never is, unless the command needs it.
+"""
+
+import argparse
+import contextlib
+import importlib
+import logging
+import os
+import sys
+from collections.abc import Sequence
+
+from kvtier_core.errors import ConfigError, KvtierError, PluginError, UnsupportedModelError
+from kvtier_core.plugins import Command, list_commands, load_command
+
+CORE_COMMANDS = {
+    "config": ("kvtier_core.cli.show_config", "show every setting and where it came from"),
+    "list": ("kvtier_core.cli.list_types", "list the installed tier types"),
+}
+"""Commands of the core, with the module of each. A plugin's command of the same name is not reachable."""
+
+FAILURE = 1
+USAGE = 2
+INTERRUPTED = 130
+_USER_ERRORS = (ConfigError, PluginError, UnsupportedModelError)
+_LEVELS = ("debug", "info", "warning", "error")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; *argv* is what follows ``kvtier`` (``sys.argv`` when ``None``). Returns the exit status."""
+    debug = False
+    try:
+        parser = _parser()
+        options = parser.parse_args(argv)
+        debug = options.debug
+        _set_up_log(debug=debug)
+        if options.command is None:
+            parser.print_help(sys.stderr)
+            return USAGE
+        return _run(options.command, options.arguments, debug=debug)
+    except KvtierError as error:
+        if debug:
+            raise
+        print(f"kvtier: error: {error}", file=sys.stderr)
+        return USAGE if isinstance(error, _USER_ERRORS) else FAILURE
+    except KeyboardInterrupt:
+        print("kvtier: interrupted", file=sys.stderr)
+        return INTERRUPTED
+    except BrokenPipeError:
+        # The reader went away (``kvtier list | head``). Keep the interpreter's last flush from complaining about it.
+        with contextlib.suppress(OSError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return FAILURE
+
+
+class _Version(argparse.Action):
+    """Looks the version up only when it is asked for."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        import kvtier_core  # noqa: PLC0415
+
+        print(f"kvtier {kvtier_core.__version__}")
+        parser.exit()
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="kvtier",
+        description="Tiered storage for the KV cache of language models.",
+        epilog=_commands_text(),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--debug", action="store_true", help="show log messages, and tracebacks of errors")
+    parser.add_argument("--version", action=_Version, nargs=0, help="show the version and exit")
+    parser.add_argument("command", nargs="?", metavar="COMMAND", help="what to do; see below")
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="...", help="see kvtier COMMAND --help")
+    return parser
+
+
+def _commands_text() -> str:
+    plugins = {name: f"(from {origin})" for name, origin in list_commands().items() if name not in CORE_COMMANDS}
+    commands = {name: text for name, (_, text) in CORE_COMMANDS.items()} | plugins
+    width = max(len(name) for name in commands)
+    return "commands:\n" + "\n".join(f"  {name:<{width}}  {commands[name]}" for name in sorted(commands))
+
+
+def _run(name: str, arguments: Sequence[str], *, debug: bool) -> int:
+    if name in CORE_COMMANDS:
+        command: Command = importlib.import_module(CORE_COMMANDS[name][0])
+    else:
+        command = load_command(name, tuple(CORE_COMMANDS))
+    parser = argparse.ArgumentParser(prog=f"kvtier {name}", description=command.help, allow_abbrev=False)
+    command.add_arguments(parser)
+    args = parser.parse_args(arguments)
+    args.debug = debug
+    status = command.run(args)
+    sys.stdout.flush()  # here, where a reader that went away is handled, and not when the interpreter ends
+    return status
+
+
+def _set_up_log(*, debug: bool) -> None:
+    level = "debug" if debug else os.environ.get("KVTIER_LOG", "warning")
+    if level not in _LEVELS:
+        raise ConfigError(f"KVTIER_LOG: must be one of {', '.join(_LEVELS)}")
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("%(levelname)s %(name)s: %(message)s"))
+    log = logging.getLogger("kvtier")
+    log.handlers[:] = [handler]
+    log.setLevel(level.upper())
+
+
+if __name__ == "__main__":
+    sys.exit(main())

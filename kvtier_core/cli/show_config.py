@@ -1,0 +1,50 @@
+"""``kvtier config``: every setting's value and where it came from, secrets hidden."""
+
+import argparse
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+from kvtier_core.cli.table import format_table
+from kvtier_core.settings import Settings, load_settings, show_settings
+
+help = "Show every setting, its value and where it came from (secrets hidden)."  # noqa: A001 - the command protocol
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments."""
+    parser.add_argument(
+        "--config", type=Path, metavar="FILE", help="the TOML file (default: the one KVTIER_CONFIG names, if any)"
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument("--check", action="store_true", help="only check; print nothing but problems")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Load, check and print. Raises ``ConfigError`` or ``PluginError`` with everything that is wrong."""
+    settings = load_settings(file=args.config)
+    if args.check:
+        return 0
+    print(_as_json(settings) if args.json else _as_text(settings))
+    return 0
+
+
+def _as_json(settings: Settings) -> str:
+    return json.dumps(
+        {
+            "file": str(settings.file) if settings.file is not None else None,
+            "values": [asdict(item) for item in show_settings(settings)],
+            "ignored_variables": settings.ignored_variables,
+            "unavailable_tiers": dict(settings.unavailable),
+        },
+        indent=2,
+    )
+
+
+def _as_text(settings: Settings) -> str:
+    rows = [{"name": item.name, "value": item.text, "source": item.source} for item in show_settings(settings)]
+    parts = [format_table(["name", "value", "source"], rows)]
+    if settings.ignored_variables:
+        parts.append(f"ignored (put there by Kubernetes): {', '.join(settings.ignored_variables)}")
+    parts += [f"tiers.{name} is disabled and can't be checked: {why}" for name, why in settings.unavailable.items()]
+    return "\n".join(parts)

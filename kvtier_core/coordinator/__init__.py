@@ -1,0 +1,38 @@
+"""The deciding part: pure, events in, actions out."""
+
+from kvtier_core.coordinator.actions import (
+    Action,
+    AskTier,
+    CancelJobs,
+    JobPlan,
+    LoadFromTier,
+    StoreToTiers,
+    TellNewRequest,
+    TellRequestFinished,
+    TellStepEnd,
+    TellTouched,
+)
+from kvtier_core.coordinator.coordinator import Coordinator, Finished
+from kvtier_core.coordinator.state import Lookup, PoolLimits, PreparedTransfer, TierSpec
+from kvtier_core.coordinator.stats import Counters, TierCounters
+
+__all__ = [
+    "Action",
+    "AskTier",
+    "CancelJobs",
+    "Coordinator",
+    "Counters",
+    "Finished",
+    "JobPlan",
+    "LoadFromTier",
+    "Lookup",
+    "PoolLimits",
+    "PreparedTransfer",
+    "StoreToTiers",
+    "TellNewRequest",
+    "TellRequestFinished",
+    "TellStepEnd",
+    "TellTouched",
+    "TierCounters",
+    "TierSpec",
+]

@@ -1,0 +1,139 @@
+"""Stores decide which rows new blocks get, and which tiers a stored block goes on to (the cascade).
+
+A tier that is behind, out of the path or at its limit is left out and counted: a cache may forget. A cascade that
+passes its deadline is unpinned; should the tier read the row later, the proof gives the changed bytes away.
+"""
+
+from collections.abc import Sequence
+
+from kvtier_core.coordinator.actions import CancelJobs, JobPlan, StoreToTiers
+from kvtier_core.coordinator.state import Job, JobKind, PreparedTransfer, RequestState, State, TierState
+from kvtier_core.keys import OffloadKey
+from kvtier_core.ledger import Block, BlockState
+
+NOTHING_TO_DO = PreparedTransfer(0, (), ())
+"""A transfer of no block; it has no job and is not to be completed."""
+
+
+class Cascades:
+    """Device stores and tier stores on the shared state."""
+
+    def __init__(self, state: State) -> None:
+        self._state = state
+
+    def prepare(
+        self, request: RequestState, keys: Sequence[OffloadKey], now: float
+    ) -> PreparedTransfer | None:
+        """Rows for those of *keys* that the pool does not hold, in order; ``None`` when the room can't be made."""
+        state = self._state
+        new = [key for key in dict.fromkeys(keys) if state.ledger.find(key) is None]
+        if not new:
+            return NOTHING_TO_DO
+        reserved = state.ledger.reserve(new, keep=frozenset(keys))
+        if reserved is None:
+            return None
+        blocks, evicted = reserved
+        state.note_evicted(evicted)
+        job = state.start_job(JobKind.DEVICE_STORE, request, new, blocks, now + state.limits.device_timeout_s)
+        request.device_stores += 1
+        return PreparedTransfer(job.id, new, [block.row for block in blocks], evicted)
+
+    def complete(self, job: Job, *, success: bool, now: float) -> None:
+        """A device store ended: its blocks become visible and go on to the tiers, or their rows are free again."""
+        state = self._state
+        job.request.device_stores -= 1
+        if job.overdue or not success:
+            for block in job.blocks:
+                if block.state is not BlockState.DETACHED:
+                    state.ledger.detach(block)
+                state.ledger.unpin(block)
+            return
+        for block in job.blocks:
+            state.ledger.make_ready(block)
+        state.counters.device_stored += len(job.blocks)
+        self._cascade(job.request, job.blocks, now)
+
+    def expire_device_store(self, job: Job) -> None:
+        """A device store passed its deadline, or a reset came: the rows wait for the worker, the keys do not."""
+        for block in job.blocks:
+            if block.state is not BlockState.DETACHED:
+                self._state.ledger.detach(block)
+
+    # -- onwards to the tiers
+
+    def _cascade(self, request: RequestState, blocks: Sequence[Block], now: float) -> None:
+        state = self._state
+        plans: list[JobPlan] = []
+        touched: dict[Block, None] = {}
+        for tier in state.tiers.values():
+            if request.store_tiers is not None and tier.name not in request.store_tiers:
+                continue
+            chosen = self._admit(tier, blocks, now)
+            if not chosen:
+                continue
+            for block in chosen:
+                self._pin(tier, block)
+                touched[block] = None
+            keys = [block.key for block in chosen]
+            job = state.start_job(
+                JobKind.TIER_STORE, request, keys, chosen, now + tier.limits.store_timeout, tier.name
+            )
+            tier.store_breaker.submitted()
+            plans.append(state.plan(job))
+        if plans:
+            seal = [(block.key, block.row) for block in touched if not block.sealed]
+            for block in touched:
+                block.sealed = True
+            state.outbox.append(StoreToTiers(seal, plans))
+
+    def _admit(self, tier: TierState, blocks: Sequence[Block], now: float) -> list[Block]:
+        """The blocks *tier* does not hold, as far as its limits allow; what they don't allow is counted."""
+        present = tier.presence.classify([block.key for block in blocks], now)
+        wanted = [block for block, there in zip(blocks, present, strict=True) if there is not True]
+        if not tier.may_store(now):
+            tier.counters.dropped += len(wanted)
+            return []
+        room = tier.max_cascade_rows - tier.cascade_rows
+        total = self._state.limits.max_cascade_rows - self._state.cascade_rows
+        chosen: list[Block] = []
+        for block in wanted:
+            if len(chosen) == room or (not block.cascades and not total):
+                break
+            total -= not block.cascades
+            chosen.append(block)
+        tier.counters.dropped += len(wanted) - len(chosen)
+        return chosen
+
+    def _pin(self, tier: TierState, block: Block) -> None:
+        self._state.ledger.pin(block)
+        self._state.cascade_rows += not block.cascades
+        block.cascades += 1
+        tier.cascade_rows += 1
+
+    def _unpin(self, job: Job) -> None:
+        tier = self._state.tiers[job.tier]
+        # The tail of a prefix is released first, so that it is evicted before the head.
+        for block in reversed(job.blocks):
+            tier.cascade_rows -= 1
+            block.cascades -= 1
+            self._state.cascade_rows -= not block.cascades
+            self._state.ledger.unpin(block)
+
+    def finish(self, job: Job, failed: frozenset[OffloadKey], now: float) -> None:
+        """The tier's result of a store."""
+        if job.overdue:
+            return
+        self._unpin(job)
+        tier = self._state.tiers[job.tier]
+        for key in job.keys:
+            if key in failed:
+                tier.counters.store_failed += 1
+            else:
+                tier.counters.stored += 1
+                if not job.stale:
+                    tier.presence.stored(key, now)
+
+    def expire(self, job: Job) -> None:
+        """The deadline of a tier store passed (it is marked overdue)."""
+        self._unpin(job)
+        self._state.outbox.append(CancelJobs(job.tier, [job.id]))

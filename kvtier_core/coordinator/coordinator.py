@@ -1,0 +1,310 @@
+"""The coordinator: which blocks are where, what moves next, what a fault costs.
+
+Pure: events and the time come in, answers go out, and what is to be done waits in an outbox (``take_actions``). No
+thread, clock, I/O or logging. Used by one thread, the engine's.
+"""
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+from kvtier_core.coordinator import leases
+from kvtier_core.coordinator.actions import Action, TellNewRequest, TellRequestFinished, TellStepEnd, TellTouched
+from kvtier_core.coordinator.cascades import Cascades
+from kvtier_core.coordinator.lookups import Lookups
+from kvtier_core.coordinator.presence import ResidentSource
+from kvtier_core.coordinator.promotions import Promotions
+from kvtier_core.coordinator.state import (
+    Job,
+    JobKind,
+    Lookup,
+    PoolLimits,
+    PreparedTransfer,
+    RequestState,
+    State,
+    TierSpec,
+)
+from kvtier_core.coordinator.stats import Counters
+from kvtier_core.keys import OffloadKey
+from kvtier_core.ledger import BlockState, Ledger
+from kvtier_core.policies.base import EvictionPolicy
+from kvtier_core.values import JobResult, MissReason, RequestInfo
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """A tier's result as the acting part hands it in: ``corrupt`` are loaded keys whose proof did not hold."""
+
+    tier: str
+    result: JobResult
+    corrupt: Sequence[OffloadKey] = ()
+
+
+class Coordinator:
+    """Decides for one pool and the tiers behind it."""
+
+    def __init__(
+        self, num_rows: int, policy: EvictionPolicy[OffloadKey], tiers: Sequence[TierSpec], limits: PoolLimits
+    ) -> None:
+        self._state = State(Ledger(num_rows, policy), tiers, limits)
+        self._lookups = Lookups(self._state)
+        self._promotions = Promotions(self._state)
+        self._cascades = Cascades(self._state)
+
+    # -- requests
+
+    def new_request(
+        self,
+        info: RequestInfo,
+        now: float,
+        *,
+        load_tiers: Collection[str] | None = None,
+        store_tiers: Collection[str] | None = None,
+    ) -> None:
+        """A request begins. Raises ``ValueError`` while another one of that id is not wholly over."""
+        state = self._state
+        if info.request_id in state.requests:
+            raise ValueError(f"request {info.request_id!r} is still known: request ids must be unique")
+        state.requests[info.request_id] = RequestState(info, load_tiers, store_tiers, now)
+        state.outbox.extend(TellNewRequest(name, info) for name in state.tiers)
+
+    def request_finished(self, request_id: str) -> None:
+        """A request ended or was aborted: leases go back, tiers are told once its last device store is over."""
+        request = self._state.requests[request_id]
+        request.finished = True
+        self._promotions.hand_over_planned(request)
+        leases.give_back(self._state, request)
+        self._forget_if_over(request)
+
+    def _forget_if_over(self, request: RequestState) -> None:
+        if request.finished and not request.device_stores:
+            del self._state.requests[request.info.request_id]
+            self._state.outbox.extend(TellRequestFinished(name, request.info) for name in self._state.tiers)
+
+    # -- lookups and device transfers
+
+    def lookup(self, request_id: str, keys: Sequence[OffloadKey], now: float) -> Lookup:
+        """How much of the prefix *keys* can be loaded; starts what would make it more (C10, C21)."""
+        return self._lookups.lookup(self._state.requests[request_id], keys, now)
+
+    def prepare_load(self, request_id: str, keys: Sequence[OffloadKey]) -> PreparedTransfer:
+        """Pin the leading blocks of *keys* that are still there; after a reset these may be fewer than promised."""
+        state = self._state
+        request = state.requests[request_id]
+        blocks = []
+        for key in keys:
+            block = state.ledger.find(key)
+            if block is None or block.state is not BlockState.READY:
+                break
+            blocks.append(block)
+        if not blocks:
+            return PreparedTransfer(0, (), ())
+        for block in blocks:
+            state.ledger.pin(block)
+            if request.leases.get(block.key) is block:
+                del request.leases[block.key]
+                state.ledger.unlease(block)
+        held = keys[: len(blocks)]
+        job = state.start_job(JobKind.DEVICE_LOAD, request, held, blocks, float("inf"))
+        sources = [block.source if block.key in request.waited else "pool" for block in blocks]
+        state.counters.hits.update(sources)
+        touched = [key for key, source in zip(held, sources, strict=True) if source == "pool"]
+        if touched:
+            state.outbox.extend(TellTouched(tier.name, touched) for tier in state.tiers.values() if tier.serving)
+        return PreparedTransfer(job.id, held, [block.row for block in blocks], sources=sources)
+
+    def complete_load(self, job_id: int) -> None:
+        """A device load ended, well or not: its rows are no longer read."""
+        job = self._state.jobs.pop(job_id)
+        assert job.kind is JobKind.DEVICE_LOAD, job
+        for block in reversed(job.blocks):
+            self._state.ledger.unpin(block)
+        self._state.counters.device_loaded += len(job.blocks)
+
+    def prepare_store(
+        self, request_id: str, keys: Sequence[OffloadKey], now: float
+    ) -> PreparedTransfer | None:
+        """Rows for new blocks (C11). ``None`` when the room can't be made; no keys when nothing is new."""
+        return self._cascades.prepare(self._state.requests[request_id], keys, now)
+
+    def complete_store(self, job_id: int, *, success: bool, now: float) -> None:
+        """A device store ended (C12)."""
+        job = self._state.jobs.pop(job_id)
+        assert job.kind is JobKind.DEVICE_STORE, job
+        self._cascades.complete(job, success=success, now=now)
+        self._forget_if_over(job.request)
+
+    # -- time
+
+    def end_step(self, step: int, now: float) -> None:
+        """The engine's step is over: its promotions leave as one job per (tier, request)."""
+        before = len(self._state.outbox)
+        self._promotions.submit_planned(now)
+        if len(self._state.outbox) > before:
+            self._state.outbox.extend(TellStepEnd(name, step) for name in self._state.tiers)
+
+    def tick(self, now: float) -> None:
+        """Let pass what has passed its deadline."""
+        for job in self._state.take_overdue(now):
+            self._expire(job, now)
+        leases.expire(self._state, now)
+
+    def _expire(self, job: Job, now: float) -> None:
+        if job.kind is JobKind.DEVICE_STORE:
+            self._cascades.expire_device_store(job)
+            return
+        tier = self._state.tiers[job.tier]
+        tier.counters.timeouts += 1
+        if job.kind is JobKind.TIER_STORE:
+            tier.store_breaker.failed(now)
+            self._cascades.expire(job)
+            return
+        tier.load_breaker.failed(now)
+        if job.kind is JobKind.TIER_LOAD:
+            self._promotions.expire(job, now)
+        else:
+            tier.presence.unask(job.keys, job.id)
+            for key in job.keys:
+                tier.presence.lost(key, MissReason.TIER_SLOW, now)
+
+    # -- results
+
+    def on_finished(self, finished: Finished, now: float) -> None:
+        """A tier handed out a result. One that fits no job of that tier is a fault of the tier (C30)."""
+        state = self._state
+        tier = state.tiers[finished.tier]
+        result = finished.result
+        job = state.jobs.get(result.job_id)
+        if job is None or job.tier != finished.tier:
+            self.on_fault(finished.tier, now)
+            return
+        del state.jobs[job.id]
+        bad = self._bad_keys(job, finished)
+        if bad is None:
+            tier.counters.faults += 1
+            bad = dict.fromkeys(job.keys, MissReason.TIER_FAILED)
+        faulty = MissReason.TIER_FAILED in bad.values()
+        breaker = tier.store_breaker if job.kind is JobKind.TIER_STORE else tier.load_breaker
+        if not job.overdue:
+            if faulty:
+                breaker.failed(now)
+            else:
+                breaker.succeeded()
+        if job.kind is JobKind.LOOKUP:
+            self._answer(job, result, now, faulty=faulty)
+        elif job.kind is JobKind.TIER_STORE:
+            self._cascades.finish(job, frozenset(bad), now)
+        else:
+            tier.counters.integrity += len(finished.corrupt)
+            tier.counters.load_missing += len(set(result.missing))
+            tier.counters.load_failed += sum(r is MissReason.TIER_FAILED for r in bad.values())
+            self._promotions.finish(job, bad, now)
+
+    @staticmethod
+    def _bad_keys(job: Job, finished: Finished) -> dict[OffloadKey, MissReason] | None:
+        """Why which keys of *job* were not moved; ``None`` for a result that makes no sense."""
+        result = finished.result
+        if job.kind is JobKind.LOOKUP:
+            if result.error is not None or result.failed:
+                return dict.fromkeys(job.keys, MissReason.TIER_FAILED)
+            answer = result.present
+            if answer is None or len(answer) != len(job.keys) or not all(isinstance(a, bool) for a in answer):
+                return None
+            return {}
+        bad = dict.fromkeys(result.missing, MissReason.NEVER_STORED)
+        bad.update(dict.fromkeys(finished.corrupt, MissReason.INTEGRITY))
+        bad.update(dict.fromkeys(result.failed, MissReason.TIER_FAILED))
+        if not bad.keys() <= set(job.keys):
+            return None
+        if result.error is not None and not bad:
+            return dict.fromkeys(job.keys, MissReason.TIER_FAILED)
+        return bad
+
+    def _answer(self, job: Job, result: JobResult, now: float, *, faulty: bool) -> None:
+        presence = self._state.tiers[job.tier].presence
+        if job.stale:
+            return
+        presence.unask(job.keys, job.id)
+        if faulty:
+            for key in job.keys:
+                presence.lost(key, MissReason.TIER_FAILED, now)
+            return
+        assert result.present is not None
+        for key, present in zip(job.keys, result.present, strict=True):
+            presence.answer(key, present, now)
+
+    def on_fault(self, tier_name: str, now: float) -> None:
+        """A hook raised or answered nonsense outside any job."""
+        tier = self._state.tiers[tier_name]
+        tier.counters.faults += 1
+        tier.load_breaker.failed(now)
+        tier.store_breaker.failed(now)
+
+    # -- reset
+
+    def reset(self, *, tiers: bool) -> None:
+        """A new cache epoch (C34): nothing held so far answers any more; with *tiers*, nothing behind the pool either.
+
+        Rows under transfer stay out of use until their transfer is over (C36).
+        """
+        state = self._state
+        self._promotions.drop_planned(state.requests.values())
+        for request in state.requests.values():
+            leases.give_back(state, request)
+            request.waited.clear()
+        for job in state.jobs.values():
+            job.stale = job.stale or tiers
+            if job.overdue:
+                continue
+            if job.kind is JobKind.TIER_LOAD:
+                job.overdue = True
+                self._promotions.quarantine(job)
+            elif job.kind is JobKind.DEVICE_STORE:
+                job.overdue = True
+                self._cascades.expire_device_store(job)
+            elif job.kind is JobKind.LOOKUP:
+                job.overdue = tiers
+        for block in list(state.ledger.blocks):
+            state.ledger.detach(block)
+        state.evicted.clear()
+        if tiers:
+            for tier in state.tiers.values():
+                tier.presence.clear()
+                tier.serving = False
+
+    def tier_ready(self, tier_name: str, resident: ResidentSource | None) -> None:
+        """A tier serves the current namespace from now on, with this source of its presence set."""
+        tier = self._state.tiers[tier_name]
+        tier.presence.resident = resident
+        tier.serving = True
+
+    # -- what the acting part reads
+
+    def take_actions(self) -> list[Action]:
+        """What is to be done, in order; each action is handed out once."""
+        actions, self._state.outbox = self._state.outbox, []
+        return actions
+
+    def next_deadline(self) -> float | None:
+        """When ``tick`` has something to do for a job at the latest; ``None`` when no job is waited for."""
+        return self._state.next_deadline()
+
+    @property
+    def has_pending_work(self) -> bool:
+        """Whether a job that somebody waits for is under way, or a promotion waits for the end of the step."""
+        return any(not job.overdue for job in self._state.jobs.values()) or any(
+            request.planned for request in self._state.requests.values()
+        )
+
+    @property
+    def counters(self) -> Counters:
+        """The counters; they go on counting."""
+        return self._state.counters
+
+    @property
+    def state(self) -> State:
+        """The whole state, for tests, the simulator and reports. Reading only."""
+        return self._state
+
+    def check(self) -> None:
+        """Assert every invariant. Cost: proportional to the pool."""
+        self._state.check()

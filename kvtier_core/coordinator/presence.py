@@ -1,0 +1,123 @@
+"""What the deciding part knows about one tier's contents. Pure; time comes in; every memory here is bounded.
+
+Three sources, strongest first: keys that could not be loaded lately (absent, with the reason, until something
+changes), the tier's resident presence set where it has one, and answers to questions asked ahead.
+"""
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Sequence
+from typing import Generic, Protocol, TypeVar
+
+from kvtier_core.keys import OffloadKey
+from kvtier_core.values import MissReason
+
+
+class ResidentPresence(Protocol):
+    """A tier's own, always current set of keys, readable from the engine's thread without I/O."""
+
+    def contains_many(self, keys: Sequence[OffloadKey]) -> list[bool]:
+        """One bool a key, in order."""
+        ...
+
+
+ResidentSource = Callable[[], ResidentPresence | None]
+"""Hands out a tier's current set; ``None`` once the tier holds more than it remembers."""
+
+V = TypeVar("V")
+
+
+class _Expiring(Generic[V]):
+    """A bounded map whose entries lapse; the oldest goes first."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._entries: OrderedDict[OffloadKey, tuple[float, V]] = OrderedDict()
+
+    def put(self, key: OffloadKey, value: V, expires: float) -> None:
+        self._entries[key] = (expires, value)
+        self._entries.move_to_end(key)
+        if len(self._entries) > self._limit:
+            self._entries.popitem(last=False)
+
+    def get(self, key: OffloadKey, now: float) -> V | None:
+        entry = self._entries.get(key)
+        if entry is None:
+            return None
+        if entry[0] <= now:
+            del self._entries[key]
+            return None
+        return entry[1]
+
+    def drop(self, key: OffloadKey) -> None:
+        self._entries.pop(key, None)
+
+    def clear(self) -> None:
+        self._entries.clear()
+
+
+class Presence:
+    """One tier's contents as far as they are known without asking."""
+
+    def __init__(self, *, complete: bool, ttl_s: float, miss_ttl_s: float, limit: int) -> None:
+        self.resident: ResidentSource | None = None
+        self._complete = complete
+        """Whether a key outside the resident set is absent; of a shared tier it may be there all the same."""
+        self._ttl = ttl_s
+        self._miss_ttl = miss_ttl_s
+        self._answers: _Expiring[bool] = _Expiring(limit)
+        self._lost: _Expiring[MissReason] = _Expiring(limit)
+        self._asked: dict[OffloadKey, int] = {}
+
+    def classify(self, keys: Sequence[OffloadKey], now: float) -> list[bool | MissReason | None]:
+        """For each key: True (there), a reason (not there), or ``None`` (unknown, perhaps already asked)."""
+        held = self.resident() if self.resident is not None else None
+        resident = [False] * len(keys) if held is None else held.contains_many(keys)
+        answers: list[bool | MissReason | None] = []
+        for key, is_resident in zip(keys, resident, strict=True):
+            lost = self._lost.get(key, now)
+            if lost is not None:
+                answers.append(lost)
+            elif is_resident:
+                answers.append(True)
+            elif held is not None and self._complete:
+                answers.append(MissReason.NEVER_STORED)
+            else:
+                answer = self._answers.get(key, now)
+                answers.append(MissReason.NEVER_STORED if answer is False else answer)
+        return answers
+
+    def is_asked(self, key: OffloadKey) -> bool:
+        """Whether a question about *key* is under way."""
+        return key in self._asked
+
+    def ask(self, keys: Iterable[OffloadKey], job_id: int) -> None:
+        """A question about *keys* leaves as *job_id*."""
+        for key in keys:
+            self._asked[key] = job_id
+
+    def unask(self, keys: Iterable[OffloadKey], job_id: int) -> None:
+        """Nobody waits for *job_id*'s answer any more."""
+        for key in keys:
+            if self._asked.get(key) == job_id:
+                del self._asked[key]
+
+    def answer(self, key: OffloadKey, present: bool, now: float) -> None:
+        """The tier said whether it holds *key*; a late answer counts too."""
+        self._answers.put(key, present, now + self._ttl)
+        self._lost.drop(key)
+
+    def stored(self, key: OffloadKey, now: float) -> None:
+        """A store of *key* to the tier succeeded."""
+        self.answer(key, True, now)
+
+    def lost(self, key: OffloadKey, reason: MissReason, now: float) -> None:
+        """*key* could not be had from the tier; don't ask again until something changes."""
+        self._answers.drop(key)
+        self._lost.put(key, reason, now + self._miss_ttl)
+
+    def clear(self) -> None:
+        """Forget everything: the tier serves another namespace from now on, and no set of the old one counts."""
+        self.resident = None
+        self._answers.clear()
+        self._lost.clear()
+        self._asked.clear()

@@ -1,0 +1,110 @@
+"""Promotions: reserved rows become load jobs at the end of a step, and ready blocks when their job ends.
+
+A load that passes its deadline loses its keys at once and keeps its rows until the tier answers: the tier may still
+write them (quarantine).
+"""
+
+from collections.abc import Collection
+
+from kvtier_core.coordinator.actions import CancelJobs, LoadFromTier
+from kvtier_core.coordinator.state import Job, JobKind, RequestState, State
+from kvtier_core.keys import OffloadKey
+from kvtier_core.ledger import Block, BlockState
+from kvtier_core.values import MissReason
+
+
+class Promotions:
+    """Tier loads on the shared state."""
+
+    def __init__(self, state: State) -> None:
+        self._state = state
+
+    def submit_planned(self, now: float) -> None:
+        """Turn the step's reservations into one load job per (tier, request)."""
+        state = self._state
+        for request in state.requests.values():
+            for name, blocks in request.planned.items():
+                tier = state.tiers[name]
+                keys = [block.key for block in blocks]
+                job = state.start_job(
+                    JobKind.TIER_LOAD, request, keys, blocks, now + tier.limits.load_timeout, name
+                )
+                request.promoting += 1
+                tier.load_breaker.submitted()
+                state.outbox.append(LoadFromTier(state.plan(job)))
+            request.planned.clear()
+
+    def hand_over_planned(self, request: RequestState) -> None:
+        """*request* ends before its reservations left: others that wait for a block take it over, the rest is freed."""
+        for name, blocks in request.planned.items():
+            for block in blocks:
+                heir = self._waiter(block, request)
+                if heir is not None:
+                    heir.planned.setdefault(name, []).append(block)
+                else:
+                    self._state.promoting_rows -= 1
+                    self._drop(block)
+        request.planned.clear()
+
+    def _waiter(self, block: Block, leaver: RequestState) -> RequestState | None:
+        for other in self._state.requests.values():
+            if other is not leaver and not other.finished and other.leases.get(block.key) is block:
+                return other
+        return None
+
+    def _drop(self, block: Block) -> None:
+        self._state.ledger.detach(block)
+        self._state.ledger.unpin(block)
+
+    def finish(
+        self,
+        job: Job,
+        lost: dict[OffloadKey, MissReason],
+        now: float,
+    ) -> None:
+        """The tier's result: every key of *job* outside *lost* is in its row, checked."""
+        state = self._state
+        tier = state.tiers[job.tier]
+        if job.overdue:
+            tier.quarantined_rows -= len(job.blocks)
+            for block in job.blocks:
+                state.ledger.unpin(block)
+            return
+        job.request.promoting -= 1
+        state.promoting_rows -= len(job.blocks)
+        for block in job.blocks:
+            reason = lost.get(block.key)
+            if reason is None:
+                block.sealed = True
+                state.ledger.make_ready(block)
+                tier.counters.loaded += 1
+            else:
+                tier.presence.lost(block.key, reason, now)
+                self._drop(block)
+
+    def expire(self, job: Job, now: float) -> None:
+        """The deadline of *job* passed (it is marked overdue): its requests go on without it."""
+        presence = self._state.tiers[job.tier].presence
+        self.quarantine(job)
+        for key in job.keys:
+            presence.lost(key, MissReason.TIER_SLOW, now)
+        self._state.outbox.append(CancelJobs(job.tier, [job.id]))
+
+    def quarantine(self, job: Job) -> None:
+        """Part the keys of a load under way from its rows, which stay out of use until the job's result."""
+        state = self._state
+        job.request.promoting -= 1
+        state.promoting_rows -= len(job.blocks)
+        state.tiers[job.tier].quarantined_rows += len(job.blocks)
+        for block in job.blocks:
+            if block.state is not BlockState.DETACHED:
+                state.ledger.detach(block)
+
+    def drop_planned(self, requests: Collection[RequestState]) -> None:
+        """A reset: reservations that have not left are taken back."""
+        for request in requests:
+            for blocks in request.planned.values():
+                self._state.promoting_rows -= len(blocks)
+                for block in blocks:
+                    self._drop(block)
+            request.planned.clear()

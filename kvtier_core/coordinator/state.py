@@ -1,0 +1,246 @@
+"""The state that the parts of the coordinator share: requests, jobs, tiers, limits, the outbox. Pure data.
+
+Used by one thread. Nothing here decides; the modules beside it do.
+"""
+
+import enum
+import heapq
+from collections import OrderedDict
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+
+from kvtier_core.coordinator.actions import Action, JobPlan
+from kvtier_core.coordinator.breaker import Breaker
+from kvtier_core.coordinator.presence import Presence
+from kvtier_core.coordinator.stats import Counters, TierCounters
+from kvtier_core.keys import OffloadKey
+from kvtier_core.ledger import Block, Ledger
+from kvtier_core.tier_settings import TierLimits
+from kvtier_core.values import LookupState, MissReason, RequestInfo, TierInfo
+
+
+class JobKind(enum.Enum):
+    """What a job moves, and between whom."""
+
+    LOOKUP = "lookup"
+    TIER_STORE = "tier_store"
+    TIER_LOAD = "tier_load"
+    DEVICE_STORE = "device_store"
+    DEVICE_LOAD = "device_load"
+
+
+@dataclass(eq=False, slots=True)
+class Job:
+    """A job from its submission to its one result."""
+
+    id: int
+    kind: JobKind
+    tier: str
+    """Empty for device transfers."""
+    request: "RequestState"
+    keys: Sequence[OffloadKey]
+    blocks: Sequence[Block]
+    deadline: float
+    overdue: bool = False
+    """Nobody waits for it any more: only its rows' pins are still of interest."""
+    stale: bool = False
+    """A reset came after it: its result says nothing about the tier's present contents."""
+
+
+@dataclass(eq=False, slots=True)
+class RequestState:
+    """One request from ``new_request`` to its last device store."""
+
+    info: RequestInfo
+    load_tiers: Collection[str] | None
+    store_tiers: Collection[str] | None
+    last_lookup: float
+    leases: dict[OffloadKey, Block] = field(default_factory=dict)
+    planned: dict[str, list[Block]] = field(default_factory=dict)
+    """Promotions reserved in this step, by tier, not submitted yet."""
+    promoting: int = 0
+    """Tier loads under way for this request."""
+    device_stores: int = 0
+    """Device stores under way for this request."""
+    waited: set[OffloadKey] = field(default_factory=set)
+    """Keys that a promotion brought while this request waited for them."""
+    missed: set[OffloadKey] = field(default_factory=set)
+    """Keys whose miss has been counted."""
+    finished: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class PoolLimits:
+    """The pool's limits, in rows and seconds."""
+
+    max_promotion_rows: int
+    max_cascade_rows: int
+    lease_timeout_s: float
+    device_timeout_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class TierSpec:
+    """One configured tier as the deciding part needs it."""
+
+    name: str
+    info: TierInfo
+    limits: TierLimits
+
+
+class TierState:
+    """One tier: what it holds as far as known, whether it is in the path, how much of the pool it has."""
+
+    def __init__(self, spec: TierSpec, num_rows: int) -> None:
+        limits = spec.limits
+        self.name = spec.name
+        self.limits = limits
+        self.presence = Presence(
+            complete=not spec.info.shared,
+            ttl_s=limits.presence_ttl,
+            miss_ttl_s=limits.miss_ttl,
+            limit=limits.max_resident_keys,
+        )
+        self.load_breaker = Breaker(limits.breaker_failures, limits.breaker_pause, limits.breaker_max_pause)
+        self.store_breaker = Breaker(limits.breaker_failures, limits.breaker_pause, limits.breaker_max_pause)
+        """Apart from the other, so that a full disk still serves what it holds."""
+        self.max_quarantined_rows = max(1, int(num_rows * limits.max_quarantined))
+        self.max_cascade_rows = max(1, int(num_rows * limits.max_cascade))
+        self.quarantined_rows = 0
+        self.cascade_rows = 0
+        self.serving = False
+        """It is open and serves the current namespace; until then it is neither asked nor given anything."""
+        self.counters = TierCounters()
+
+    def may_ask(self, now: float) -> bool:
+        """Whether lookups may go to this tier."""
+        return self.serving and self.load_breaker.allows(now)
+
+    def may_store(self, now: float) -> bool:
+        """Whether cascades may go to this tier."""
+        return self.serving and self.store_breaker.allows(now)
+
+    def may_promote(self, now: float) -> bool:
+        """Whether loads from this tier may start."""
+        return self.may_ask(now) and self.quarantined_rows < self.max_quarantined_rows
+
+
+@dataclass(frozen=True, slots=True)
+class Lookup:
+    """The answer to a prefix lookup, key by key up to and including the first that ends the prefix.
+
+    ``states`` is as long as the keys asked for when all of them are there or on their way.
+    """
+
+    states: Sequence[LookupState]
+    reason: MissReason | None = None
+
+    @property
+    def hits(self) -> int:
+        """Leading blocks that can be loaded now."""
+        return next((i for i, s in enumerate(self.states) if s is not LookupState.HIT), len(self.states))
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether asking again after the next step could give no more: nothing is pending."""
+        return not any(s in (LookupState.HIT_PENDING, LookupState.RETRY) for s in self.states)
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedTransfer:
+    """A device transfer to carry out: row ``rows[i]`` is the block of ``keys[i]``; end it by its ``job_id``."""
+
+    job_id: int
+    keys: Sequence[OffloadKey]
+    rows: Sequence[int]
+    evicted: Sequence[OffloadKey] = ()
+    sources: Sequence[str] = ()
+    """For a load: where each block came from, ``pool`` or a tier's name."""
+
+
+class State:
+    """Everything the coordinator knows."""
+
+    def __init__(self, ledger: Ledger, tiers: Sequence[TierSpec], limits: PoolLimits) -> None:
+        self.ledger = ledger
+        self.limits = limits
+        self.tiers = {spec.name: TierState(spec, ledger.num_rows) for spec in tiers}
+        self.requests: dict[str, RequestState] = {}
+        self.jobs: OrderedDict[int, Job] = OrderedDict()
+        self.outbox: list[Action] = []
+        self.counters = Counters(tiers={name: tier.counters for name, tier in self.tiers.items()})
+        self.evicted: OrderedDict[OffloadKey, None] = OrderedDict()
+        """Keys evicted from the pool lately, at most as many as the pool has rows: to tell misses apart."""
+        self.promoting_rows = 0
+        self.cascade_rows = 0
+        self._next_job = 1
+        self._deadlines: list[tuple[float, int]] = []
+
+    def start_job(
+        self,
+        kind: JobKind,
+        request: RequestState,
+        keys: Sequence[OffloadKey],
+        blocks: Sequence[Block],
+        deadline: float,
+        tier: str = "",
+    ) -> Job:
+        """Enter a job into the table, under a number never used before."""
+        job = Job(self._next_job, kind, tier, request, keys, blocks, deadline)
+        self._next_job += 1
+        self.jobs[job.id] = job
+        heapq.heappush(self._deadlines, (deadline, job.id))
+        return job
+
+    @staticmethod
+    def plan(job: Job) -> JobPlan:
+        """The part of *job* that its tier sees."""
+        rows = [block.row for block in job.blocks]
+        return JobPlan(job.id, job.tier, job.request.info, job.keys, rows, job.deadline)
+
+    def next_deadline(self) -> float | None:
+        """When the first job that somebody still waits for is due."""
+        while self._deadlines:
+            deadline, job_id = self._deadlines[0]
+            job = self.jobs.get(job_id)
+            if job is not None and not job.overdue:
+                return deadline
+            heapq.heappop(self._deadlines)
+        return None
+
+    def take_overdue(self, now: float) -> list[Job]:
+        """Mark and return the jobs whose deadline has passed."""
+        due: list[Job] = []
+        while (deadline := self.next_deadline()) is not None and deadline <= now:
+            job = self.jobs[heapq.heappop(self._deadlines)[1]]
+            job.overdue = True
+            due.append(job)
+        return due
+
+    def note_evicted(self, keys: Sequence[OffloadKey]) -> None:
+        """Remember keys whose blocks were evicted from the pool."""
+        self.counters.evicted += len(keys)
+        for key in keys:
+            self.evicted[key] = None
+            self.evicted.move_to_end(key)
+        while len(self.evicted) > self.ledger.num_rows:
+            self.evicted.popitem(last=False)
+
+    def check(self) -> None:
+        """Assert that the books agree with one another. Cost: proportional to the pool."""
+        self.ledger.check()
+        live = [job for job in self.jobs.values() if not job.overdue]
+        planned = [b for r in self.requests.values() for blocks in r.planned.values() for b in blocks]
+        loading = [b for job in live if job.kind is JobKind.TIER_LOAD for b in job.blocks]
+        assert self.promoting_rows == len(loading) + len(planned)
+        cascading = [b for job in live if job.kind is JobKind.TIER_STORE for b in job.blocks]
+        assert self.cascade_rows == len(set(cascading))
+        for name, tier in self.tiers.items():
+            mine = [job for job in self.jobs.values() if job.tier == name]
+            stores = [j for j in mine if j.kind is JobKind.TIER_STORE and not j.overdue]
+            assert tier.cascade_rows == sum(len(j.blocks) for j in stores)
+            quarantined = [j for j in mine if j.kind is JobKind.TIER_LOAD and j.overdue]
+            assert tier.quarantined_rows == sum(len(j.blocks) for j in quarantined)
+        leased = sum(b.leases for b in self.ledger.blocks)
+        granted = [(k, b) for r in self.requests.values() for k, b in r.leases.items()]
+        assert leased == sum(self.ledger.find(key) is block for key, block in granted)

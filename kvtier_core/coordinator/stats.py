@@ -1,0 +1,36 @@
+"""Counters of the deciding part. Pure; each only grows."""
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+from kvtier_core.values import MissReason
+
+
+@dataclass
+class TierCounters:
+    """One tier's counters, in blocks unless the name says otherwise."""
+
+    stored: int = 0
+    loaded: int = 0
+    store_failed: int = 0
+    load_failed: int = 0
+    load_missing: int = 0
+    dropped: int = 0
+    """Cascades left out: the tier was behind, out of the path or at its limit."""
+    integrity: int = 0
+    faults: int = 0
+    timeouts: int = 0
+
+
+@dataclass
+class Counters:
+    """All counters of one coordinator."""
+
+    hits: Counter[str] = field(default_factory=Counter)
+    """Blocks handed to a device load, by where they came from: ``pool`` or a tier's name."""
+    misses: Counter[MissReason] = field(default_factory=Counter)
+    """Lookups that ended at a block, once per request and key."""
+    device_stored: int = 0
+    device_loaded: int = 0
+    evicted: int = 0
+    tiers: dict[str, TierCounters] = field(default_factory=dict)

@@ -1,0 +1,105 @@
+"""The hook specs of the tier interface, major 1 (entry-point group ``kvtier.tiers.v1``).
+
+The core gives each tier instance a plugin manager of its own and calls its hooks one at a time, in order, on the
+instance's own hook thread; no hook is ever called on an engine's thread. A hook should hand work to the tier's own
+threads and return: while it runs, the instance's other hooks wait. Whatever a hook raises is caught, counted
+against the tier and turned into a failed job or a miss.
+
+Required: ``lookup``, ``submit_store``, ``submit_load``, ``get_finished_jobs``. The others are optional.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pluggy
+
+from kvtier_core.keys import OffloadKey
+from kvtier_core.values import JobResult, OffloadPolicy, PoolView, RequestInfo, TierEvent, TierJob, TierUsage
+
+PROJECT = "kvtier"
+API_MAJOR = 1
+TIER_GROUP = "kvtier.tiers.v1"
+REQUIRED_HOOKS = ("lookup", "submit_store", "submit_load", "get_finished_jobs")
+
+hookspec = pluggy.HookspecMarker(PROJECT)
+hookimpl = pluggy.HookimplMarker(PROJECT)
+
+
+class TierHookSpecs:
+    """The hooks, with their exact arguments. Implementations mark theirs with ``hookimpl``."""
+
+    @hookspec(firstresult=True)
+    def lookup(self, job: TierJob) -> Sequence[bool] | None:
+        """Say which of ``job.keys`` the tier holds, one bool each, in order.
+
+        Return ``None`` when the answer takes I/O: it is then due as ``JobResult.present``. Cost: no I/O here.
+        """
+
+    @hookspec(firstresult=True)
+    def submit_store(self, job: TierJob) -> None:
+        """Start storing ``job.buffers`` under ``job.keys`` and return at once.
+
+        A key must become visible to ``lookup`` whole or not at all. The buffers are read-only and valid until the
+        job's result has been handed out by ``get_finished_jobs``.
+        """
+
+    @hookspec(firstresult=True)
+    def submit_load(self, job: TierJob) -> None:
+        """Start filling ``job.buffers`` with the rows stored under ``job.keys`` and return at once.
+
+        After the job's result, or when this hook raises, the buffers must never be written again.
+        """
+
+    @hookspec(firstresult=True)
+    def get_finished_jobs(self) -> Sequence[JobResult]:
+        """Hand out the results that are ready, each job's exactly once. Must not wait."""
+
+    @hookspec(firstresult=True)
+    def on_open(self, pool: PoolView | None) -> None:
+        """Open the storage; called once, before any other hook. ``None`` when a tool opens the tier without a pool.
+
+        Raise ``TierOpenError`` when the tier can't work as configured.
+        """
+
+    @hookspec(firstresult=True)
+    def on_new_request(self, request: RequestInfo) -> OffloadPolicy | None:
+        """A request begins. ``None`` means ``OffloadPolicy.BLOCK_LEVEL``."""
+
+    @hookspec(firstresult=True)
+    def on_request_finished(self, request: RequestInfo) -> None:
+        """A request ended: no submit for it follows. Called exactly once; its jobs may still be running."""
+
+    @hookspec(firstresult=True)
+    def on_schedule_end(self, step: int) -> None:
+        """A step of the engine ended and its jobs have been submitted: a good moment to send a batch."""
+
+    @hookspec(firstresult=True)
+    def touch(self, keys: Sequence[OffloadKey]) -> None:
+        """These keys were used from a warmer tier; a tier that bounds itself may count it as recency."""
+
+    @hookspec(firstresult=True)
+    def cancel_jobs(self, job_ids: Sequence[int]) -> None:
+        """Nobody waits for these jobs any more. Best effort; their results are still due."""
+
+    @hookspec(firstresult=True)
+    def drain_jobs(self, timeout_s: float) -> Sequence[int]:
+        """Wait up to *timeout_s* for submitted jobs; return the ids of those that may still touch the pool."""
+
+    @hookspec(firstresult=True)
+    def take_events(self) -> Sequence[TierEvent]:
+        """Changes of the contents since the last call."""
+
+    @hookspec(firstresult=True)
+    def get_usage(self) -> TierUsage | None:
+        """How full the tier is, from memory; ``None`` when it can't tell without I/O."""
+
+    @hookspec(firstresult=True)
+    def reset(self, namespace: str, description: Mapping[str, Any]) -> None:
+        """Serve only *namespace* from now on; jobs submitted before must not surface under it.
+
+        *description* is the new namespace in readable form, as ``TierContext.description`` was of the first.
+        """
+
+    @hookspec(firstresult=True)
+    def shutdown(self, timeout_s: float) -> None:
+        """Stop within *timeout_s*. Afterwards nothing may touch the pool. May be called twice."""

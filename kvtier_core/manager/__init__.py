@@ -1,0 +1,6 @@
+"""The acting part: threads, deadlines and hooks. The only layer that waits."""
+
+from kvtier_core.manager.guard import TierIdentity
+from kvtier_core.manager.manager import TierBuild, TierManager
+
+__all__ = ["TierBuild", "TierIdentity", "TierManager"]

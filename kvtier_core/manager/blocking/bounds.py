@@ -1,0 +1,143 @@
+"""Keeps a tier inside its capacity and its time to live: which blocks it holds, which must leave, and when.
+
+Pure bookkeeping for tiers that the core bounds: no lock (its owner holds one around every method), no I/O, time
+comes in as an argument. Room is counted in blocks of one size, so that every store owns one slot: a free one, or
+that of a victim whose delete comes before the store. Use therefore never passes the capacity, whatever the order in
+which concurrent deletes and stores end.
+"""
+
+from collections import Counter, OrderedDict
+from collections.abc import Iterable, Sequence
+from itertools import islice, takewhile
+
+from kvtier_core.keys import OffloadKey
+from kvtier_core.policies import EvictionPolicy
+from kvtier_core.values import BlockInfo
+
+
+class Bounds:
+    """Slots, ages and the order of eviction of one tier instance.
+
+    A key is *stored* (it takes a slot), *arriving* (a slot is its own, the block is not there yet) or *leaving* (its
+    slot belongs to an arriving key). A stored key can be *unserved*: its room is taken, its bytes are not trusted.
+    Pinned keys are never victims. ``max_blocks=None`` means no bound, ``ttl=None`` that blocks don't age.
+    """
+
+    def __init__(self, *, max_blocks: int | None, ttl: float | None, policy: EvictionPolicy[OffloadKey]) -> None:
+        self._max_blocks = max_blocks
+        self._ttl = ttl
+        self._policy = policy
+        self._stored: OrderedDict[OffloadKey, float] = OrderedDict()  # time of the store, oldest first
+        self._unserved: set[OffloadKey] = set()
+        self._arriving: set[OffloadKey] = set()
+        self._leaving: dict[OffloadKey, float] = {}
+        self._pins: Counter[OffloadKey] = Counter()
+
+    @property
+    def blocks(self) -> int:
+        """How many blocks the tier holds now, those being deleted among them."""
+        return len(self._stored) + len(self._leaving)
+
+    def adopt(self, found: Iterable[BlockInfo], now: float) -> tuple[list[OffloadKey], list[OffloadKey]]:
+        """Take over the blocks of an earlier process: returns (kept, to be deleted).
+
+        Expired blocks go, and the oldest of those beyond the capacity. Cost: a sort of all blocks, once.
+        """
+        by_age = sorted({block.key: block for block in found}.values(), key=lambda block: block.time)
+        fresh = [block for block in by_age if not self._is_old(block.time, now)]
+        room = len(fresh) if self._max_blocks is None else self._max_blocks
+        kept = fresh[max(0, len(fresh) - room) :]
+        for block in kept:
+            self._stored[block.key] = block.time
+            self._policy.insert(block.key)
+        return [block.key for block in kept], [block.key for block in by_age if block.key not in self._stored]
+
+    def serves(self, key: OffloadKey, now: float) -> bool:
+        """Whether the tier holds a block under *key* that is trusted and not too old."""
+        stored = self._stored.get(key)
+        return stored is not None and key not in self._unserved and not self._is_old(stored, now)
+
+    def pin(self, key: OffloadKey) -> None:
+        """A call on *key* waits or runs: it is no victim until as many ``unpin``."""
+        self._pins[key] += 1
+        if key in self._stored:
+            self._policy.hold(key)
+
+    def unpin(self, key: OffloadKey) -> None:
+        """The call ended; at the last one the key is a candidate again, the most recent."""
+        self._pins[key] -= 1
+        if self._pins[key] == 0:
+            del self._pins[key]
+            if key in self._stored:
+                self._policy.release(key)
+
+    def touch(self, key: OffloadKey) -> None:
+        """Count one use of a stored block."""
+        self._policy.touch(key)
+
+    def reserve(self, key: OffloadKey) -> list[OffloadKey] | None:
+        """Give *key* a slot: returns the blocks to delete before the store, ``None`` when no room can be made.
+
+        A block still stored under *key* itself is one of those to delete: both would not fit together.
+        """
+        if key in self._stored:
+            victims = [key]
+        else:
+            occupied = len(self._stored) + len(self._arriving)
+            needed = 0 if self._max_blocks is None else max(0, occupied + 1 - self._max_blocks)
+            victims = self._policy.victims(needed, ())
+            if len(victims) < needed:
+                return None
+        for victim in victims:
+            self._leaving[victim] = self._stored.pop(victim)
+            self._policy.remove(victim)
+        self._arriving.add(key)
+        return victims
+
+    def left(self, victims: Sequence[OffloadKey]) -> None:
+        """The victims' delete succeeded."""
+        for victim in victims:
+            del self._leaving[victim]
+            self._unserved.discard(victim)
+
+    def stay(self, victims: Sequence[OffloadKey]) -> None:
+        """The victims' delete failed: they keep their slots. Their store must be given up with ``abandon``."""
+        for victim in victims:
+            # Its age is now out of order, which only delays its removal: `serves` looks at the age itself.
+            self._enter(victim, self._leaving.pop(victim))
+
+    def commit(self, key: OffloadKey, now: float) -> None:
+        """The store of *key* succeeded."""
+        self._arriving.remove(key)
+        self._enter(key, now)
+
+    def abandon(self, key: OffloadKey) -> None:
+        """The store of *key* did not happen; its slot is free."""
+        self._arriving.discard(key)
+
+    def distrust(self, key: OffloadKey) -> None:
+        """The block is there but can't be had: keep its slot, serve it no more."""
+        if key in self._stored:
+            self._unserved.add(key)
+
+    def forget(self, key: OffloadKey) -> None:
+        """The block is gone; its slot is free."""
+        if self._stored.pop(key, None) is not None:
+            self._policy.remove(key)
+            self._unserved.discard(key)
+
+    def expired(self, now: float, limit: int) -> list[OffloadKey]:
+        """At most *limit* stored keys that have become too old and are still served."""
+        if self._ttl is None:
+            return []
+        old = takewhile(lambda item: self._is_old(item[1], now), self._stored.items())
+        return list(islice((key for key, _ in old if key not in self._unserved), limit))
+
+    def _enter(self, key: OffloadKey, time: float) -> None:
+        self._stored[key] = time
+        self._policy.insert(key)
+        if key in self._pins:
+            self._policy.hold(key)
+
+    def _is_old(self, stored: float, now: float) -> bool:
+        return self._ttl is not None and stored + self._ttl <= now

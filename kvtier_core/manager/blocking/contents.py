@@ -1,0 +1,155 @@
+"""What the core believes one tier instance to hold: presence for readers, bounds for room, events for followers.
+
+Keeps the three in step. No lock of its own (its owner holds one around every method; the presence set may be read by
+anyone), no threads, no I/O; time comes in as an argument.
+
+Three kinds of tier differ here. One that the core bounds has ``Bounds``, which know every block. One that bounds
+itself is only followed by its presence set. And of one that is shared with other processes absence is never known:
+it has to be asked.
+"""
+
+from collections.abc import Iterable, Sequence
+
+from kvtier_core.keys import OffloadKey
+from kvtier_core.manager.blocking.bounds import Bounds
+from kvtier_core.manager.blocking.events import EventLog
+from kvtier_core.manager.blocking.presence import PresenceSet
+from kvtier_core.policies import make_policy
+from kvtier_core.tier_settings import TierSettings
+from kvtier_core.values import BlockInfo, TierContext, TierEvent, TierInfo, TierUsage
+
+_MAX_EXPIRED = 1024  # blocks expired in one go: bounds the time the lock is held
+
+
+class Contents:
+    """The belief about one tier instance. *enumerable*: whether ``adopt`` will be told everything it holds."""
+
+    def __init__(self, info: TierInfo, settings: TierSettings, context: TierContext, *, enumerable: bool) -> None:
+        limits = settings.limits
+        self._row_bytes = context.row_bytes
+        self._capacity = context.capacity_bytes
+        self._shared = info.shared
+        self._events = EventLog(limits.max_events)
+        self._bounds: Bounds | None = None
+        self.presence = PresenceSet(limits.max_resident_keys, complete=enumerable or not info.persistent)
+        if info.bounded_by == "core":
+            max_blocks = None if self._capacity is None else self._capacity // context.row_bytes
+            self._bounds = Bounds(
+                max_blocks=max_blocks,
+                ttl=settings.ttl,
+                policy=make_policy(settings.policy, max_blocks or limits.max_resident_keys),
+            )
+
+    @property
+    def answers(self) -> bool:
+        """Whether the presence set alone can say that a key is absent."""
+        return not self._shared and self.presence.complete
+
+    def adopt(self, found: Iterable[BlockInfo], now: float) -> list[OffloadKey]:
+        """Take over what an earlier process left; returns the blocks to delete (too old, or beyond the capacity)."""
+        if self._bounds is None:
+            self.presence.add(block.key for block in found)
+            return []
+        kept, surplus = self._bounds.adopt(found, now)
+        self.presence.add(kept)
+        return surplus
+
+    def holds(self, key: OffloadKey, now: float) -> bool:
+        """Whether the block is known to be there, so that it need not be stored again."""
+        return key in self.presence if self._bounds is None else self._bounds.serves(key, now)
+
+    def lacks(self, key: OffloadKey, now: float) -> bool:
+        """Whether the block is known not to be there or not to be served, so that the tier need not be asked."""
+        if self._bounds is not None and not self._shared:
+            return not self._bounds.serves(key, now)
+        return self.answers and key not in self.presence
+
+    def pin(self, key: OffloadKey) -> None:
+        """A call on *key* waits or runs; it may not be evicted."""
+        if self._bounds is not None:
+            self._bounds.pin(key)
+
+    def unpin(self, key: OffloadKey) -> None:
+        """The call on *key* ended."""
+        if self._bounds is not None:
+            self._bounds.unpin(key)
+
+    def touch(self, keys: Iterable[OffloadKey]) -> None:
+        """Count a use of each block."""
+        if self._bounds is not None:
+            for key in keys:
+                self._bounds.touch(key)
+
+    def reserve(self, key: OffloadKey) -> list[OffloadKey] | None:
+        """Make room for *key*: returns the blocks to delete first, no longer present; ``None`` if the tier is full."""
+        if self._bounds is None:
+            return []
+        victims = self._bounds.reserve(key)
+        if victims:
+            self._vanish(victims)
+        return victims
+
+    def evicted(self, victims: Sequence[OffloadKey]) -> None:
+        """The delete that ``reserve`` asked for succeeded."""
+        if self._bounds is not None:
+            self._bounds.left(victims)
+
+    def not_evicted(self, victims: Sequence[OffloadKey], now: float) -> None:
+        """That delete failed: the blocks are taken to be there still."""
+        if self._bounds is not None:
+            self._bounds.stay(victims)
+            self._appear([victim for victim in victims if self._bounds.serves(victim, now)])
+
+    def stored(self, key: OffloadKey, now: float) -> None:
+        """A store succeeded."""
+        if self._bounds is not None:
+            self._bounds.commit(key, now)
+        self._appear((key,))
+
+    def not_stored(self, key: OffloadKey) -> None:
+        """A store failed after ``reserve``."""
+        if self._bounds is not None:
+            self._bounds.abandon(key)
+
+    def distrust(self, keys: Sequence[OffloadKey]) -> None:
+        """These blocks can't be had any more, though they may take room: serve them no more."""
+        if self._bounds is not None:
+            for key in keys:
+                self._bounds.distrust(key)
+        self._vanish(keys)
+
+    def gone(self, keys: Sequence[OffloadKey]) -> None:
+        """These blocks are not in the tier any more."""
+        if self._bounds is not None:
+            for key in keys:
+                self._bounds.forget(key)
+        self._vanish(keys)
+
+    def expire(self, now: float) -> list[OffloadKey]:
+        """Stop serving blocks that became too old; returns them, to be deleted. Bounded work a call."""
+        if self._bounds is None:
+            return []
+        old = self._bounds.expired(now, _MAX_EXPIRED)
+        self.distrust(old)
+        return old
+
+    def usage(self) -> TierUsage | None:
+        """How full the tier is, where that is known without asking it."""
+        if self._bounds is not None:
+            blocks = self._bounds.blocks
+        elif self.answers:
+            blocks = len(self.presence)
+        else:
+            return None
+        return TierUsage(bytes=blocks * self._row_bytes, blocks=blocks, capacity_bytes=self._capacity)
+
+    def take_events(self) -> list[TierEvent]:
+        """Changes since the last call, see ``EventLog``."""
+        return self._events.take(self.presence.snapshot)
+
+    def _appear(self, keys: Sequence[OffloadKey]) -> None:
+        self.presence.add(keys)
+        self._events.record("stored", keys)
+
+    def _vanish(self, keys: Sequence[OffloadKey]) -> None:
+        self._events.record("removed", self.presence.discard(keys))

@@ -1,0 +1,219 @@
+"""One opened blocking tier with its I/O threads: takes jobs apart, makes the calls, settles the parts.
+
+Serves one namespace from ``open`` until ``retire``, never another. What to do is decided by ``TierState``; here the
+tier is called, outside any lock.
+"""
+
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+
+from kvtier_core.blocktier import BlockTier, SupportsScan
+from kvtier_core.errors import TierOpenError
+from kvtier_core.keys import OffloadKey
+from kvtier_core.manager.blocking.calls import Fault, Outcome, TierCalls, describe
+from kvtier_core.manager.blocking.contents import Contents
+from kvtier_core.manager.blocking.jobs import JobBoard
+from kvtier_core.manager.blocking.state import Clocks, TierState
+from kvtier_core.manager.blocking.work import Kind, Unit
+from kvtier_core.tier_settings import TierSettings
+from kvtier_core.values import BlockInfo, TierContext, TierJob
+
+_KEYS_A_CALL = 256  # keys asked for or deleted in one call: enough to share its cost, few enough to stay quick
+
+
+class TierInstance:
+    """A tier object, its threads and its state."""
+
+    def __init__(
+        self,
+        tier_class: type[BlockTier],
+        settings: TierSettings,
+        context: TierContext,
+        board: JobBoard,
+        clocks: Clocks,
+    ) -> None:
+        """Make the tier object; no I/O. Raises whatever the tier's constructor raises."""
+        self._name = context.name
+        self._log = context.log
+        self._threads = settings.threads
+        self._board = board
+        self._clocks = clocks
+        self._core_report = context.report_evicted
+        self._tier = tier_class(settings, replace(context, report_evicted=self._on_evicted))
+        self._calls = TierCalls(context.name, self._tier)
+        # What a shared tier holds changes without us; listing all of it at the start would buy nothing lasting.
+        scans = tier_class.info.bounded_by == "core" or not tier_class.info.shared
+        self._scan = self._tier.scan if scans and isinstance(self._tier, SupportsScan) else None
+        contents = Contents(tier_class.info, settings, context, enumerable=self._scan is not None)
+        blocks = max(1, settings.limits.max_batch // context.row_bytes) if self._calls.batches else 1
+        batch = {Kind.LOAD: blocks, Kind.STORE: blocks, Kind.LOOKUP: _KEYS_A_CALL, Kind.DELETE: _KEYS_A_CALL}
+        self.state = TierState(context.name, contents, batch, clocks)
+        self._count_lock = threading.Lock()
+        self._running_threads = 0
+        self._closing = False
+        self._closed = threading.Event()
+
+    def open(self) -> None:
+        """Open the tier, learn what it holds, make it fit its capacity, start the I/O threads.
+
+        Called once, on the hook thread. Raises ``TierOpenError``. Cost: the tier's ``open`` and ``scan``.
+        """
+        try:
+            self._tier.open()
+            self._adopt(self._scan() if self._scan is not None else ())
+            for number in range(self._threads):
+                self._start_thread(number)
+        except Exception as error:
+            self.retire("the tier could not be opened")
+            self._leave(0)
+            if isinstance(error, TierOpenError):
+                raise
+            raise TierOpenError(f"tier {self._name!r} could not be opened: {describe(error)}") from error
+
+    def submit(self, job: TierJob, kind: Kind) -> None:
+        """Queue a job, key by key. Never waits for I/O. Not after ``retire``."""
+        buffers: Sequence[memoryview | None] = [None] * len(job.keys) if kind is Kind.LOOKUP else job.buffers
+        assert len(buffers) == len(job.keys), f"job {job.id}: {len(job.keys)} keys, {len(buffers)} buffers"
+        self._board.begin(job, kind)
+        self.state.put(
+            [
+                Unit(kind=kind, key=key, job_id=job.id, index=index, buffer=buffer, deadline=job.deadline)
+                for index, (key, buffer) in enumerate(zip(job.keys, buffers, strict=True))
+            ]
+        )
+
+    def cancel(self, job_ids: Iterable[int]) -> None:
+        """Fail what has not been started of these jobs."""
+        self._fail(self.state.drop_jobs(job_ids), "cancelled before the work started")
+
+    def tick(self) -> None:
+        """Let time pass: fail queued work past its deadline, stop serving blocks past their time to live."""
+        self._fail(self.state.tick(), "the deadline passed before the work started")
+
+    def retire(self, reason: str) -> None:
+        """Take no more work and fail what is queued; the tier is closed when its last running call has ended."""
+        self._fail(self.state.retire(), reason)
+
+    def wait_closed(self, timeout_s: float) -> bool:
+        """Wait until the retired tier has been closed; false when a call still runs after *timeout_s*."""
+        return self._closed.wait(max(0.0, timeout_s))
+
+    def _adopt(self, found: Iterable[BlockInfo]) -> None:
+        surplus = self.state.adopt(found)
+        for begin in range(0, len(surplus), _KEYS_A_CALL):
+            fault = self._calls.delete(surplus[begin : begin + _KEYS_A_CALL])
+            if fault is not None:
+                raise TierOpenError(f"can't remove blocks that are too old or beyond the capacity: {fault.text}")
+
+    def _start_thread(self, number: int) -> None:
+        # A daemon: a call that hangs must not keep the process from ending.
+        thread = threading.Thread(target=self._serve, name=f"kvtier-{self._name}-{number}", daemon=True)
+        with self._count_lock:
+            self._running_threads += 1
+        try:
+            thread.start()
+        except RuntimeError:
+            with self._count_lock:
+                self._running_threads -= 1
+            raise
+
+    def _leave(self, threads: int) -> None:
+        """So many threads end; when none is left, the tier is closed, once."""
+        with self._count_lock:
+            self._running_threads -= threads
+            if self._running_threads > 0 or self._closing:
+                return
+            self._closing = True
+        fault = self._calls.close()
+        if fault is not None:
+            self._log.warning("%s", fault.text)
+        self._closed.set()
+
+    def _on_evicted(self, keys: Sequence[OffloadKey]) -> None:
+        self.state.gone(keys)
+        self._core_report(keys)
+
+    def _fail(self, units: Sequence[Unit], reason: str) -> None:
+        fault = Fault(f"tier {self._name!r}: {reason}")
+        self._settle(units, [fault] * len(units))
+
+    def _settle(self, units: Sequence[Unit], outcomes: Sequence[Outcome]) -> None:
+        for unit, outcome in zip(units, outcomes, strict=True):
+            if unit.job_id is not None:
+                self._board.settle(unit.job_id, unit.index, outcome)
+
+    # On the I/O threads.
+
+    def _serve(self) -> None:
+        while units := self.state.next_units():
+            now = self._clocks.monotonic()
+            late = [unit for unit in units if unit.deadline <= now]
+            timely = [unit for unit in units if unit.deadline > now]
+            outcomes = self._perform(timely) if timely else []
+            self.state.done(units)
+            self._settle(timely, outcomes)
+            self._fail(late, "the deadline passed before the work started")
+        self._leave(1)
+
+    def _perform(self, units: list[Unit]) -> list[Outcome]:
+        match units[0].kind:
+            case Kind.LOAD:
+                return self._load(units)
+            case Kind.LOOKUP:
+                return self._ask(units, lambda asked: self._calls.contains(_keys(asked)))
+            case Kind.DELETE:
+                return self._delete(units)
+            case Kind.STORE:
+                return self._store(units)
+
+    def _load(self, units: list[Unit]) -> list[Outcome]:
+        outcomes = self._ask(units, lambda asked: self._calls.load(_keys(asked), _buffers(asked)))
+        self.state.distrust(
+            [unit.key for unit, outcome in zip(units, outcomes, strict=True) if isinstance(outcome, Fault)]
+        )
+        return outcomes
+
+    def _ask(self, units: list[Unit], call: Callable[[list[Unit]], list[Outcome]]) -> list[Outcome]:
+        """Call the tier for the units whose blocks may be there; blocks it says are absent leave the contents."""
+        lacking = self.state.lacking(units)
+        asked = [unit for unit, lacks in zip(units, lacking, strict=True) if not lacks]
+        answers = call(asked) if asked else []
+        self.state.gone([unit.key for unit, answer in zip(asked, answers, strict=True) if answer is False])
+        following = iter(answers)
+        return [False if lacks else next(following) for lacks in lacking]
+
+    def _delete(self, units: list[Unit]) -> list[Outcome]:
+        keys = self.state.condemned(units)
+        fault = self._calls.delete(keys) if keys else None
+        self.state.deleted(keys, fault)
+        if fault is not None:
+            self._log.warning("%s; %d blocks stay, but are not served", fault.text, len(keys))
+        return [fault or True] * len(units)
+
+    def _store(self, units: list[Unit]) -> list[Outcome]:
+        plan = self.state.plan_stores(units)
+        no_room: Fault | None = None
+        if plan.victims:
+            no_room = self._calls.delete(plan.victims)
+            self.state.room_made(plan, no_room)
+        admitted = [unit for unit, outcome in zip(units, plan.outcomes, strict=True) if outcome is None]
+        answers: list[Outcome] = []
+        if no_room is not None:
+            answers = [Fault(f"no room could be made: {no_room.text}")] * len(admitted)
+        elif admitted:
+            answers = self._calls.store(_keys(admitted), _buffers(admitted))
+        for unit, answer in zip(admitted, answers, strict=True):
+            self.state.stored(unit.key, answer)
+        following = iter(answers)
+        return [next(following) if outcome is None else outcome for outcome in plan.outcomes]
+
+
+def _keys(units: Sequence[Unit]) -> list[OffloadKey]:
+    return [unit.key for unit in units]
+
+
+def _buffers(units: Sequence[Unit]) -> list[memoryview]:
+    buffers = [unit.buffer for unit in units if unit.buffer is not None]
+    assert len(buffers) == len(units), "a load or store without its buffer"
+    return buffers

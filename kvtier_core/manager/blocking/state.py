@@ -1,0 +1,214 @@
+"""What one tier instance has to do and is believed to hold, under one lock: decides, and returns what to call.
+
+Every method takes the lock, changes state and returns; none calls the tier. Only ``next_units`` waits. The owner
+makes the calls in between and reports how they ended. Lock order: this lock, then the presence set's.
+"""
+
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from kvtier_core.keys import OffloadKey
+from kvtier_core.manager.blocking.calls import Fault, Outcome
+from kvtier_core.manager.blocking.contents import Contents
+from kvtier_core.manager.blocking.presence import PresenceSet
+from kvtier_core.manager.blocking.work import Kind, Unit, WorkQueue
+from kvtier_core.values import BlockInfo, TierEvent, TierUsage
+
+
+@dataclass(frozen=True, kw_only=True)
+class Clocks:
+    """Where times come from, in seconds: *monotonic* for deadlines, *wall* for the age of blocks."""
+
+    monotonic: Callable[[], float]
+    wall: Callable[[], float]
+
+
+@dataclass(frozen=True, kw_only=True)
+class StorePlan:
+    """What to do for some stores: delete the *victims*, then store each unit without an outcome."""
+
+    outcomes: list[Outcome | None]
+    victims: list[OffloadKey]
+    claimed: list[OffloadKey]
+    """Those victims that no unit of the plan is working on already."""
+
+
+class TierState:
+    """Queue and contents of one tier instance. Safe from any thread."""
+
+    def __init__(self, name: str, contents: Contents, batch: dict[Kind, int], clocks: Clocks) -> None:
+        self._name = name
+        self._contents = contents
+        self._batch = batch
+        self._clocks = clocks
+        self._lock = threading.Lock()
+        self._work_ready = threading.Condition(self._lock)
+        self._queue = WorkQueue()
+        self._condemned: set[OffloadKey] = set()  # to be deleted, unless stored anew before
+        self._retired = False
+
+    @property
+    def presence(self) -> PresenceSet | None:
+        """The presence set while it alone answers lookups, else ``None``."""
+        return self._contents.presence if self._contents.answers else None
+
+    # Work coming in and going out.
+
+    def put(self, units: Sequence[Unit]) -> None:
+        """Queue units."""
+        with self._lock:
+            assert not self._retired, "work for a retired instance"
+            self._put(units)
+
+    def next_units(self) -> list[Unit]:
+        """Wait for work; the units belong to the caller until ``done``. Empty once the instance is retired."""
+        with self._lock:
+            while not self._retired:
+                units = self._queue.take(self._batch)
+                if units:
+                    return units
+                self._work_ready.wait()
+            return []
+
+    def done(self, units: Sequence[Unit]) -> None:
+        """The calls for these units have ended."""
+        with self._lock:
+            self._unpin(units)
+            self._free([unit.key for unit in units])
+
+    def drop_jobs(self, job_ids: Iterable[int]) -> list[Unit]:
+        """Remove and return what has not been started of these jobs."""
+        wanted = frozenset(job_ids)
+        with self._lock:
+            return self._unpin(self._queue.drop(lambda unit: unit.job_id in wanted))
+
+    def tick(self) -> list[Unit]:
+        """Let time pass: blocks too old are condemned; units past their deadline are removed and returned."""
+        with self._lock:
+            self._condemn(self._contents.expire(self._clocks.wall()))
+            return self._unpin(self._queue.expire(self._clocks.monotonic()))
+
+    def retire(self) -> list[Unit]:
+        """End: no more work. Removes and returns what has not been started."""
+        with self._lock:
+            self._retired = True
+            self._work_ready.notify_all()
+            return self._unpin(self._queue.drop(lambda _unit: True))
+
+    # Contents.
+
+    def adopt(self, found: Iterable[BlockInfo]) -> list[OffloadKey]:
+        """Take over what an earlier process left; returns the blocks to delete before anything else happens."""
+        with self._lock:
+            return self._contents.adopt(found, self._clocks.wall())
+
+    def lacking(self, units: Sequence[Unit]) -> list[bool]:
+        """For each unit, whether its block is known not to be there."""
+        with self._lock:
+            now = self._clocks.wall()
+            return [self._contents.lacks(unit.key, now) for unit in units]
+
+    def gone(self, keys: Sequence[OffloadKey]) -> None:
+        """These blocks are not in the tier (any more)."""
+        with self._lock:
+            self._contents.gone(keys)
+
+    def distrust(self, keys: Sequence[OffloadKey]) -> None:
+        """These blocks could not be loaded: serve them no more."""
+        with self._lock:
+            self._contents.distrust(keys)
+
+    def condemn(self, keys: Sequence[OffloadKey]) -> None:
+        """Serve these blocks no more and have them deleted, unless they are stored anew before that."""
+        with self._lock:
+            self._contents.distrust(keys)
+            if not self._retired:
+                self._condemn(keys)
+
+    def condemned(self, units: Sequence[Unit]) -> list[OffloadKey]:
+        """Which keys of these delete units are still to be deleted."""
+        with self._lock:
+            return [unit.key for unit in units if unit.key in self._condemned]
+
+    def deleted(self, keys: Sequence[OffloadKey], fault: Fault | None) -> None:
+        """How the delete of condemned blocks ended; after a fault they stay, unserved."""
+        with self._lock:
+            self._condemned.difference_update(keys)
+            if fault is None:
+                self._contents.gone(keys)
+
+    def plan_stores(self, units: Sequence[Unit]) -> StorePlan:
+        """Decide what each store needs. A block that is there already is stored; one without room is not."""
+        outcomes: list[Outcome | None] = []
+        victims: list[OffloadKey] = []
+        with self._lock:
+            now = self._clocks.wall()
+            for unit in units:
+                if self._contents.holds(unit.key, now):
+                    outcomes.append(True)
+                    continue
+                evict = self._contents.reserve(unit.key)
+                if evict is None:
+                    outcomes.append(Fault(f"tier {self._name!r}: full, and every block in it is in use"))
+                    continue
+                self._condemned.discard(unit.key)
+                victims += evict
+                outcomes.append(None)
+            working = {unit.key for unit in units}
+            claimed = [victim for victim in victims if victim not in working]
+            self._queue.claim(claimed)
+        return StorePlan(outcomes=outcomes, victims=victims, claimed=claimed)
+
+    def room_made(self, plan: StorePlan, fault: Fault | None) -> None:
+        """How the delete of the plan's victims ended."""
+        with self._lock:
+            if fault is None:
+                self._contents.evicted(plan.victims)
+            else:
+                self._contents.not_evicted(plan.victims, self._clocks.wall())
+            self._free(plan.claimed)
+
+    def stored(self, key: OffloadKey, outcome: Outcome) -> None:
+        """How the store of a key that had been given room ended."""
+        with self._lock:
+            if outcome is True:
+                self._contents.stored(key, self._clocks.wall())
+            else:
+                self._contents.not_stored(key)
+
+    def touch(self, keys: Sequence[OffloadKey]) -> None:
+        """Count a use of each block."""
+        with self._lock:
+            self._contents.touch(keys)
+
+    def take_events(self) -> list[TierEvent]:
+        """Changes of the contents since the last call."""
+        with self._lock:
+            return self._contents.take_events()
+
+    def usage(self) -> TierUsage | None:
+        """How full the tier is, from memory."""
+        with self._lock:
+            return self._contents.usage()
+
+    # Under the lock.
+
+    def _put(self, units: Sequence[Unit]) -> None:
+        for unit in units:
+            self._contents.pin(unit.key)
+            self._queue.put(unit)
+        self._work_ready.notify(len(units))
+
+    def _unpin(self, units: Sequence[Unit]) -> list[Unit]:
+        for unit in units:
+            self._contents.unpin(unit.key)
+        return list(units)
+
+    def _free(self, keys: Sequence[OffloadKey]) -> None:
+        self._work_ready.notify(self._queue.done(keys))
+
+    def _condemn(self, keys: Sequence[OffloadKey]) -> None:
+        fresh = [key for key in dict.fromkeys(keys) if key not in self._condemned]
+        self._condemned.update(fresh)
+        self._put([Unit(kind=Kind.DELETE, key=key) for key in fresh])

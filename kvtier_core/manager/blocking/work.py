@@ -1,0 +1,115 @@
+"""Decides which call on a tier is made next: loads, lookups, deletes, stores; never two at a time on one key.
+
+Pure bookkeeping: no lock of its own (its owner holds one around every method), no threads, no clock, no I/O.
+"""
+
+import enum
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from kvtier_core.keys import OffloadKey
+
+
+class Kind(enum.IntEnum):
+    """What a unit asks of the tier, in order of urgency."""
+
+    LOAD = 0
+    LOOKUP = 1
+    DELETE = 2
+    """Before stores, so that a block stored anew is never removed by the delete of its predecessor."""
+    STORE = 3
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Unit:
+    """One key's part of a job. A delete belongs to no job; only loads and stores have a buffer."""
+
+    kind: Kind
+    key: OffloadKey
+    job_id: int | None = None
+    index: int = 0
+    buffer: memoryview | None = None
+    deadline: float = float("inf")
+
+
+class WorkQueue:
+    """Units in order of kind, then arrival. A unit whose key is busy is parked until the key is free.
+
+    Cost: O(1) a unit for ``put``, ``take`` and ``done`` as long as few units wait for one key.
+    """
+
+    def __init__(self) -> None:
+        self._ready: dict[Kind, deque[Unit]] = {kind: deque() for kind in Kind}
+        self._parked: dict[OffloadKey, deque[Unit]] = {}
+        self._busy: set[OffloadKey] = set()
+        self._next_deadline = float("inf")
+
+    def put(self, unit: Unit) -> None:
+        """Queue a unit behind all others of its kind."""
+        self._next_deadline = min(self._next_deadline, unit.deadline)
+        if unit.key in self._busy:
+            self._park(unit)
+        else:
+            self._ready[unit.kind].append(unit)
+
+    def take(self, limits: dict[Kind, int]) -> list[Unit]:
+        """The next units to work on, all of one kind, at most ``limits[kind]``; their keys are busy until ``done``.
+
+        Empty when nothing can be done now.
+        """
+        for kind, ready in self._ready.items():
+            taken: list[Unit] = []
+            while ready and len(taken) < limits[kind]:
+                unit = ready.popleft()
+                if unit.key in self._busy:
+                    self._park(unit)
+                else:
+                    self._busy.add(unit.key)
+                    taken.append(unit)
+            if taken:
+                return taken
+        return []
+
+    def claim(self, keys: Iterable[OffloadKey]) -> None:
+        """Make keys busy that no unit was taken for: blocks about to be evicted."""
+        for key in keys:
+            assert key not in self._busy, f"claimed while a call on it runs: {key.hex()}"
+            self._busy.add(key)
+
+    def done(self, keys: Iterable[OffloadKey]) -> int:
+        """The calls on these keys have ended. Returns how many parked units became ready."""
+        woken = 0
+        for key in keys:
+            self._busy.remove(key)
+            for unit in reversed(self._parked.pop(key, ())):
+                self._ready[unit.kind].appendleft(unit)
+                woken += 1
+        return woken
+
+    def expire(self, now: float) -> list[Unit]:
+        """Remove and return the units whose deadline has passed. Costs nothing before the first deadline."""
+        if now < self._next_deadline:
+            return []
+        expired = self.drop(lambda unit: unit.deadline <= now)
+        self._next_deadline = min((unit.deadline for unit in self._waiting()), default=float("inf"))
+        return expired
+
+    def drop(self, unwanted: Callable[[Unit], bool]) -> list[Unit]:
+        """Remove and return the units that wait and are *unwanted*. Cost: O(units that wait)."""
+        dropped = [unit for unit in self._waiting() if unwanted(unit)]
+        if dropped:
+            for queues in (self._ready, self._parked):
+                for units in queues.values():
+                    kept = [unit for unit in units if not unwanted(unit)]
+                    units.clear()
+                    units.extend(kept)
+        return dropped
+
+    def _park(self, unit: Unit) -> None:
+        self._parked.setdefault(unit.key, deque()).append(unit)
+
+    def _waiting(self) -> Iterable[Unit]:
+        for queues in (self._ready, self._parked):
+            for units in queues.values():
+                yield from units

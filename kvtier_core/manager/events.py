@@ -1,0 +1,38 @@
+"""What the acting part's threads report to the engine's thread, through one queue."""
+
+from dataclasses import dataclass
+
+from kvtier_core.coordinator import Finished
+from kvtier_core.coordinator.presence import ResidentSource
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """A hook raised, or a tier handed out nonsense that belongs to no job."""
+
+    tier: str
+
+
+@dataclass(frozen=True, slots=True)
+class Serving:
+    """A tier has opened, or has gone over to the current namespace number *generation*."""
+
+    tier: str
+    generation: int
+    resident: ResidentSource | None
+
+
+@dataclass(frozen=True, slots=True)
+class OpenFailed:
+    """A tier could not open."""
+
+    tier: str
+    error: BaseException
+
+
+@dataclass(frozen=True, slots=True)
+class Wake:
+    """Somebody outside the tiers (a device) wants the waiting engine's thread to look."""
+
+
+Event = Finished | Fault | Serving | OpenFailed | Wake

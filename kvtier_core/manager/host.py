@@ -1,0 +1,261 @@
+"""A tier host runs one tier instance: its hook thread, on which its hooks are called one at a time, in order (C31).
+
+The engine's thread only puts calls into the inbox; results come back as events. A hook that hangs holds up this tier
+alone. A job whose deadline has passed before its turn is not started. While jobs are under way the thread polls
+``get_finished_jobs``, at once when the tier calls its context's ``wake``; when only overdue jobs are left it looks
+once a second, so that an idle engine stays idle.
+"""
+
+import logging
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from queue import Empty, SimpleQueue
+from typing import Any
+
+import pluggy
+
+from kvtier_core.coordinator import Finished, JobPlan
+from kvtier_core.hookspecs import PROJECT, TierHookSpecs
+from kvtier_core.keys import OffloadKey
+from kvtier_core.manager.events import Event, Fault, OpenFailed, Serving
+from kvtier_core.manager.guard import Guard, HookFault, TierIdentity
+from kvtier_core.proof import Sealer
+from kvtier_core.transfer.pool import Pool
+from kvtier_core.values import JobResult, PoolView, RequestInfo, TierJob
+
+_FIRST_POLL_S = 0.001
+_LAST_POLL_S = 0.05
+_OVERDUE_POLL_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Running:
+    """A job that the tier has accepted and not answered; *sealer* is there for loads."""
+
+    job: TierJob
+    sealer: Sealer | None
+
+
+def _is_well_formed(result: JobResult) -> bool:
+    lists: tuple[object, ...] = (result.missing, result.failed)
+    return all(isinstance(keys, Sequence) and all(isinstance(key, bytes) for key in keys) for keys in lists)
+
+
+class TierHost:
+    """One tier instance and its hook thread. The public methods may be called from any thread and return at once."""
+
+    def __init__(
+        self,
+        identity: TierIdentity,
+        *,
+        pool: Pool,
+        clock: Callable[[], float],
+        emit: Callable[[Event], None],
+        verify: Callable[[str, TierJob, JobResult, Sealer], None],
+        log: logging.Logger,
+    ) -> None:
+        self.identity = identity
+        self._pool = pool
+        self._clock = clock
+        self._emit = emit
+        self._verify = verify
+        self._guard = Guard(identity, log)
+        self._inbox: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._running: dict[int, _Running] = {}
+        self._plugin: Any = None
+        self._hooks: Any = None
+        self._stopping = False
+        self._pause = _FIRST_POLL_S
+        self._thread = threading.Thread(target=self._run, name=f"kvtier-{identity.name}", daemon=True)
+        self.down = threading.Event()
+        """Set when the tier's ``shutdown`` has confirmed that it no longer touches the pool."""
+
+    # -- from the engine's thread
+
+    @property
+    def is_started(self) -> bool:
+        """Whether the tier was given a plugin and a thread."""
+        return self._plugin is not None
+
+    def start(self, plugin: object, pool: PoolView | None) -> None:
+        """Register *plugin*'s hook implementations and open it on the hook thread."""
+        manager = pluggy.PluginManager(PROJECT)
+        manager.add_hookspecs(TierHookSpecs)
+        manager.register(plugin, name=self.identity.name)
+        manager.check_pending()
+        self._plugin = plugin
+        self._hooks = manager.hook
+        self._post(partial(self._open, pool))
+        self._thread.start()
+
+    def wake(self) -> None:
+        """A result may be ready: look now."""
+        self._inbox.put(None)
+
+    def ask(self, plan: JobPlan) -> None:
+        """Hand a lookup job to the tier."""
+        self._post(partial(self._submit, "lookup", plan, None))
+
+    def load(self, plan: JobPlan, sealer: Sealer) -> None:
+        """Hand a load job to the tier; its rows are checked with *sealer* before the result is reported."""
+        self._post(partial(self._submit, "submit_load", plan, sealer))
+
+    def store(self, plan: JobPlan) -> None:
+        """Hand a store job to the tier."""
+        self._post(partial(self._submit, "submit_store", plan, None))
+
+    def tell(self, hook: str, **arguments: Any) -> None:
+        """Call a hook whose answer nobody waits for."""
+        self._post(partial(self._tell, hook, arguments))
+
+    def discard(self, keys: Sequence[OffloadKey]) -> None:
+        """These keys gave wrong bytes: let the tier forget them, where it can."""
+        self._post(partial(self._discard, keys))
+
+    def reset(self, namespace: str, description: Mapping[str, Any], generation: int) -> None:
+        """Let the tier serve *namespace* from now on; reported as ``Serving`` once it does."""
+        self._post(partial(self._reset, namespace, description, generation))
+
+    def shutdown(self, timeout_s: float) -> None:
+        """Shut the tier down and end the hook thread; ``down`` tells when."""
+        self._post(partial(self._shutdown, timeout_s))
+
+    def _post(self, call: Callable[[], None]) -> None:
+        self._inbox.put(call)
+
+    # -- the hook thread
+
+    def _run(self) -> None:
+        while not self._stopping:
+            try:
+                call = self._inbox.get(timeout=self._poll_timeout())
+            except Empty:
+                call = None
+            if call is not None:
+                self._pause = _FIRST_POLL_S
+                call()
+            if self._running and not self._stopping:
+                self._collect()
+
+    def _poll_timeout(self) -> float | None:
+        if not self._running:
+            return None
+        now = self._clock()
+        if all(running.job.deadline <= now for running in self._running.values()):
+            return _OVERDUE_POLL_S
+        pause = self._pause
+        self._pause = min(pause * 2, _LAST_POLL_S)
+        return pause
+
+    def _call(self, hook: str, **arguments: Any) -> Any:
+        return self._guard.call(hook, getattr(self._hooks, hook), **arguments)
+
+    def _fault(self) -> None:
+        self._emit(Fault(self.identity.name))
+
+    def _open(self, pool: PoolView | None) -> None:
+        answer = self._call("on_open", pool=pool)
+        if isinstance(answer, HookFault):
+            self._emit(OpenFailed(self.identity.name, answer.error))
+        else:
+            self._serve(0)
+
+    def _serve(self, generation: int) -> None:
+        # Only the blocking interface's adapter keeps a resident set; other tiers are asked.
+        resident = getattr(self._plugin, "resident_presence", None)
+        self._emit(Serving(self.identity.name, generation, resident))
+
+    def _submit(self, hook: str, plan: JobPlan, sealer: Sealer | None) -> None:
+        if plan.deadline <= self._clock():
+            self._report(JobResult(job_id=plan.id, error="its deadline passed before the tier's turn came"))
+            return
+        buffers = [self._pool.row(row) for row in plan.rows]
+        if hook == "submit_store":
+            buffers = [buffer.toreadonly() for buffer in buffers]
+        job = TierJob(
+            id=plan.id,
+            request=plan.request,
+            keys=plan.keys,
+            rows=plan.rows,
+            buffers=buffers,
+            deadline=plan.deadline,
+        )
+        self._running[job.id] = _Running(job, sealer)
+        answer = self._call(hook, job=job)
+        if isinstance(answer, HookFault):
+            self._running.pop(job.id, None)
+            self._report(JobResult(job_id=job.id, error=str(answer)))
+        elif hook == "lookup" and answer is not None:
+            self._running.pop(job.id, None)
+            self._report(JobResult(job_id=job.id, present=answer))
+
+    def _collect(self) -> None:
+        results = self._call("get_finished_jobs")
+        if isinstance(results, HookFault):
+            self._fault()
+            return
+        try:
+            results = [*results] if results is not None else []
+        except TypeError as error:
+            self._guard.report(HookFault("get_finished_jobs", error))
+            self._fault()
+            return
+        if results:
+            self._pause = _FIRST_POLL_S
+        for result in results:
+            self._take(result)
+
+    def _take(self, result: object) -> None:
+        """Pass on one result. One for a job that is not running is never passed on: its rows may be another's."""
+        running = self._running.pop(result.job_id, None) if isinstance(result, JobResult) else None
+        if running is None or not isinstance(result, JobResult):
+            error = ValueError(f"{result!r} fits no job that this tier has under way")
+            self._guard.report(HookFault("get_finished_jobs", error))
+            self._fault()
+            return
+        if not _is_well_formed(result):
+            self._guard.report(HookFault("get_finished_jobs", TypeError(f"malformed result {result!r}")))
+            result = JobResult(job_id=running.job.id, error="the tier's result was malformed")
+        if running.sealer is not None:
+            self._verify(self.identity.name, running.job, result, running.sealer)
+        else:
+            self._report(result)
+
+    def _report(self, result: JobResult) -> None:
+        self._emit(Finished(self.identity.name, result))
+
+    def _tell(self, hook: str, arguments: Mapping[str, Any]) -> None:
+        if isinstance(self._call(hook, **arguments), HookFault):
+            self._fault()
+
+    def _discard(self, keys: Sequence[OffloadKey]) -> None:
+        discard = getattr(self._plugin, "discard", None)
+        if discard is not None and isinstance(self._guard.call("discard", discard, keys=keys), HookFault):
+            self._fault()
+
+    def _reset(self, namespace: str, description: Mapping[str, Any], generation: int) -> None:
+        if not self._hooks.reset.get_hookimpls():
+            error = TypeError("the tier has no reset hook, so it is left out until the next start")
+            self._guard.report(HookFault("reset", error))
+            self._fault()
+        elif isinstance(self._call("reset", namespace=namespace, description=description), HookFault):
+            self._fault()
+        else:
+            self._serve(generation)
+
+    def _shutdown(self, timeout_s: float) -> None:
+        self._stopping = True
+        if isinstance(self._call("shutdown", timeout_s=timeout_s), HookFault):
+            self._fault()
+            return
+        self._drain(timeout_s)
+
+    def _drain(self, timeout_s: float) -> None:
+        """Say that the tier is down, unless it names jobs that may still touch the pool."""
+        if self._hooks.drain_jobs.get_hookimpls():
+            left = self._call("drain_jobs", timeout_s=timeout_s)
+            if isinstance(left, HookFault) or left:
+                return
+        self.down.set()

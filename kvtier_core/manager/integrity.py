@@ -1,0 +1,104 @@
+"""Proofs (C03) are made and checked here, on two threads of their own: never on the engine's, nor on a tier's.
+
+The sealing thread is also the one line in which everything that must not overtake a store waits: the store jobs
+themselves, the news that a request is finished, and resets.
+"""
+
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from functools import partial
+from queue import SimpleQueue
+
+from kvtier_core.coordinator import Finished
+from kvtier_core.keys import OffloadKey, get_offload_group_idx
+from kvtier_core.proof import Sealer
+from kvtier_core.transfer.pool import Pool
+from kvtier_core.values import JobResult, TierJob
+
+
+class WorkThread:
+    """A daemon thread that runs callables one after another."""
+
+    def __init__(self, name: str) -> None:
+        self._queue: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def post(self, work: Callable[[], None]) -> None:
+        """Run *work* after everything posted before. It must not raise."""
+        self._queue.put(work)
+
+    def stop(self, timeout_s: float) -> bool:
+        """Finish what was posted, then end. Whether that was within *timeout_s*. Twice is fine."""
+        self._queue.put(None)
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    def _run(self) -> None:
+        while (work := self._queue.get()) is not None:
+            work()
+
+
+class Integrity:
+    """Seals rows before they leave the pool and checks rows that came in."""
+
+    def __init__(
+        self,
+        pool: Pool,
+        payload_bytes: Sequence[int],
+        *,
+        emit: Callable[[Finished], None],
+        discard: Callable[[str, Sequence[OffloadKey]], None],
+        log: logging.Logger,
+    ) -> None:
+        self._pool = pool
+        self._payload_bytes = payload_bytes
+        self._emit = emit
+        self._discard = discard
+        self._log = log
+        self._sealing = WorkThread("kvtier-seal")
+        self._checking = WorkThread("kvtier-check")
+
+    def seal(self, sealer: Sealer, rows: Sequence[tuple[OffloadKey, int]]) -> None:
+        """Give each (key, row) its proof, after everything posted before."""
+        self._sealing.post(partial(self._seal, sealer, rows))
+
+    def after_sealing(self, work: Callable[[], None]) -> None:
+        """Run *work*, which must not wait or raise, after everything posted before."""
+        self._sealing.post(work)
+
+    def verify(self, tier: str, job: TierJob, result: JobResult, sealer: Sealer) -> None:
+        """Check the rows that *result* says are loaded, then report it."""
+        self._checking.post(partial(self._check, tier, job, result, sealer))
+
+    def stop(self, timeout_s: float) -> bool:
+        """End both threads after what was posted; whether that was within *timeout_s* each."""
+        return all([self._sealing.stop(timeout_s), self._checking.stop(timeout_s)])
+
+    def _payload(self, key: OffloadKey) -> int:
+        return self._payload_bytes[get_offload_group_idx(key)]
+
+    def _seal(self, sealer: Sealer, rows: Sequence[tuple[OffloadKey, int]]) -> None:
+        for key, row in rows:
+            sealer.seal(key, self._pool.row(row), self._payload(key))
+
+    def _check(self, tier: str, job: TierJob, result: JobResult, sealer: Sealer) -> None:
+        not_loaded = {*result.missing, *result.failed}
+        if result.error is not None and not not_loaded:
+            not_loaded = set(job.keys)
+        corrupt = [
+            key
+            for key, row in zip(job.keys, job.buffers, strict=True)
+            if key not in not_loaded and not sealer.check(key, row, self._payload(key))
+        ]
+        if corrupt:
+            self._log.warning(
+                "tier %r returned %d of %d blocks with wrong bytes (first key %s): recomputed, and discarded there",
+                tier,
+                len(corrupt),
+                len(job.keys),
+                corrupt[0].hex()[:16],
+            )
+            self._discard(tier, corrupt)
+        self._emit(Finished(tier, result, corrupt))

@@ -1,0 +1,359 @@
+"""The manager acts on what the coordinator decides: it owns the clock, the tiers' hosts and the queue of events.
+
+All public methods belong to one thread, the engine's, except ``notify``. None of them waits for a tier but ``open``,
+``wait``, ``flush`` and ``shutdown``, each bounded by its timeout.
+"""
+
+import logging
+import time
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from functools import partial
+from queue import Empty, SimpleQueue
+from typing import Any, assert_never
+
+from kvtier_core.coordinator import (
+    Action,
+    AskTier,
+    CancelJobs,
+    Coordinator,
+    Counters,
+    Finished,
+    LoadFromTier,
+    Lookup,
+    PoolLimits,
+    PreparedTransfer,
+    StoreToTiers,
+    TellNewRequest,
+    TellRequestFinished,
+    TellStepEnd,
+    TellTouched,
+    TierSpec,
+)
+from kvtier_core.errors import ClosedError, TierOpenError
+from kvtier_core.keys import OffloadKey
+from kvtier_core.manager.events import Event, Fault, OpenFailed, Serving, Wake
+from kvtier_core.manager.guard import TierIdentity
+from kvtier_core.manager.host import TierHost
+from kvtier_core.manager.integrity import Integrity
+from kvtier_core.namespace import Namespace, payload_sizes
+from kvtier_core.policies.base import EvictionPolicy
+from kvtier_core.proof import Sealer
+from kvtier_core.tier_settings import TierLimits
+from kvtier_core.transfer.pool import Pool
+from kvtier_core.values import PoolView, RequestInfo, TierContext, TierInfo
+
+
+@dataclass(frozen=True, kw_only=True)
+class TierBuild:
+    """A configured tier that is still to be built: ``build`` makes the object with the hook implementations."""
+
+    identity: TierIdentity
+    info: TierInfo
+    limits: TierLimits
+    capacity_bytes: int | None
+    build: Callable[[TierContext], object]
+
+
+class TierManager:
+    """One pool, the tiers behind it, and the deciding part between them."""
+
+    def __init__(
+        self,
+        *,
+        pool: Pool,
+        namespace: Namespace,
+        tiers: Sequence[TierBuild],
+        policy: EvictionPolicy[OffloadKey],
+        limits: PoolLimits,
+        reset_tiers: bool = True,
+        clock: Callable[[], float] = time.monotonic,
+        log: logging.Logger | None = None,
+    ) -> None:
+        self.namespace = namespace
+        self._log = log if log is not None else logging.getLogger("kvtier")
+        self._pool = pool
+        self._clock = clock
+        self._reset_tiers = reset_tiers
+        self._events: SimpleQueue[Event] = SimpleQueue()
+        self._sealer = Sealer(namespace.name)
+        self._integrity = Integrity(
+            pool,
+            payload_sizes(namespace.groups),
+            emit=self._events.put,
+            discard=self._discard,
+            log=self._log,
+        )
+        self._hosts = {build.identity.name: self._host(build) for build in tiers}
+        self._builds = tiers
+        self._failed_open: dict[str, BaseException] = {}
+        self._generation = 0
+        self._step = 0
+        self._collected = False
+        self._closed = False
+        specs = [TierSpec(name=b.identity.name, info=b.info, limits=b.limits) for b in tiers]
+        self._coordinator = Coordinator(pool.geometry.num_rows, policy, specs, limits)
+
+    def _host(self, build: TierBuild) -> TierHost:
+        return TierHost(
+            build.identity,
+            pool=self._pool,
+            clock=self._clock,
+            emit=self._events.put,
+            verify=self._integrity.verify,
+            log=self._log,
+        )
+
+    def _discard(self, tier: str, keys: Sequence[OffloadKey]) -> None:
+        self._hosts[tier].discard(keys)
+
+    # -- life
+
+    def open(self, timeout_s: float) -> None:
+        """Build and open every tier, all at once; wait until each serves.
+
+        Raises ``TierOpenError``, naming the tier, when one can't open or takes longer than *timeout_s*.
+        """
+        geometry = self._pool.geometry
+        view = PoolView(
+            address=self._pool.address,
+            row_stride=geometry.row_bytes,
+            num_rows=geometry.num_rows,
+            fd=self._pool.fd,
+            fd_offset=geometry.rows_offset,
+        )
+        for build in self._builds:
+            host = self._hosts[build.identity.name]
+            host.start(build.build(self._context(build, host)), view)
+        deadline = self._clock() + timeout_s
+        waiting = set(self._hosts)
+        while waiting and not self._failed_open:
+            if not self._next_event(deadline):
+                names = ", ".join(str(self._hosts[name].identity) for name in sorted(waiting))
+                raise TierOpenError(f"{names} did not open within {timeout_s:g} s: check its storage")
+            waiting = {name for name in waiting if not self._coordinator.state.tiers[name].serving}
+        for name, error in self._failed_open.items():
+            raise TierOpenError(f"{self._hosts[name].identity} could not open: {error}") from error
+
+    def _context(self, build: TierBuild, host: TierHost) -> TierContext:
+        return TierContext(
+            name=build.identity.name,
+            namespace=self.namespace.name,
+            description=self.namespace.describe(),
+            row_bytes=self._pool.geometry.row_bytes,
+            capacity_bytes=build.capacity_bytes,
+            log=self._log.getChild(build.identity.name),
+            wake=host.wake,
+        )
+
+    def reset_cache(self) -> None:
+        """Start a new cache epoch (C34): from now on nothing stored so far answers. Does not wait for any tier."""
+        self._ensure_open()
+        self._collect()
+        self._coordinator.reset(tiers=self._reset_tiers)
+        if self._reset_tiers:
+            self._generation += 1
+            self.namespace = self.namespace.next_epoch()
+            self._sealer = Sealer(self.namespace.name)
+            name, description = self.namespace.name, self.namespace.describe()
+            for host in self._hosts.values():
+                self._integrity.after_sealing(partial(host.reset, name, description, self._generation))
+        self._act()
+
+    def shutdown(self, timeout_s: float) -> bool:
+        """Shut every tier down, all at once, within *timeout_s*. Twice is fine.
+
+        Returns whether all confirmed that they no longer touch the pool; only then may its mapping be freed.
+        """
+        deadline = self._clock() + timeout_s
+        if not self._closed:
+            self._closed = True
+            for host in self._hosts.values():
+                self._integrity.after_sealing(partial(host.shutdown, timeout_s))
+            self._integrity.stop(timeout_s / 2)
+        down = [
+            host.down.wait(max(0.0, deadline - self._clock()))
+            for host in self._hosts.values()
+            if host.is_started
+        ]
+        return all(down)
+
+    def _ensure_open(self) -> None:
+        if self._closed:
+            raise ClosedError("the manager was shut down")
+
+    # -- requests
+
+    def new_request(
+        self,
+        info: RequestInfo,
+        *,
+        load_tiers: Collection[str] | None = None,
+        store_tiers: Collection[str] | None = None,
+    ) -> None:
+        """A request begins. Raises ``ValueError`` while another one of that id is not wholly over."""
+        self._ensure_open()
+        self._coordinator.new_request(info, self._clock(), load_tiers=load_tiers, store_tiers=store_tiers)
+        self._act()
+
+    def request_finished(self, request_id: str) -> None:
+        """A request ended or was aborted."""
+        self._coordinator.request_finished(request_id)
+        self._act()
+
+    def lookup(self, request_id: str, keys: Sequence[OffloadKey]) -> Lookup:
+        """How much of the prefix *keys* can be loaded (C10). No I/O, no waiting."""
+        self._collect_once()
+        answer = self._coordinator.lookup(request_id, keys, self._clock())
+        self._act()
+        return answer
+
+    def prepare_load(self, request_id: str, keys: Sequence[OffloadKey]) -> PreparedTransfer:
+        """Pin rows for a device load; end it with ``complete_load`` when it names keys."""
+        prepared = self._coordinator.prepare_load(request_id, keys)
+        self._act()
+        return prepared
+
+    def complete_load(self, job_id: int) -> None:
+        """A device load ended, well or not."""
+        self._coordinator.complete_load(job_id)
+
+    def prepare_store(self, request_id: str, keys: Sequence[OffloadKey]) -> PreparedTransfer | None:
+        """Rows for a device store (C11); end it with ``complete_store`` when it names keys."""
+        self._collect_once()
+        return self._coordinator.prepare_store(request_id, keys, self._clock())
+
+    def complete_store(self, job_id: int, *, success: bool) -> None:
+        """A device store ended."""
+        self._coordinator.complete_store(job_id, success=success, now=self._clock())
+        self._act()
+
+    # -- steps and waiting
+
+    def end_step(self) -> None:
+        """The engine's step is over: hand out its promotions."""
+        self._collect_once()
+        self._coordinator.end_step(self._step, self._clock())
+        self._step += 1
+        self._collected = False
+        self._act()
+
+    def wait(self, timeout_s: float) -> bool:
+        """Sleep until something happened that may change an answer, at most *timeout_s*. Whether it did."""
+        self._act()
+        self._collected = False
+        return self._next_event(self._clock() + timeout_s)
+
+    def notify(self) -> None:
+        """Wake a ``wait``, from any thread."""
+        self._events.put(Wake())
+
+    @property
+    def has_pending_work(self) -> bool:
+        """Whether a job that somebody waits for is under way. Quarantined jobs are not (C31)."""
+        return self._coordinator.has_pending_work
+
+    @property
+    def counters(self) -> Counters:
+        """The counters; they go on counting."""
+        return self._coordinator.counters
+
+    @property
+    def coordinator(self) -> Coordinator:
+        """The deciding part, for tests and reports. Reading only."""
+        return self._coordinator
+
+    def _collect_once(self) -> None:
+        """Take in what the tiers reported, once a step (C24)."""
+        if not self._collected:
+            self._collected = True
+            self._collect()
+
+    def _collect(self) -> None:
+        while True:
+            try:
+                event = self._events.get_nowait()
+            except Empty:
+                break
+            self._handle(event)
+        self._coordinator.tick(self._clock())
+        self._act()
+
+    def _next_event(self, deadline: float) -> bool:
+        """Sleep until an event or a job's deadline, or until *deadline*; then take in all there is."""
+        while True:
+            now = self._clock()
+            due = self._coordinator.next_deadline()
+            until = deadline if due is None else min(deadline, due)
+            try:
+                event = self._events.get(timeout=max(0.0, until - now))
+            except Empty:
+                event = None
+            if event is not None:
+                self._handle(event)
+            self._collect()
+            if event is not None or (due is not None and due <= self._clock()):
+                return True
+            if self._clock() >= deadline:
+                return False
+
+    def _handle(self, event: Event) -> None:
+        match event:
+            case Finished():
+                self._coordinator.on_finished(event, self._clock())
+            case Fault(tier):
+                self._coordinator.on_fault(tier, self._clock())
+            case Serving(tier, generation, resident):
+                if generation == self._generation:
+                    self._coordinator.tier_ready(tier, resident)
+            case OpenFailed(tier, error):
+                self._failed_open[tier] = error
+            case Wake():
+                return
+            case _:
+                assert_never(event)
+
+    # -- acting
+
+    def _act(self) -> None:
+        for action in self._coordinator.take_actions():
+            self._do(action)
+
+    def _do(self, action: Action) -> None:
+        match action:
+            case AskTier(job):
+                self._hosts[job.tier].ask(job)
+            case LoadFromTier(job):
+                self._hosts[job.tier].load(job, self._sealer)
+            case StoreToTiers(seal, jobs):
+                self._integrity.seal(self._sealer, seal)
+                for job in jobs:
+                    self._integrity.after_sealing(partial(self._hosts[job.tier].store, job))
+            case TellNewRequest(tier, request):
+                self._hosts[tier].tell("on_new_request", request=request)
+            case TellRequestFinished(tier, request):
+                self._integrity.after_sealing(partial(self._tell_finished, tier, request))
+            case CancelJobs(tier, job_ids):
+                self._hosts[tier].tell("cancel_jobs", job_ids=job_ids)
+            case TellStepEnd(tier, step):
+                self._hosts[tier].tell("on_schedule_end", step=step)
+            case TellTouched(tier, keys):
+                self._hosts[tier].tell("touch", keys=keys)
+            case _:
+                assert_never(action)
+
+    def _tell_finished(self, tier: str, request: RequestInfo) -> None:
+        self._hosts[tier].tell("on_request_finished", request=request)
+
+    def describe_tiers(self) -> dict[str, dict[str, Any]]:
+        """Each tier's place in the path, for people: who it is, whether it serves, its breakers' state."""
+        return {
+            name: {
+                "identity": str(self._hosts[name].identity),
+                "serving": tier.serving,
+                "loads": tier.load_breaker.state.value,
+                "stores": tier.store_breaker.state.value,
+                "quarantined_rows": tier.quarantined_rows,
+            }
+            for name, tier in self._coordinator.state.tiers.items()
+        }

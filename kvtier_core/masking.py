@@ -1,0 +1,71 @@
+"""What counts as a secret, and how text is cleaned of it before it can reach a message, a repr or a log.
+
+Secrets are: a secret type's value (``SecretStr``), a value whose name says so, every value of ``storage_options``, the
+user part of a URL, and URL parameters whose name says so. This module never raises and knows no settings model; it
+works on duck types, so that importing it costs nothing.
+"""
+
+import re
+from collections.abc import Iterable, Mapping
+
+MASK = "**********"
+
+_WORDS = (
+    "pass|passwd|password|passphrase|secret|token|credential|credentials|"
+    "api_?key|access_?key|account_?key|private_?key|secret_?key|sas"
+)
+_SECRET_NAME = re.compile(rf"(?:^|[^a-z])(?:{_WORDS})(?:$|[^a-z])", re.IGNORECASE)
+# Up to the last "@", slashes included: keys pasted into a URL unescaped (AWS secrets hold slashes) are hidden too.
+_URL_USER = re.compile(r"(?P<scheme>\b[a-zA-Z][a-zA-Z0-9+.-]*://)(?P<user>\S*)@")
+_URL_PARAMETER = re.compile(
+    rf"(?P<name>[?&;](?:[\w.-]*(?:{_WORDS}|signature|sig)[\w.-]*)=)(?P<value>[^&;#\s\"']+)", re.IGNORECASE
+)
+_SHORT = 4  # a shorter secret is masked only where it stands alone: it would turn every other word into a mask
+
+
+def is_secret_name(name: str) -> bool:
+    """Whether a setting called *name* holds a secret, whatever its type says."""
+    return _SECRET_NAME.search(name) is not None
+
+
+def holds_only_secrets(name: str) -> bool:
+    """Whether every value inside the table called *name* is treated as a secret."""
+    return name.lower() == "storage_options" or is_secret_name(name)
+
+
+def mask_text(text: str, secrets: Iterable[str] = ()) -> str:
+    """*text* without the given secrets, without URL users and without secret URL parameters."""
+    for secret in sorted({item for item in secrets if item}, key=len, reverse=True):
+        if len(secret) >= _SHORT:
+            text = text.replace(secret, MASK)
+        else:
+            text = re.sub(rf"(?<!\w){re.escape(secret)}(?!\w)", MASK, text)
+    text = _URL_USER.sub(rf"\g<scheme>{MASK}@", text)
+    return _URL_PARAMETER.sub(rf"\g<name>{MASK}", text)
+
+
+def secrets_in_text(text: str) -> set[str]:
+    """The secret parts of a string that is not itself a secret: URL users, their passwords, URL parameters."""
+    found: set[str] = set()
+    for match in _URL_USER.finditer(text):
+        user, _, password = match["user"].partition(":")
+        found |= {match["user"], password or user}
+    found |= {match["value"] for match in _URL_PARAMETER.finditer(text)}
+    return found - {""}
+
+
+def mask_value(name: str, value: object) -> object:
+    """*value* of the setting *name* in a form that may be shown: the same shape, with secrets replaced."""
+    if value is None or isinstance(value, bool | int | float):
+        return value
+    if hasattr(value, "get_secret_value") or is_secret_name(name):
+        return MASK
+    if isinstance(value, Mapping):
+        if holds_only_secrets(name):
+            return dict.fromkeys(value, MASK)
+        return {key: mask_value(str(key), item) for key, item in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [mask_value(name, item) for item in value]
+    text = str(value)
+    masked = mask_text(text)
+    return value if masked == text else masked

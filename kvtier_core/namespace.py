@@ -1,0 +1,98 @@
+"""Namespaces (contract C02): a fingerprint of everything that makes an engine's KV bytes interchangeable.
+
+A namespace never guesses: an unknown weights digest is replaced by a random one, so that nothing is reused across
+restarts.
+"""
+
+import hashlib
+import json
+import re
+import secrets
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from kvtier_core.keys import HASH_ALGORITHM
+from kvtier_core.proof import FORMAT_VERSION
+
+_EDGE_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class GroupSpec:
+    """One KV group: which layers share a block table, and how large a block of it is."""
+
+    layers: tuple[str, ...]
+    block_bytes: int
+    """Payload bytes of one offloaded block, all layers of the group."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Namespace:
+    """What an engine declares about its KV bytes. ``name`` is the fingerprint that tiers keep apart.
+
+    ``kv_dtype`` is the resolved dtype (``"float16"``), never ``"auto"``. ``weights_digest=None`` means unknown: a
+    random value takes its place. ``parallel`` holds sizes and rank where the bytes depend on them. ``epoch`` is the
+    cache epoch (C34), empty until the first reset.
+    """
+
+    model: str
+    kv_dtype: str
+    tokens_per_block: int
+    groups: tuple[GroupSpec, ...]
+    layout: str
+    revision: str | None = None
+    weights_digest: str | None = None
+    block_size_factor: int = 1
+    parallel: tuple[tuple[str, int], ...] = ()
+    hash_algorithm: str = HASH_ALGORITHM
+    format_version: int = FORMAT_VERSION
+    epoch: str = ""
+
+    def __post_init__(self) -> None:
+        if self.kv_dtype in ("", "auto"):
+            raise ValueError(
+                f"kv_dtype must be the resolved dtype, such as 'bfloat16', not {self.kv_dtype!r}"
+            )
+        if self.weights_digest is None:
+            object.__setattr__(self, "weights_digest", f"unknown-{secrets.token_hex(16)}")
+
+    @property
+    def name(self) -> str:
+        """A directory-safe name: a readable part and the first 32 hex digits of a SHA-256 over all fields."""
+        canonical = json.dumps(asdict(self), sort_keys=True, separators=(",", ":"))
+        readable = re.sub(r"[^a-z0-9]+", "-", self.model.lower()).strip("-")[-40:].strip("-") or "model"
+        return f"{readable}-{hashlib.sha256(canonical.encode()).hexdigest()[:32]}"
+
+    def describe(self) -> Mapping[str, Any]:
+        """The readable description that a persistent tier keeps beside its data."""
+        return asdict(self)
+
+    def next_epoch(self) -> "Namespace":
+        """The same namespace in a new cache epoch that no other process has or will have."""
+        return replace(self, epoch=secrets.token_hex(16))
+
+
+def digest_weights(files: Iterable[Path], *, full: bool = False) -> str:
+    """Digest weight files: name, size, first and last MiB of each, or every byte when *full*.
+
+    Cost: two small reads a file unless *full*. Raises ``OSError`` when a file can't be read.
+    """
+    total = hashlib.sha256(b"full" if full else b"edges")
+    for path in sorted(files, key=lambda item: item.name):
+        size = path.stat().st_size
+        total.update(json.dumps([path.name, size]).encode())
+        with path.open("rb") as file:
+            if full:
+                total.update(hashlib.file_digest(file, "sha256").digest())
+            else:
+                total.update(file.read(_EDGE_BYTES))
+                file.seek(max(0, size - _EDGE_BYTES))
+                total.update(file.read(_EDGE_BYTES))
+    return total.hexdigest()
+
+
+def payload_sizes(groups: Sequence[GroupSpec]) -> tuple[int, ...]:
+    """Payload bytes of a block, by group index."""
+    return tuple(group.block_bytes for group in groups)

@@ -1,0 +1,162 @@
+"""Whether a class is a tier type that this core can run, decided when it is loaded and not at the first request (C51).
+
+Two kinds are accepted: subclasses of ``BlockTier``, and classes that implement the hook specs. Every problem of a
+class is found in one go. Nothing is instantiated or called.
+"""
+
+import inspect
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from kvtier_core.blocktier import BlockTier, SupportsBatch, SupportsScan
+from kvtier_core.errors import PluginError
+from kvtier_core.hookspecs import PROJECT, REQUIRED_HOOKS, TIER_GROUP, TierHookSpecs
+from kvtier_core.plugins.signatures import expected_signature, signature_problems, unwrap
+from kvtier_core.suggest import did_you_mean
+from kvtier_core.tier_settings import TierSettings
+from kvtier_core.values import TierInfo
+
+_HOOK_MARK = f"{PROJECT}_impl"
+_SPECS = {
+    name: spec for name, spec in vars(TierHookSpecs).items() if getattr(spec, f"{PROJECT}_spec", None) is not None
+}
+_BLOCK_METHODS = ("open", "contains", "store", "load", "delete", "close")
+_BATCH_METHODS = ("store_many", "load_many")
+_SETTING_NAME = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)*")
+
+
+def check_tier_class(cls: object, origin: str | None = None) -> None:
+    """Raise ``PluginError`` naming everything that is wrong with *cls* as a tier type, or return.
+
+    *origin* names the plugin in the message: distribution and version, or the class's module when not given.
+    """
+    if not isinstance(cls, type):
+        raise PluginError(f"{origin or 'the tier type'}: the entry point's target is {cls!r}, not a class")
+    problems = list(_problems(cls))
+    if problems:
+        where = f"{origin}: {cls.__qualname__}" if origin else f"{cls.__module__}.{cls.__qualname__}"
+        lines = "".join(f"\n  - {problem}" for problem in problems)
+        raise PluginError(f"{where} is not a tier type of {TIER_GROUP}:{lines}")
+
+
+def _problems(cls: type) -> Iterator[str]:
+    yield from _settings_problems(cls)
+    yield from _info_problems(cls)
+    yield from _constructor_problems(cls)
+    if issubclass(cls, BlockTier):
+        yield from _block_tier_problems(cls)
+    else:
+        yield from _hook_problems(cls)
+
+
+def _settings_problems(cls: type) -> Iterator[str]:
+    settings = getattr(cls, "Settings", None)
+    if not isinstance(settings, type) or not issubclass(settings, TierSettings):
+        yield "Settings must be a subclass of kvtier_core.TierSettings"
+        return
+    for base in settings.__mro__[: settings.__mro__.index(TierSettings)]:
+        for name in sorted(set(inspect.get_annotations(base)) & set(TierSettings.model_fields)):
+            yield f"Settings redefines {name!r}, a setting of the core: remove or rename it"
+    for key in ("extra", "frozen"):
+        if settings.model_config.get(key) != TierSettings.model_config.get(key):
+            yield f"Settings.model_config changes {key!r}: leave it as TierSettings has it"
+    for name, field in settings.model_fields.items():
+        if not _SETTING_NAME.fullmatch(name):
+            yield f"Settings.{name}: a setting's name is lower case with single underscores"
+        if field.alias is not None or field.validation_alias is not None:
+            yield f"Settings.{name} has an alias: settings are called by their field's name"
+
+
+def _info_problems(cls: type) -> Iterator[str]:
+    info = getattr(cls, "info", None)
+    if not isinstance(info, TierInfo):
+        yield "info must be a kvtier_core.TierInfo, such as info = TierInfo(medium='disk')"
+        return
+    if not info.medium:
+        yield "info.medium is empty: say where the blocks are, such as 'disk'"
+    if info.bounded_by not in ("core", "tier"):
+        yield f"info.bounded_by must be 'core' or 'tier', not {info.bounded_by!r}"
+
+
+def _constructor_problems(cls: type) -> Iterator[str]:
+    try:
+        inspect.signature(cls).bind("settings", "context")
+    except (TypeError, ValueError) as error:
+        yield f"can't be built as cls(settings, context): {error}"
+
+
+def _block_tier_problems(cls: type[BlockTier]) -> Iterator[str]:
+    for name in _BLOCK_METHODS:
+        if name in cls.__abstractmethods__:
+            yield f"{name}: missing; expected {expected_signature(name, getattr(BlockTier, name))}"
+        else:
+            yield from _method_problems(cls, name, getattr(BlockTier, name))
+    batch = [name for name in _BATCH_METHODS if hasattr(cls, name)]
+    for name in batch:
+        yield from _method_problems(cls, name, getattr(SupportsBatch, name))
+    if len(batch) == 1:
+        missing = next(name for name in _BATCH_METHODS if name not in batch)
+        expected = expected_signature(missing, getattr(SupportsBatch, missing))
+        yield f"has {batch[0]} but not {missing}: both or neither; expected {expected}"
+    if hasattr(cls, "scan"):
+        yield from _scan_problems(cls)
+    elif _needs_scan(getattr(cls, "info", None)):
+        yield "scan: missing; a persistent tier bounded by the core must enumerate its blocks; expected scan(self)"
+
+
+def _needs_scan(info: object) -> bool:
+    return isinstance(info, TierInfo) and info.persistent and info.bounded_by == "core"
+
+
+def _scan_problems(cls: type) -> Iterator[str]:
+    function, bound = unwrap(cls, "scan")
+    if function is not None and inspect.isgeneratorfunction(function):  # the one method that may well be one
+        if len(inspect.signature(function).parameters) != int(bound):
+            yield "scan takes arguments; expected scan(self)"
+        return
+    yield from _method_problems(cls, "scan", SupportsScan.scan)
+
+
+def _method_problems(cls: type, name: str, spec: Any) -> Iterator[str]:  # noqa: ANN401 - any function
+    for problem in signature_problems(cls, name, spec):
+        yield f"{name} {problem}; expected {expected_signature(name, spec)}"
+
+
+def _mark(cls: type, name: str) -> dict[str, Any] | None:
+    """The options ``hookimpl`` left on ``cls.name`` itself, ``None`` when it is not marked."""
+    function, _ = unwrap(cls, name)
+    options = getattr(function, _HOOK_MARK, None)
+    return options if isinstance(options, dict) else None
+
+
+def _hook_problems(cls: type) -> Iterator[str]:
+    hooks: set[str] = set()
+    for name in dir(cls):
+        options = _mark(cls, name)
+        if options is None:
+            yield from _unmarked_problems(cls, name)
+            continue
+        hook = str(options.get("specname") or name)
+        hooks.add(hook)
+        spec = _SPECS.get(hook)
+        if spec is None:
+            yield f"{hook}: no such hook in {TIER_GROUP}{did_you_mean(hook, _SPECS)}"
+        elif options.get("wrapper") or options.get("hookwrapper"):
+            yield f"{hook} is a wrapper, but there is nothing to wrap: each tier has its hooks to itself"
+        else:
+            for problem in signature_problems(cls, name, spec):
+                yield f"{hook} {problem}; expected {expected_signature(hook, spec)}"
+    for hook in REQUIRED_HOOKS:
+        if hook not in hooks and not hasattr(cls, hook):
+            yield f"{hook}: missing and required; expected @hookimpl {expected_signature(hook, _SPECS[hook])}"
+
+
+def _unmarked_problems(cls: type, name: str) -> Iterator[str]:
+    for base in cls.__mro__[1:]:
+        if name in vars(base) and _mark(base, name) is not None:
+            yield f"{name} overrides a hook of {base.__qualname__} but lost its marker: decorate it with @hookimpl"
+            return
+    if name in _SPECS:
+        expected = expected_signature(name, _SPECS[name])
+        yield f"{name} has the name of a hook but no marker: decorate it with @hookimpl or rename it; expected {expected}"

@@ -1,0 +1,56 @@
+"""Commands that plugins add to the ``kvtier`` command line (entry-point group ``kvtier.commands.v1``).
+
+A target is a module or an object with ``help: str``, ``add_arguments(parser)`` and ``run(args) -> int``. Only the
+chosen command's plugin is imported.
+"""
+
+import argparse
+from typing import Protocol
+
+from kvtier_core.errors import PluginError
+from kvtier_core.plugins.discovery import COMMAND_GROUP, find_offers, pick
+from kvtier_core.plugins.tier_types import import_target
+from kvtier_core.suggest import did_you_mean
+
+_OUR_DISTRIBUTIONS = {"demo": "kvtier-transformers", "run": "kvtier-transformers"}
+
+
+class Command(Protocol):
+    """What a command's entry point names."""
+
+    help: str
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        """Declare the command's arguments."""
+        ...
+
+    def run(self, args: argparse.Namespace) -> int:
+        """Do it; the exit status. Raise ``KvtierError`` for what the user should read."""
+        ...
+
+
+def list_commands() -> dict[str, str]:
+    """Command names and the distributions that offer them, without importing any."""
+    return {offer.name: offer.distribution for offer in find_offers(COMMAND_GROUP) if offer.group == COMMAND_GROUP}
+
+
+def load_command(name: str, core_commands: tuple[str, ...] = ()) -> Command:
+    """Import one command. Raises ``PluginError`` when it is unknown, ambiguous, broken or lacks a member.
+
+    *core_commands* are only named in the message, as what may have been meant.
+    """
+    offers = [offer for offer in find_offers(COMMAND_GROUP) if offer.group == COMMAND_GROUP]
+    offer = pick(offers, name, "command")
+    if offer is None:
+        if name in _OUR_DISTRIBUTIONS:
+            raise PluginError(f"command {name!r} is not installed: pip install {_OUR_DISTRIBUTIONS[name]}")
+        known = {item.name for item in offers} | set(core_commands) | set(_OUR_DISTRIBUTIONS)
+        raise PluginError(f"unknown command {name!r}{did_you_mean(name, known)}")
+    target = import_target(offer, "command")
+    command: Command = target
+    missing = [item for item in ("add_arguments", "run") if not callable(getattr(target, item, None))]
+    if not isinstance(getattr(target, "help", None), str):
+        missing.insert(0, "help")
+    if missing:
+        raise PluginError(f"command {name!r} of {offer.origin} ({offer.target}) lacks {', '.join(missing)}")
+    return command

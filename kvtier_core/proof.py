@@ -1,0 +1,61 @@
+"""Self-proving rows (contract C03): how a stored block says whose bytes it holds.
+
+Row format v1, little-endian, a multiple of 4096 bytes in all::
+
+    payload | zero padding | proof (64 bytes)
+    proof = magic "kvt\\x01" | version u16 | zero u16 | payload length u64
+          | namespace digest 16 | key digest 16 | xxh3-128 of the payload 16
+
+Digests are xxh3-128, canonical (big-endian) as ``xxhash`` gives them. This guards against accident (truncated,
+flipped, swapped, stale or foreign bytes), not against attack. Cost: one pass over the payload, about 50 GB/s a
+core when it is in cache and 20 GB/s when not; ``seal`` and ``check`` release the GIL meanwhile.
+"""
+
+import struct
+
+import xxhash
+
+from kvtier_core.keys import OffloadKey
+
+ROW_ALIGNMENT = 4096
+PROOF_BYTES = 64
+FORMAT_VERSION = 1
+
+_MAGIC = b"kvt\x01"
+_PROOF = struct.Struct("<4sHHQ16s16s16s")
+
+
+def row_bytes_for(payload_bytes: int) -> int:
+    """The size of a row that holds *payload_bytes* and its proof: the next multiple of 4096."""
+    return -(-(payload_bytes + PROOF_BYTES) // ROW_ALIGNMENT) * ROW_ALIGNMENT
+
+
+class Sealer:
+    """Seals and checks rows of one namespace. Stateless after construction; safe from any thread."""
+
+    def __init__(self, namespace: str) -> None:
+        self._namespace = xxhash.xxh3_128_digest(namespace.encode())
+
+    def _proof(self, key: OffloadKey, row: memoryview, payload_bytes: int) -> bytes:
+        return _PROOF.pack(
+            _MAGIC,
+            FORMAT_VERSION,
+            0,
+            payload_bytes,
+            self._namespace,
+            xxhash.xxh3_128_digest(key),
+            xxhash.xxh3_128_digest(row[:payload_bytes]),
+        )
+
+    def seal(self, key: OffloadKey, row: memoryview, payload_bytes: int) -> None:
+        """Zero the padding of *row* and write the proof at its end."""
+        padding = len(row) - PROOF_BYTES - payload_bytes
+        row[payload_bytes : payload_bytes + padding] = bytes(padding)
+        row[-PROOF_BYTES:] = self._proof(key, row, payload_bytes)
+
+    def check(self, key: OffloadKey, row: memoryview, payload_bytes: int) -> bool:
+        """Whether *row* is exactly what ``seal`` left for this namespace, key and payload size."""
+        padding = row[payload_bytes:-PROOF_BYTES]
+        if padding != bytes(len(padding)):
+            return False
+        return bytes(row[-PROOF_BYTES:]) == self._proof(key, row, payload_bytes)

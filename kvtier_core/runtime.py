@@ -1,0 +1,139 @@
+"""Puts the parts together: settings, plugins, pool, manager and device become an engine session.
+
+The only module that knows all of them. It decides the pool's geometry and turns settings into limits.
+"""
+
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from kvtier_core.blocktier import BlockTier
+from kvtier_core.coordinator import PoolLimits
+from kvtier_core.errors import ConfigError, PoolError
+from kvtier_core.manager import TierBuild, TierIdentity, TierManager
+from kvtier_core.manager.blocking import BlockTierAdapter
+from kvtier_core.namespace import Namespace, payload_sizes
+from kvtier_core.plugins import TierType
+from kvtier_core.policies import make_policy
+from kvtier_core.proof import row_bytes_for
+from kvtier_core.session import EngineSession
+from kvtier_core.settings import Settings, load_settings
+from kvtier_core.tier_settings import TierSettings
+from kvtier_core.transfer.pool import Pool, PoolGeometry
+from kvtier_core.units import format_size
+from kvtier_core.values import TierContext
+
+if TYPE_CHECKING:
+    from kvtier_core.transfer.layout import KVLayout
+
+_MAX_WASTE = 0.25
+_DEVICE_TIMEOUT_S = 60.0
+
+
+def plan_geometry(settings: Settings, namespace: Namespace) -> PoolGeometry:
+    """The pool's shape for this model: as many rows as ``[pool] capacity`` holds.
+
+    Raises ``ConfigError`` when not one block fits, or when the groups' blocks differ so much in size that more than a
+    quarter of a row would be wasted (C29).
+    """
+    sizes = payload_sizes(namespace.groups)
+    row_bytes = row_bytes_for(max(sizes))
+    for group, size in zip(namespace.groups, sizes, strict=True):
+        if 1 - row_bytes_for(size) / row_bytes > _MAX_WASTE:
+            raise ConfigError(
+                f"the KV group of layer {group.layers[0]!r} has blocks of {format_size(size)}, but a row takes "
+                f"{format_size(row_bytes)}: more than {_MAX_WASTE:.0%} of the pool would be wasted; choose block "
+                "sizes that bring the groups closer together"
+            )
+    num_rows = settings.pool.capacity // row_bytes
+    if num_rows < 1:
+        raise ConfigError(
+            f"pool.capacity = {format_size(settings.pool.capacity)} is smaller than one block of this model "
+            f"({format_size(row_bytes)}): set it to at least {format_size(row_bytes)}, better to the size of a prompt"
+        )
+    return PoolGeometry(num_rows=num_rows, row_bytes=row_bytes)
+
+
+def _limits(settings: Settings, num_rows: int) -> PoolLimits:
+    return PoolLimits(
+        max_promotion_rows=max(1, int(num_rows * settings.pool.max_promotion)),
+        max_cascade_rows=max(1, int(num_rows * settings.pool.max_cascade)),
+        lease_timeout_s=settings.pool.lease_timeout,
+        device_timeout_s=_DEVICE_TIMEOUT_S,
+    )
+
+
+def _build_tier(tier_type: TierType, settings: TierSettings, context: TierContext) -> object:
+    if issubclass(tier_type.cls, BlockTier):
+        return BlockTierAdapter(tier_type.cls, settings, context)
+    plugin: object = tier_type.cls(settings, context)
+    return plugin
+
+
+def _tier_builds(settings: Settings, row_bytes: int) -> list[TierBuild]:
+    builds = []
+    for name, tier in settings.enabled_tiers.items():
+        tier_type = settings.tier_types[name]
+        if tier.capacity is not None and tier.capacity < row_bytes:
+            raise ConfigError(
+                f"tiers.{name}.capacity = {format_size(tier.capacity)} is smaller than one block of this model "
+                f"({format_size(row_bytes)}): raise it"
+            )
+        builds.append(
+            TierBuild(
+                identity=TierIdentity(
+                    name=name, type=tier.type, distribution=tier_type.distribution, version=tier_type.version
+                ),
+                info=tier_type.cls.info,
+                limits=tier.limits,
+                capacity_bytes=tier.capacity,
+                build=partial(_build_tier, tier_type, tier),
+            )
+        )
+    return builds
+
+
+def open_session(
+    settings: Settings | Path | None,
+    namespace: Namespace,
+    layout: "KVLayout",
+    *,
+    open_timeout_s: float = 60.0,
+) -> EngineSession:
+    """Open everything for one engine on one device.
+
+    *settings* may be a path of a TOML file, or ``None`` for the environment and the defaults. *layout* describes the
+    engine's KV memory; its payload must be the namespace's only group's. Raises ``ConfigError``, ``PluginError``,
+    ``PoolError`` (the pool does not fit this machine) or ``TierOpenError``; then nothing is left open.
+    """
+    from kvtier_core.transfer.cpu import CPUDevice  # noqa: PLC0415 - the only import of torch
+
+    if not isinstance(settings, Settings):
+        settings = load_settings(file=settings)
+    sizes = payload_sizes(namespace.groups)
+    if sizes != (layout.payload_bytes,):
+        raise ValueError(
+            f"the namespace has groups of {sizes} bytes a block, the layout {layout.payload_bytes}"
+        )
+    geometry = plan_geometry(settings, namespace)
+    builds = _tier_builds(settings, geometry.row_bytes)
+    try:
+        pool = Pool.create(geometry)
+    except MemoryError as error:
+        raise PoolError(str(error)) from None
+    manager = TierManager(
+        pool=pool,
+        namespace=namespace,
+        tiers=builds,
+        policy=make_policy(settings.pool.policy, geometry.num_rows),
+        limits=_limits(settings, geometry.num_rows),
+        reset_tiers=settings.on_reset == "all",
+    )
+    try:
+        manager.open(open_timeout_s)
+        device = CPUDevice(layout, pool, pool.control, on_finished=manager.notify)
+    except BaseException:
+        manager.shutdown(open_timeout_s)
+        pool.close()
+        raise
+    return EngineSession(manager, device, pool, namespace.tokens_per_block * namespace.block_size_factor)

@@ -1,0 +1,341 @@
+"""The engine session: the per-request state machine that an engine drives, without caring about tiers.
+
+A request's life::
+
+    new_request -> loadable_tokens (None: not known yet) -> load -> wait_loaded
+                -> computed, append, computed, ... -> finish | abort        (preempt: back to loadable_tokens)
+
+An engine with steps calls ``end_step`` after each; one without uses ``wait_loadable``, ``wait`` and ``flush``, which
+sleep, never spin. All methods belong to one thread, the engine's.
+
+The session always leaves one token to compute, and it decides nothing about tiers: that is the coordinator's.
+"""
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+from kvtier_core.keys import OffloadKey, RequestIdentity, hash_blocks, make_offload_key
+from kvtier_core.manager.manager import TierManager
+from kvtier_core.transfer.device import Device
+from kvtier_core.transfer.direction import Direction
+from kvtier_core.transfer.pool import Pool
+from kvtier_core.values import RequestInfo
+
+_GROUP = 0
+DEFAULT_TIMEOUT_S = 30.0
+
+
+@dataclass(eq=False)
+class _Request:
+    """One request as the session keeps it."""
+
+    info: RequestInfo
+    identity: RequestIdentity
+    tokens: list[int]
+    hashes: list[bytes] = field(default_factory=list)
+    keys: list[OffloadKey] = field(default_factory=list)
+    offered: int = 0
+    """Leading blocks that are in the pool already or have been offered to it."""
+    load_job: int | None = None
+    load_blocks: int = 0
+    load_failed: bool = False
+    hits: dict[str, int] = field(default_factory=dict)
+
+
+class EngineSession:
+    """One engine's use of kvtier. Made by ``open_session``; a context manager."""
+
+    def __init__(self, manager: TierManager, device: Device, pool: Pool, tokens_per_block: int) -> None:
+        self._manager = manager
+        self._device = device
+        self._pool = pool
+        self._tokens_per_block = tokens_per_block
+        self._piece = max(1, pool.geometry.num_rows // 8)
+        """Blocks stored by one device transfer at most, so that a small pool takes a part rather than nothing."""
+        self._requests: dict[str, _Request] = {}
+        self._transfers: dict[int, tuple[Direction, str]] = {}
+        self._closed = False
+
+    # -- a request's life
+
+    def new_request(
+        self,
+        request_id: str,
+        token_ids: Sequence[int],
+        identity: RequestIdentity = RequestIdentity(),  # noqa: B008 - frozen
+        params: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Begin a request with its prompt. Raises ``ValueError`` when the id is in use."""
+        info = RequestInfo(request_id=request_id, num_tokens=len(token_ids), params=params or {})
+        self._poll()
+        self._manager.new_request(info)
+        request = _Request(info, identity, list(token_ids))
+        self._requests[request_id] = request
+        self._hash(request)
+
+    def append(self, request_id: str, token_ids: Sequence[int]) -> None:
+        """Add generated tokens."""
+        request = self._requests[request_id]
+        request.tokens.extend(token_ids)
+        self._hash(request)
+
+    def _hash(self, request: _Request) -> None:
+        size = self._tokens_per_block
+        done = len(request.hashes)
+        new = hash_blocks(
+            request.tokens[done * size :],
+            size,
+            request.identity,
+            parent=request.hashes[-1] if done else None,
+            first_block=done,
+        )
+        request.hashes.extend(new)
+        request.keys.extend(make_offload_key(block_hash, _GROUP) for block_hash in new)
+
+    def loadable_tokens(self, request_id: str) -> int | None:
+        """How many leading tokens can be loaded: whole blocks, at most all tokens but one.
+
+        ``None`` while more may come: end the step and ask again. Cost: proportional to the request's blocks; no I/O.
+        """
+        self._poll()
+        request = self._requests[request_id]
+        answer = self._manager.lookup(request_id, self._loadable_keys(request))
+        return answer.hits * self._tokens_per_block if answer.is_settled else None
+
+    def _loadable_keys(self, request: _Request) -> Sequence[OffloadKey]:
+        return request.keys[: max(0, len(request.tokens) - 1) // self._tokens_per_block]
+
+    def wait_loadable(self, request_id: str, timeout_s: float = DEFAULT_TIMEOUT_S) -> int:
+        """``loadable_tokens`` for an engine without steps: sleeps until it is known, at most *timeout_s*.
+
+        When the time is up, what is loadable by then.
+        """
+        deadline = time.monotonic() + timeout_s
+        while (tokens := self.loadable_tokens(request_id)) is None:
+            self.end_step()
+            left = deadline - time.monotonic()
+            if left <= 0:
+                keys = self._loadable_keys(self._requests[request_id])
+                return self._manager.lookup(request_id, keys).hits * self._tokens_per_block
+            self._manager.wait(left)
+        return tokens
+
+    def load(self, request_id: str, num_tokens: int, block_ids: Sequence[int]) -> None:
+        """Start the device load of the first *num_tokens* tokens into the device blocks *block_ids*.
+
+        ``block_ids[i]`` is the request's i-th block. ``wait_loaded`` says what really came. Raises ``ValueError`` when
+        there are fewer device blocks than blocks to load, or a load of this request is under way.
+        """
+        request = self._requests[request_id]
+        count = min(num_tokens, max(0, len(request.tokens) - 1)) // self._tokens_per_block
+        if len(block_ids) < count:
+            raise ValueError(f"{count} blocks to load, but only {len(block_ids)} device blocks")
+        if request.load_job is not None:
+            raise ValueError(f"a load of request {request_id!r} is under way")
+        prepared = self._manager.prepare_load(request_id, request.keys[:count])
+        request.load_blocks = len(prepared.keys)
+        request.load_failed = False
+        if not prepared.keys:
+            return
+        for source in prepared.sources:
+            request.hits[source] = request.hits.get(source, 0) + self._tokens_per_block
+        request.load_job = prepared.job_id
+        self._transfers[prepared.job_id] = (Direction.LOAD, request_id)
+        self._device.submit_load(
+            prepared.job_id, block_ids[: len(prepared.keys)], prepared.rows, self._pool.control.epoch
+        )
+
+    def wait_loaded(self, request_id: str, timeout_s: float = DEFAULT_TIMEOUT_S) -> int:
+        """Wait for the device load. Returns the tokens that are in the device blocks now; the rest is to be computed.
+
+        Raises ``TimeoutError`` when the device has not finished: its blocks must not be used then.
+        """
+        request = self._requests[request_id]
+        if request.load_job is not None:
+            self._wait_device(Direction.LOAD, [request.load_job], timeout_s)
+        if request.load_failed:
+            request.load_blocks = 0
+            request.hits.clear()
+        request.offered = max(request.offered, request.load_blocks)
+        return request.load_blocks * self._tokens_per_block
+
+    def computed(self, request_id: str, num_tokens: int, block_ids: Sequence[int]) -> None:
+        """The KV of the first *num_tokens* tokens is in the device blocks *block_ids*: store the blocks that are new.
+
+        Returns at once; the blocks must not be rewritten before ``wait_stored``. Blocks that find no room in the pool
+        are offered again by the next call.
+        """
+        self._poll()
+        request = self._requests[request_id]
+        complete = min(num_tokens // self._tokens_per_block, len(request.keys))
+        while request.offered < complete:
+            begin, end = request.offered, min(complete, request.offered + self._piece)
+            prepared = self._manager.prepare_store(request_id, request.keys[begin:end])
+            if prepared is None:
+                return
+            request.offered = end
+            if not prepared.keys:
+                continue
+            wanted = set(prepared.keys)
+            ids = [block_ids[i] for i in range(begin, end) if request.keys[i] in wanted]
+            self._transfers[prepared.job_id] = (Direction.STORE, request_id)
+            self._device.submit_store(prepared.job_id, ids, prepared.rows, self._pool.control.epoch)
+
+    def finish(self, request_id: str) -> None:
+        """The request is done. Its device blocks may be reused after ``wait_stored``."""
+        self._poll()
+        del self._requests[request_id]
+        self._manager.request_finished(request_id)
+
+    def abort(self, request_id: str, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
+        """End the request early, and wait for its device transfers: afterwards its blocks may be reused.
+
+        Raises ``TimeoutError`` when they take longer; the request is over all the same.
+        """
+        self.finish(request_id)
+        self._wait_request(request_id, timeout_s)
+
+    def preempt(self, request_id: str, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
+        """The engine takes the request's device blocks: wait for its device transfers. It may be looked up again.
+
+        Raises ``TimeoutError`` when they take longer: the blocks must not be reused then.
+        """
+        self._wait_request(request_id, timeout_s)
+        request = self._requests[request_id]
+        request.offered = 0
+        request.load_blocks = 0
+
+    def wait_stored(self, request_id: str, timeout_s: float = DEFAULT_TIMEOUT_S) -> bool:
+        """Wait until no device store of this request is under way, also after ``finish``. Whether that was in time."""
+        try:
+            self._wait_device(Direction.STORE, self._jobs_of(request_id, Direction.STORE), timeout_s)
+        except TimeoutError:
+            return False
+        return True
+
+    # -- steps and waiting
+
+    def end_step(self) -> None:
+        """The engine's step is over: promotions leave, finished transfers are taken in."""
+        self._poll()
+        self._manager.end_step()
+
+    def wait(self, timeout_s: float) -> bool:
+        """Sleep until something happened that may change an answer, at most *timeout_s*. Whether it did."""
+        self._poll()
+        happened = self._manager.wait(timeout_s)
+        self._poll()
+        return happened
+
+    def flush(self, timeout_s: float = DEFAULT_TIMEOUT_S) -> bool:
+        """Wait until all that was computed has reached the tiers that take it. Whether that was in time."""
+        deadline = time.monotonic() + timeout_s
+        self.end_step()
+        while self._transfers or self._manager.has_pending_work:
+            left = deadline - time.monotonic()
+            if left <= 0:
+                return False
+            self.wait(left)
+        return True
+
+    def reset_cache(self) -> None:
+        """Nothing stored so far answers any more, in any tier (C34). Does not wait."""
+        self._pool.control.bump_epoch()
+        self._manager.reset_cache()
+        for request in self._requests.values():
+            request.offered = 0
+
+    def close(self, timeout_s: float = DEFAULT_TIMEOUT_S) -> bool:
+        """Shut down within *timeout_s*. Twice is fine. Whether everything ended; else the pool's mapping is kept."""
+        if self._closed:
+            return True
+        deadline = time.monotonic() + timeout_s
+        device_down = self._device.shutdown(timeout_s)
+        if device_down:
+            self._poll()
+        tiers_down = self._manager.shutdown(max(0.0, deadline - time.monotonic()))
+        self._closed = device_down and tiers_down
+        return self._pool.close() if self._closed else False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # -- reports
+
+    def request_hits(self, request_id: str) -> dict[str, int]:
+        """Tokens loaded for this request by where they came from: ``pool`` or a tier's name. Before ``finish``."""
+        return dict(self._requests[request_id].hits)
+
+    def stats(self) -> dict[str, Any]:
+        """Counters since the start, and each tier's state, ready for JSON."""
+        counters = self._manager.counters
+        row_bytes = self._pool.geometry.row_bytes
+        ledger = self._manager.coordinator.state.ledger
+        return {
+            "pool": {
+                "rows": ledger.num_rows,
+                "free_rows": ledger.num_free,
+                "detached_rows": ledger.num_detached,
+                "row_bytes": row_bytes,
+                "evicted_blocks": counters.evicted,
+                "stored_blocks": counters.device_stored,
+                "loaded_blocks": counters.device_loaded,
+            },
+            "hit_tokens": {name: n * self._tokens_per_block for name, n in counters.hits.items()},
+            "misses": {reason.value: n for reason, n in counters.misses.items()},
+            "tiers": {
+                name: {
+                    **state,
+                    "stored_blocks": counters.tiers[name].stored,
+                    "loaded_blocks": counters.tiers[name].loaded,
+                    "stored_bytes": counters.tiers[name].stored * row_bytes,
+                    "loaded_bytes": counters.tiers[name].loaded * row_bytes,
+                    "store_failed_blocks": counters.tiers[name].store_failed,
+                    "load_failed_blocks": counters.tiers[name].load_failed,
+                    "load_missing_blocks": counters.tiers[name].load_missing,
+                    "dropped_blocks": counters.tiers[name].dropped,
+                    "integrity_misses": counters.tiers[name].integrity,
+                    "faults": counters.tiers[name].faults,
+                    "timeouts": counters.tiers[name].timeouts,
+                }
+                for name, state in self._manager.describe_tiers().items()
+            },
+        }
+
+    # -- the device
+
+    def _jobs_of(self, request_id: str, *directions: Direction) -> list[int]:
+        return [
+            job for job, (way, owner) in self._transfers.items() if owner == request_id and way in directions
+        ]
+
+    def _wait_request(self, request_id: str, timeout_s: float) -> None:
+        deadline = time.monotonic() + timeout_s
+        for direction in Direction:
+            left = max(0.0, deadline - time.monotonic())
+            self._wait_device(direction, self._jobs_of(request_id, direction), left)
+
+    def _wait_device(self, direction: Direction, jobs: Sequence[int], timeout_s: float) -> None:
+        if not self._device.wait(direction, jobs, timeout_s):
+            raise TimeoutError(
+                f"the device has not finished {direction.value} jobs {list(jobs)} within {timeout_s:g} s"
+            )
+        self._poll()
+
+    def _poll(self) -> None:
+        """Take in what the device finished."""
+        for result in self._device.get_finished():
+            direction, request_id = self._transfers.pop(result.job_id)
+            if direction is Direction.STORE:
+                self._manager.complete_store(result.job_id, success=result.ok)
+                continue
+            self._manager.complete_load(result.job_id)
+            request = self._requests.get(request_id)
+            if request is not None and request.load_job == result.job_id:
+                request.load_job = None
+                request.load_failed = not result.ok

@@ -1,0 +1,111 @@
+"""Questions about a settings model's fields, answered from annotations alone."""
+
+import types
+import typing
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from pydantic import BaseModel, SecretBytes, SecretStr
+from pydantic.fields import FieldInfo
+
+from kvtier_core.masking import holds_only_secrets, secrets_in_text
+from kvtier_core.units import parse_duration, parse_size
+
+_UNKNOWN_MIN = 6
+_UNITS: Mapping[object, str] = {parse_size: "bytes", parse_duration: "seconds"}
+
+
+def _parts(annotation: object) -> Iterator[object]:
+    """*annotation* and everything it is made of, ``Annotated`` metadata left out."""
+    yield annotation
+    arguments = typing.get_args(annotation)
+    for part in arguments[:1] if typing.get_origin(annotation) is typing.Annotated else arguments:
+        yield from _parts(part)
+
+
+def _alternatives(annotation: object) -> list[object]:
+    """The branches of a union (one when it is none), ``None`` and ``Annotated`` taken away."""
+    if typing.get_origin(annotation) is typing.Annotated:
+        return _alternatives(typing.get_args(annotation)[0])
+    if typing.get_origin(annotation) in (typing.Union, types.UnionType):
+        return [item for part in typing.get_args(annotation) for item in _alternatives(part) if item is not type(None)]
+    return [annotation]
+
+
+def nested_model(annotation: object) -> type[BaseModel] | None:
+    """The settings table a field is, or ``None`` when it is a plain value."""
+    alternatives = _alternatives(annotation)
+    if len(alternatives) == 1 and isinstance(alternatives[0], type) and issubclass(alternatives[0], BaseModel):
+        return alternatives[0]
+    return None
+
+
+def wants_json(annotation: object) -> bool:
+    """Whether a text for this field can only be meant as JSON: it holds a list, a table, and no plain text."""
+    structured = False
+    for alternative in _alternatives(annotation):
+        kind = typing.get_origin(alternative) or alternative
+        if kind is str or kind is Any:
+            return False
+        if isinstance(kind, type) and issubclass(kind, BaseModel | Iterable) and not issubclass(kind, bytes):
+            structured = True
+    return structured
+
+
+def _leaves(value: object) -> Iterator[str]:
+    if isinstance(value, Mapping):
+        for item in value.values():
+            yield from _leaves(item)
+    elif isinstance(value, list | tuple | set | frozenset):
+        for item in value:
+            yield from _leaves(item)
+    elif hasattr(value, "get_secret_value"):
+        yield from _leaves(value.get_secret_value())
+    elif isinstance(value, bytes):
+        yield value.decode(errors="replace")
+    elif value is not None and not isinstance(value, bool):
+        yield str(value)
+
+
+def unit_of(field: FieldInfo) -> str | None:
+    """``"bytes"`` for a ``Size``, ``"seconds"`` for a ``Duration``, ``None`` for anything else."""
+    metadata = [*field.metadata]
+    for part in _parts(field.annotation):
+        if typing.get_origin(part) is typing.Annotated:
+            metadata += typing.get_args(part)[1:]
+    for item in metadata:
+        unit = _UNITS.get(getattr(item, "func", None))
+        if unit is not None:
+            return unit
+    return None
+
+
+def find_secrets(model: type[BaseModel] | None, table: Mapping[str, Any]) -> set[str]:
+    """Every string of *table* that must never be shown; values under unknown names count as secrets."""
+    found: set[str] = set()
+    for name, value in table.items():
+        field = model.model_fields.get(name) if model is not None else None
+        if field is None:  # short ones would mask ordinary words in other messages
+            found |= {leaf for leaf in _leaves(value) if len(leaf) >= _UNKNOWN_MIN}
+        elif holds_only_secrets(name) or {SecretStr, SecretBytes} & set(_parts(field.annotation)):
+            found |= set(_leaves(value))
+        elif isinstance(value, Mapping):
+            inner = nested_model(field.annotation)
+            found |= find_secrets(inner, value) if inner is not None else _secrets_of(_leaves(value))
+        else:
+            found |= _secrets_of(_leaves(value))
+    return found
+
+
+def _secrets_of(texts: Iterable[str]) -> set[str]:
+    return {secret for text in texts for secret in secrets_in_text(text)}
+
+
+def field_paths(model: type[BaseModel], prefix: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
+    """The path of every value that *model* takes, tables inside it opened."""
+    for name, field in model.model_fields.items():
+        inner = nested_model(field.annotation)
+        if inner is None:
+            yield (*prefix, name)
+        else:
+            yield from field_paths(inner, (*prefix, name))

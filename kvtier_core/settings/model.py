@@ -1,0 +1,71 @@
+"""What a configuration may say, and the validated result. Reads nothing and imports no plugin."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from kvtier_core.plugins.tier_types import TierType
+from kvtier_core.tier_settings import TierSettings
+from kvtier_core.units import Duration, Size
+
+OnReset = Literal["all", "pool"]
+"""What a cache reset forgets: every tier, or only the pool (for unchanged weights; persistent tiers keep theirs)."""
+
+
+class PoolSettings(BaseModel):
+    """``[pool]``: the host memory of the primary tier."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    capacity: Size = 1 << 30
+    """Bytes of host memory."""
+    policy: str = "lru"
+    """Eviction policy of the pool."""
+    block_size: Annotated[int, Field(ge=1)] = 16
+    """Tokens in a block, for engines that have no block size of their own."""
+    lease_timeout: Duration = 30.0
+    """Seconds a row stays reserved for a request that has stopped asking about it."""
+    max_promotion: Annotated[float, Field(gt=0, le=1)] = 0.5
+    """Fraction of the pool that may be reserved for promotions at a time."""
+    max_cascade: Annotated[float, Field(gt=0, le=1)] = 0.5
+    """Fraction of the pool that may be pinned for stores to all tiers together."""
+
+
+class TopSettings(BaseModel):
+    """The settings above the first table of the file."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    on_reset: OnReset = "all"
+    lookup_order: tuple[str, ...] | None = None
+    """Names of the enabled tiers in the order they are asked; unset means their order in the file."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """A validated configuration.
+
+    ``tiers`` holds every configured tier in lookup order, disabled ones last; ``tier_types`` the loaded type of each.
+    ``sources`` says for each value, by its dotted name, where it came from: ``"default"``, ``"file:/path"``,
+    ``"env:KVTIER_..."`` or ``"init"``. ``ignored_variables`` are environment variables that look like kvtier's but are
+    put there by Kubernetes for a service of that name. ``unavailable`` are disabled tiers whose type could not be
+    loaded, with the reason.
+    """
+
+    pool: PoolSettings
+    tiers: Mapping[str, TierSettings]
+    tier_types: Mapping[str, TierType]
+    on_reset: OnReset = "all"
+    lookup_order: tuple[str, ...] | None = None
+    file: Path | None = None
+    sources: Mapping[str, str] = field(default_factory=dict, repr=False)
+    ignored_variables: tuple[str, ...] = ()
+    unavailable: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def enabled_tiers(self) -> dict[str, TierSettings]:
+        """The tiers that take part, in the order they are asked."""
+        return {name: tier for name, tier in self.tiers.items() if tier.enabled}

@@ -1,0 +1,112 @@
+"""Everything that is wrong with a configuration, collected and told at once, without secrets.
+
+Messages carry names, sources and what to do; never an input. Pydantic's own rendering prints whole inputs, so its
+errors are taken apart here and only their location, kind and cleaned message are used.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+
+from kvtier_core.errors import ConfigError, PluginError
+from kvtier_core.masking import mask_text
+from kvtier_core.settings.fields import nested_model
+from kvtier_core.settings.layers import Merged, SettingPath, dotted, variable_for
+from kvtier_core.settings.model import TopSettings
+from kvtier_core.suggest import did_you_mean
+
+_PREFIXES = ("Value error, ", "Assertion failed, ")
+
+
+class Problems:
+    """A growing list of what is wrong. ``raise_if_any`` ends it."""
+
+    def __init__(self) -> None:
+        self._config: list[str] = []
+        self._plugins: list[tuple[str, PluginError]] = []
+        self._secrets: set[str] = set()
+
+    def hide(self, secrets: set[str]) -> None:
+        """Never show these strings, whatever a message says."""
+        self._secrets |= secrets
+
+    def add(self, where: str, message: str) -> None:
+        """Note one problem of the place *where* (a dotted name or a variable)."""
+        problem = f"{where}: {message}"
+        if problem not in self._config:
+            self._config.append(problem)
+
+    def add_at(self, path: SettingPath, message: str, merged: Merged) -> None:
+        """Note one problem of the value at *path*, with where the value came from."""
+        self.add(_where(path, merged), message)
+
+    def add_plugin(self, where: str, error: PluginError) -> None:
+        """Note that the tier type named at *where* can't be used."""
+        self._plugins.append((where, error))
+
+    def add_validation(
+        self, error: ValidationError, prefix: SettingPath, model: type[BaseModel], merged: Merged
+    ) -> None:
+        """Note each error of validating the table at *prefix* against *model*."""
+        for item in error.errors(include_input=False, include_context=False, include_url=False):
+            path, owner = _place(item["loc"], prefix, model, merged)
+            self.add_at(path, _explain(item["type"], item["msg"], path, owner), merged)
+
+    def raise_if_any(self) -> None:
+        """Raise ``PluginError`` when only plugins are at fault, ``ConfigError`` for the rest; or return."""
+        texts = [*self._config, *(f"{where}: {error}" for where, error in self._plugins)]
+        if self._config:
+            raise ConfigError(self._render(texts))
+        if self._plugins:
+            raise PluginError(self._render(texts)) from self._plugins[0][1]
+
+    def _render(self, texts: Sequence[str]) -> str:
+        texts = [mask_text(text, self._secrets) for text in texts]
+        if len(texts) == 1:
+            return texts[0]
+        return f"{len(texts)} problems in the configuration:" + "".join(f"\n  - {text}" for text in texts)
+
+
+def _place(
+    location: tuple[int | str, ...], prefix: SettingPath, model: type[BaseModel], merged: Merged
+) -> tuple[SettingPath, type[BaseModel] | None]:
+    """The path an error is about and the model that owns its last name.
+
+    Pydantic mixes tags of union branches and validators into its locations; whatever names neither a field nor
+    something the user wrote is left out.
+    """
+    path, owner, current = prefix, model, model
+    data: Any = merged.table(prefix)
+    inside: type[BaseModel] | None = model
+    for part in location:
+        field = inside.model_fields.get(str(part)) if inside is not None else None
+        written = isinstance(data, Mapping) and part in data
+        if field is None and not written and not isinstance(part, int):
+            continue
+        path = (*path, str(part))
+        owner = inside if inside is not None else current
+        data = data[part] if written else None
+        inside = nested_model(field.annotation) if field is not None else None
+        current = owner
+    return path, owner
+
+
+def _where(path: SettingPath, merged: Merged) -> str:
+    source = merged.source_of(path)
+    return dotted(path) if source is None else f"{dotted(path)} ({source})"
+
+
+def _explain(kind: str, message: str, path: SettingPath, owner: type[BaseModel] | None) -> str:
+    if kind == "missing":
+        return f"is required: set it in [{dotted(path[:-1])}] or as {variable_for(path)}"
+    if kind == "extra_forbidden":
+        names = sorted(owner.model_fields) if owner is not None else []
+        if owner is TopSettings:
+            names += ["pool", "tiers"]
+        elif path[-1] in TopSettings.model_fields:
+            return "unknown setting here: it belongs above the first [table] of the file"
+        return f"unknown setting{did_you_mean(path[-1], names)} (valid: {', '.join(names)})"
+    for prefix in _PREFIXES:
+        message = message.removeprefix(prefix)
+    return message[:1].lower() + message[1:]

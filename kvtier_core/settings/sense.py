@@ -1,0 +1,87 @@
+"""Whether valid values make sense together (contract C54). What needs the engine's geometry is checked where it is known.
+
+Each finding says which value, why it can't work and what to change. Pure.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+
+from kvtier_core.errors import ConfigError
+from kvtier_core.policies import make_policy
+from kvtier_core.proof import ROW_ALIGNMENT
+from kvtier_core.settings.model import PoolSettings
+from kvtier_core.tier_settings import TierLimits, TierSettings
+from kvtier_core.values import TierInfo
+
+Finding = tuple[tuple[str, ...], str]
+"""The path of a value and what is wrong with it."""
+
+_SMALLEST_ROW = f"a block takes at least {ROW_ALIGNMENT} bytes"
+
+
+def pool_findings(pool: PoolSettings) -> Iterator[Finding]:
+    """Nonsense in ``[pool]`` alone."""
+    if pool.capacity < ROW_ALIGNMENT:
+        yield ("pool", "capacity"), f'{pool.capacity} bytes hold no block ({_SMALLEST_ROW}): try "1GiB"'
+    if not pool.lease_timeout:
+        yield ("pool", "lease_timeout"), 'must be more than 0, such as "30s": rows would be lost before they are used'
+    yield from _policy_findings(("pool", "policy"), pool.policy)
+
+
+def _policy_findings(path: tuple[str, ...], policy: str) -> Iterator[Finding]:
+    try:
+        make_policy(policy, 1)
+    except ConfigError as error:
+        yield path, str(error)
+
+
+def tier_findings(
+    name: str, tier: TierSettings, info: TierInfo, pool: PoolSettings | None
+) -> Iterator[Finding]:
+    """Nonsense in ``[tiers.NAME]``, alone and together with the pool."""
+    path = ("tiers", name)
+    if info.bounded_by == "core":
+        yield from _policy_findings((*path, "policy"), tier.policy)
+    if tier.capacity is not None and tier.capacity < ROW_ALIGNMENT:
+        message = f"{tier.capacity} bytes hold no block ({_SMALLEST_ROW}): raise it, or set enabled = false"
+        yield (*path, "capacity"), message
+    if tier.ttl is not None and not tier.ttl:
+        yield (*path, "ttl"), "0 would serve nothing: leave it out for blocks that never expire"
+    limits = tier.limits
+    for field in TierLimits.model_fields:
+        if field.endswith("_timeout") and not getattr(limits, field):
+            yield (*path, "limits", field), 'must be more than 0, such as "2s"'
+    if limits.breaker_pause > limits.breaker_max_pause:
+        message = f"the first pause is longer than the longest ({limits.breaker_max_pause:g} s): lower it"
+        yield (*path, "limits", "breaker_pause"), message
+    if pool is not None and limits.max_cascade > pool.max_cascade:
+        message = f"more than pool.max_cascade ({pool.max_cascade:g}), which counts all tiers: lower it"
+        yield (*path, "limits", "max_cascade"), message
+
+
+def order_findings(
+    enabled: Iterable[str], unordered: Iterable[str], lookup_order: tuple[str, ...] | None, tiers: Iterable[str]
+) -> Iterator[Finding]:
+    """Whether the enabled tiers have an order. *unordered* are those that no file puts in order."""
+    path = ("lookup_order",)
+    enabled, unordered = list(enabled), list(unordered)
+    if lookup_order is None:
+        if len(unordered) > 1:
+            example = ", ".join(f'"{name}"' for name in enabled)
+            names = ", ".join(unordered)
+            yield path, f"is required: no file gives the tiers {names} an order; set it, such as [{example}]"
+        return
+    for name in sorted(set(lookup_order) - set(tiers)):
+        yield path, f"names {name!r}, which is not a configured tier (configured: {', '.join(sorted(tiers))})"
+    for name in sorted({name for name in lookup_order if lookup_order.count(name) > 1}):
+        yield path, f"names {name!r} twice"
+    for name in enabled:
+        if name not in lookup_order:
+            yield path, f"leaves out the enabled tier {name!r}"
+
+
+def in_order(tiers: Mapping[str, TierSettings], lookup_order: tuple[str, ...] | None) -> dict[str, TierSettings]:
+    """The tiers in lookup order, those that are not in it last."""
+    names = [name for name in lookup_order or () if name in tiers]
+    enabled = [name for name in tiers if name not in names and tiers[name].enabled]
+    disabled = [name for name in tiers if name not in names and not tiers[name].enabled]
+    return {name: tiers[name] for name in (*names, *enabled, *disabled)}

@@ -1,0 +1,103 @@
+"""How a configuration is shown: every value, where it came from, no secrets. Decides nothing about values."""
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from pydantic import BaseModel
+
+from kvtier_core.masking import MASK, holds_only_secrets, mask_value
+from kvtier_core.settings.fields import unit_of
+from kvtier_core.settings.layers import Merged, SettingPath, dotted
+from kvtier_core.settings.model import PoolSettings, Settings, TopSettings
+from kvtier_core.tier_settings import TierSettings
+
+DEFAULT = "default"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShownValue:
+    """One value as it may be shown. ``value`` is plain data (text, number, list, truth value, ``None``).
+
+    ``text`` is the same as a person would write it in the file: ``"2GiB"``, or ``-`` where nothing is set.
+    """
+
+    name: str
+    value: object
+    text: str
+    source: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Value:
+    path: SettingPath
+    value: object
+    unit: str | None = None
+
+
+def _values(model: BaseModel, prefix: SettingPath) -> Iterator[_Value]:
+    """Every value with its path; the values of tables (settings tables and plain ones) one by one, secrets masked."""
+    for name, field in type(model).model_fields.items():
+        value = getattr(model, name)
+        path = (*prefix, name)
+        if isinstance(value, BaseModel):
+            yield from _values(value, path)
+        elif isinstance(value, Mapping) and value:
+            for key, item in value.items():
+                shown = MASK if holds_only_secrets(name) else mask_value(str(key), item)
+                yield _Value(path=(*path, str(key)), value=shown)
+        else:
+            yield _Value(path=path, value=mask_value(name, value), unit=unit_of(field))
+
+
+def _all_values(pool: PoolSettings, top: TopSettings, tiers: Mapping[str, TierSettings]) -> Iterator[_Value]:
+    yield from _values(top, ())
+    yield from _values(pool, ("pool",))
+    for name, tier in tiers.items():
+        yield from _values(tier, ("tiers", name))
+
+
+def sources_of(
+    pool: PoolSettings, top: TopSettings, tiers: Mapping[str, TierSettings], merged: Merged
+) -> dict[str, str]:
+    """Where each value came from, by dotted name, in the order in which values are shown."""
+    paths = [item.path for item in _all_values(pool, top, tiers)]
+    return {dotted(path): merged.source_of(path) or DEFAULT for path in paths}
+
+
+def show_settings(settings: Settings) -> list[ShownValue]:
+    """Every value of *settings* with its source, secrets masked, tiers in lookup order."""
+    top = TopSettings(on_reset=settings.on_reset, lookup_order=settings.lookup_order)
+    return [
+        ShownValue(
+            name=dotted(item.path),
+            value=_plain(item.value),
+            text=_text(_plain(item.value), item.unit),
+            source=settings.sources.get(dotted(item.path), DEFAULT),
+        )
+        for item in _all_values(settings.pool, top, settings.tiers)
+    ]
+
+
+def _plain(value: object) -> object:
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    return [_plain(item) for item in value] if isinstance(value, list | tuple) else str(value)
+
+
+def _text(value: object, unit: str | None) -> str:
+    if value is None:
+        return "-"
+    if unit == "bytes" and isinstance(value, int):
+        return f'"{_exact_size(value)}"'
+    if unit == "seconds" and isinstance(value, float):
+        return f'"{value:g}s"'
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _exact_size(count: int) -> str:
+    """The largest binary unit that needs no fraction, so that nothing is rounded."""
+    for power, unit in ((4, "TiB"), (3, "GiB"), (2, "MiB"), (1, "KiB")):
+        if count and count % 1024**power == 0:
+            return f"{count // 1024**power}{unit}"
+    return f"{count}B"

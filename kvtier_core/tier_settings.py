@@ -1,0 +1,78 @@
+"""The settings every tier has (``TierSettings`` v1). A tier's own settings class subclasses it.
+
+The fields here are the core's; a plugin that redefines one is refused. Every other core setting of a tier, now and
+later, lives in ``[tiers.NAME.limits]``, so that the core can grow without colliding with a plugin's names.
+"""
+
+from collections.abc import Iterator
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from kvtier_core.masking import mask_text, mask_value
+from kvtier_core.units import Duration, Size
+
+
+class TierLimits(BaseModel):
+    """``[tiers.NAME.limits]``: how long the core waits for a tier and how much it lends to it."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    lookup_timeout: Duration = 2.0
+    """Seconds until an unanswered lookup is a miss."""
+    load_timeout: Duration = 30.0
+    """Seconds until a request stops waiting for a promotion."""
+    store_timeout: Duration = 60.0
+    """Seconds until a cascade's rows are unpinned."""
+    miss_ttl: Duration = 30.0
+    """Seconds for which a key that could not be loaded is not asked of the tier again."""
+    presence_ttl: Duration = 5.0
+    """Seconds for which a tier's answer "I hold this key" is believed without asking again."""
+    max_quarantined: Annotated[float, Field(gt=0, le=1)] = 0.10
+    """Fraction of the pool that overdue loads may keep quarantined before the tier gets no more promotions."""
+    max_cascade: Annotated[float, Field(gt=0, le=1)] = 0.25
+    """Fraction of the pool that may be pinned for stores to this tier."""
+    max_resident_keys: Annotated[int, Field(ge=1)] = 1_000_000
+    """Keys of a tier on the blocking interface that are remembered as present; a tier that holds more is asked."""
+    max_batch: Size = 4 << 20
+    """Bytes that one batched call of a tier on the blocking interface may move; at least one block is moved."""
+    max_events: Annotated[int, Field(ge=1)] = 65_536
+    """Changes kept for events; past it the next events are the whole contents anew."""
+    max_retired: Annotated[int, Field(ge=1)] = 4
+    """Earlier instances (one a reset) that may still have calls running; past it a reset fails."""
+    breaker_failures: Annotated[int, Field(ge=1)] = 3
+    """Failures in a row after which the tier is taken out of the path."""
+    breaker_pause: Duration = 1.0
+    """Seconds of the first pause; each following pause is twice as long."""
+    breaker_max_pause: Duration = 60.0
+    """The longest pause."""
+
+
+class TierSettings(BaseModel):
+    """What ``[tiers.NAME]`` has for every type of tier."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    type: str
+    """Name of the tier type: an entry point of ``kvtier.tiers.v1``."""
+    enabled: bool = True
+    capacity: Size | None = None
+    """Bytes the tier may hold; unset means the tier type's own default or no bound."""
+    ttl: Duration | None = None
+    """Seconds after which a stored block is no longer served."""
+    policy: str = "lru"
+    """Eviction policy, where the core bounds the tier."""
+    threads: Annotated[int, Field(ge=1, le=256)] = 4
+    """I/O threads of a tier on the blocking interface."""
+    limits: TierLimits = TierLimits()
+
+    def __repr_args__(self) -> Iterator[tuple[str | None, Any]]:
+        """The fields, with secrets masked (C53)."""
+        for name, value in super().__repr_args__():
+            yield name, value if isinstance(value, BaseModel) else mask_value(name or "", value)
+
+    def __repr__(self) -> str:
+        """Every field, without secrets, those of nested tables included."""
+        return mask_text(super().__repr__())
+
+    __str__ = __repr__

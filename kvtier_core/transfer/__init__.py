@@ -1,0 +1,45 @@
+"""Device transfers and the pool they fill: the part of kvtier that runs where the model's KV is.
+
+Imports only the standard library and numpy, and torch in the device modules, so that a worker on a bare GPU
+machine needs nothing else of kvtier. Names load on first use: a process that only reads the pool never pays
+for torch.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from kvtier_core.transfer.control import ControlPage
+    from kvtier_core.transfer.cpu import CPUDevice
+    from kvtier_core.transfer.device import Device, TransferResult
+    from kvtier_core.transfer.direction import Direction
+    from kvtier_core.transfer.layout import KVLayout
+    from kvtier_core.transfer.pool import Pool, PoolGeometry
+
+__all__ = [
+    "CPUDevice",
+    "ControlPage",
+    "Device",
+    "Direction",
+    "KVLayout",
+    "Pool",
+    "PoolGeometry",
+    "TransferResult",
+]
+
+_HOMES = {
+    "CPUDevice": "cpu",
+    "ControlPage": "control",
+    "Device": "device",
+    "Direction": "direction",
+    "KVLayout": "layout",
+    "Pool": "pool",
+    "PoolGeometry": "pool",
+    "TransferResult": "device",
+}
+
+
+def __getattr__(name: str) -> Any:  # noqa: ANN401 - the module protocol: whatever the name stands for
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)

@@ -1,0 +1,147 @@
+"""The control page (contract C36): shared words that say which device transfers may still touch a row.
+
+It decides, in the scheduler's process, when the rows of an unfinished transfer may be handed out again, and
+in each worker, whether a transfer may still start. It never touches a row and never waits.
+
+Each word is a 64-bit counter with one writer. The scheduler writes the *epoch*. Each worker writes, per
+direction, the last job it *started* and the last it *finished*; job ids of one direction grow and its jobs
+complete in order.
+
+The race, step by step. The scheduler wants the rows of job J (epoch E) back while a worker may be about to
+start it::
+
+    scheduler                              worker
+    S1  epoch := E + 1                     W1  started := J        (announce)
+    S2  full fence                         W2  full fence
+    S3  read started                       W3  read epoch
+    S4  started < J: rows are free         W4  epoch = E: touch the rows, then finished := J
+        started >= J: wait for finished        epoch > E: drop J, finished := J
+
+Harm needs S3 to miss W1 *and* W3 to miss S1. With a full fence on both sides one of the two fences comes
+first in the order all processors agree on; what stands before it is seen by what stands after the other. So
+either S3 sees the announcement (and waits), or W3 sees the new epoch (and drops). Checking the epoch first
+and announcing after, or leaving out either fence (a processor may delay a write past a later read), lets both
+miss.
+
+The fence in Python is ``_fence``: acquire, release, acquire, release of a lock. Assumptions: on x86-64 each
+of these is a locked instruction, which is a full fence; on AArch64 a release followed by an acquire is one; a
+word is read and written by one aligned 8-byte access (CPython's ``memoryview`` of format ``Q`` copies 8
+bytes). Tested on x86-64 only.
+"""
+
+import threading
+
+from kvtier_core.transfer.direction import Direction
+
+PAGE_BYTES = 4096
+
+_WORD = 8
+_SLOT_WORDS = 8
+"""A 64-byte cache line for the epoch and one for each worker, so that writers do not slow each other down."""
+
+_EPOCH = 0
+_STARTED = {Direction.STORE: 0, Direction.LOAD: 2}
+_FINISHED = {Direction.STORE: 1, Direction.LOAD: 3}
+
+
+def control_words_bytes(num_workers: int) -> int:
+    """The room that the words of *num_workers* take."""
+    return (1 + num_workers) * _SLOT_WORDS * _WORD
+
+
+class ControlPage:
+    """The words, in the pool's shared memory. Made by ``Pool``; safe from any thread of any process.
+
+    A worker that dies in the middle of a job never finishes it: its job stays unsettled, and its rows out of
+    use.
+    """
+
+    def __init__(self, memory: memoryview, num_workers: int) -> None:
+        """*memory*: shared, writable, 64-byte aligned, of at least ``control_words_bytes(num_workers)``."""
+        self.num_workers = num_workers
+        self._words = memory[: control_words_bytes(num_workers)].cast("Q")
+        self._fence_lock = threading.Lock()
+        self._bump_lock = threading.Lock()
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that jobs submitted now belong to."""
+        return self._words[_EPOCH]
+
+    def bump_epoch(self) -> int:
+        """Begin a new epoch and return it: every job that no worker has announced yet will be dropped.
+
+        Scheduler side: one process only.
+        """
+        with self._bump_lock:
+            epoch = self._words[_EPOCH] + 1
+            self._words[_EPOCH] = epoch
+        self._fence()
+        return epoch
+
+    def is_settled(self, direction: Direction, job_id: int, epoch: int) -> bool:
+        """Whether no worker touches the rows of this job any more, now or later. Scheduler side.
+
+        *epoch* is the one the job was submitted with. True when every worker has finished or dropped the job,
+        or will drop it because it had not announced it when the epoch changed.
+        """
+        is_old = epoch != self.epoch
+        for worker in range(self.num_workers):
+            if self.get_last_finished(worker, direction) >= job_id:
+                continue
+            if is_old and self.get_last_started(worker, direction) < job_id:
+                continue
+            return False
+        # Whoever reads the rows next must see what the workers wrote before they said "finished".
+        self._fence()
+        return True
+
+    def begin(self, worker: int, direction: Direction, job_id: int, epoch: int) -> bool:
+        """Announce a job, before touching a row; True: its rows may be touched until ``finish``. Worker side.
+
+        False: the job is of another epoch, has been dropped, and counts as finished. Raises ``ValueError``
+        when the job id does not grow or the worker is not one of this page's. One job per worker and
+        direction at a time.
+        """
+        started = self._index(worker, _STARTED[direction])
+        if job_id <= self._words[started]:
+            raise ValueError(
+                f"{direction.value} job {job_id} of worker {worker} is not above its last, "
+                f"{self._words[started]}"
+            )
+        self._words[started] = job_id
+        self._fence()
+        if self.epoch == epoch:
+            return True
+        self.finish(worker, direction, job_id)
+        return False
+
+    def finish(self, worker: int, direction: Direction, job_id: int) -> None:
+        """Say that this worker will not touch the job's rows any more. Worker side, after the last byte."""
+        assert job_id == self.get_last_started(worker, direction), "finish follows begin of the same job"
+        self._fence()
+        self._words[self._index(worker, _FINISHED[direction])] = job_id
+
+    def get_last_started(self, worker: int, direction: Direction) -> int:
+        """The last job this worker announced; 0 before the first."""
+        return self._words[self._index(worker, _STARTED[direction])]
+
+    def get_last_finished(self, worker: int, direction: Direction) -> int:
+        """The last job this worker finished or dropped; 0 before the first."""
+        return self._words[self._index(worker, _FINISHED[direction])]
+
+    def release(self) -> None:
+        """Let go of the shared memory; every other method raises ``ValueError`` afterwards. For the pool."""
+        self._words.release()
+
+    def _index(self, worker: int, word: int) -> int:
+        if not 0 <= worker < self.num_workers:
+            raise ValueError(f"worker {worker} is not one of this pool's {self.num_workers}")
+        return (1 + worker) * _SLOT_WORDS + word
+
+    def _fence(self) -> None:
+        """Keep all accesses before this point before all after it, as every process sees them (see above)."""
+        with self._fence_lock:
+            pass
+        with self._fence_lock:
+            pass

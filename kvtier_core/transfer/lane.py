@@ -1,0 +1,156 @@
+"""A lane: one thread that carries out the transfers of one direction, in order, and tells the control page.
+
+It decides what becomes of each job (done, failed, dropped) and guarantees its one result. What a copy is, the
+device says; a lane knows neither torch nor bytes.
+"""
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from kvtier_core.transfer.control import ControlPage
+from kvtier_core.transfer.device import TransferResult
+from kvtier_core.transfer.direction import Direction
+
+_log = logging.getLogger("kvtier.transfer")
+
+
+@dataclass(frozen=True, kw_only=True)
+class LaneJob:
+    """One transfer to carry out."""
+
+    job_id: int
+    block_ids: Sequence[int]
+    rows: Sequence[int]
+    epoch: int
+    compute_done: Callable[[], object] | None = None
+
+
+class Lane:
+    """Calls *copy* for one job after the other on a daemon thread. It returns the bytes it moved."""
+
+    def __init__(
+        self,
+        direction: Direction,
+        control: ControlPage,
+        worker: int,
+        copy: Callable[[LaneJob], int],
+        on_finished: Callable[[], None] | None = None,
+    ) -> None:
+        self._direction = direction
+        self._control = control
+        self._worker = worker
+        self._copy = copy
+        self._on_finished = on_finished
+        self._changed = threading.Condition()  # guards the five below
+        self._queue: deque[LaneJob] = deque()
+        self._unfinished: set[int] = set()
+        self._results: list[TransferResult] = []
+        self._last_id = control.get_last_started(worker, direction)
+        self._stopping = False
+        self._thread = threading.Thread(
+            target=self._run, name=f"kvtier-{direction.value}-{worker}", daemon=True
+        )
+        self._thread.start()
+
+    def submit(self, job: LaneJob) -> None:
+        """Queue a job. Raises ``ValueError`` when its id does not grow, ``RuntimeError`` after ``stop``."""
+        with self._changed:
+            if self._stopping:
+                raise RuntimeError(f"{self._direction.value} job {job.job_id} was submitted after shutdown")
+            if job.job_id <= self._last_id:
+                raise ValueError(
+                    f"{self._direction.value} job {job.job_id} must be above the last one, {self._last_id}"
+                )
+            self._last_id = job.job_id
+            self._unfinished.add(job.job_id)
+            self._queue.append(job)
+            self._changed.notify_all()
+
+    def take_finished(self) -> list[TransferResult]:
+        """The results since the last call."""
+        with self._changed:
+            results, self._results = self._results, []
+            return results
+
+    def wait(self, job_ids: Iterable[int], timeout_s: float) -> bool:
+        """Block until none of these jobs is unfinished; False on time-out."""
+        wanted = frozenset(job_ids)
+        with self._changed:
+            return self._changed.wait_for(lambda: self._unfinished.isdisjoint(wanted), timeout_s)
+
+    def stop(self) -> None:
+        """Take no more jobs; drop those not begun."""
+        with self._changed:
+            self._stopping = True
+            self._changed.notify_all()
+
+    def join(self, timeout_s: float) -> bool:
+        """Wait for the thread to end after ``stop``; False on time-out."""
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._queue or self._stopping)
+                if not self._queue:
+                    return
+                job = self._queue.popleft()
+            result = self._carry_out(job)
+            with self._changed:
+                self._results.append(result)
+                self._unfinished.discard(job.job_id)
+                self._changed.notify_all()
+            self._tell()
+
+    def _carry_out(self, job: LaneJob) -> TransferResult:
+        try:
+            return self._transfer(job)
+        except Exception as error:  # noqa: BLE001 - the job gets its result, the lane lives on
+            return TransferResult(
+                job_id=job.job_id,
+                direction=self._direction,
+                ok=False,
+                error=f"{type(error).__name__}: {error}",
+            )
+
+    def _transfer(self, job: LaneJob) -> TransferResult:
+        # Announced after the wait, so that a new epoch drops the job instead of waiting for its compute.
+        compute_error = self._await_compute(job)
+        if not self._control.begin(self._worker, self._direction, job.job_id, job.epoch):
+            return TransferResult(job_id=job.job_id, direction=self._direction, ok=False, dropped=True)
+        try:
+            if compute_error is not None:
+                raise compute_error
+            if self._stopping:
+                return TransferResult(job_id=job.job_id, direction=self._direction, ok=False, dropped=True)
+            begun = time.perf_counter()
+            moved = self._copy(job)
+            seconds = time.perf_counter() - begun
+        finally:
+            self._control.finish(self._worker, self._direction, job.job_id)
+        return TransferResult(
+            job_id=job.job_id, direction=self._direction, ok=True, bytes=moved, seconds=seconds
+        )
+
+    def _await_compute(self, job: LaneJob) -> Exception | None:
+        """What *compute_done* raised, if anything: the control page must learn of the job all the same."""
+        if job.compute_done is None or self._stopping:
+            return None
+        try:
+            job.compute_done()
+        except Exception as error:  # noqa: BLE001 - becomes the job's error
+            return error
+        return None
+
+    def _tell(self) -> None:
+        if self._on_finished is None:
+            return
+        try:
+            self._on_finished()
+        except Exception:  # noqa: BLE001 - the caller's fault costs a log line, not the lane
+            _log.exception("on_finished raised; the %s lane goes on", self._direction.value)

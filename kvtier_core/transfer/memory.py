@@ -1,0 +1,85 @@
+"""How much memory this process may still take: the machine's, or less where a control group says so.
+
+Decides nothing and changes nothing. Read before a pool is mapped, because a mapping that does not fit fails
+later, by SIGBUS or the out-of-memory killer, in the middle of a copy.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+_PROC = Path("/proc")
+_CGROUP = Path("/sys/fs/cgroup")
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemoryLimit:
+    """``bytes`` can be taken before ``source`` (a file, for people) says stop."""
+
+    bytes: int
+    source: str
+
+
+class _Names(NamedTuple):
+    """What one version of control groups calls its files. Clean file pages are given back on demand."""
+
+    limit: str
+    usage: str
+    reclaimable: tuple[str, ...]
+
+
+_V1 = _Names("memory.limit_in_bytes", "memory.usage_in_bytes", ("total_inactive_file", "total_active_file"))
+_V2 = _Names("memory.max", "memory.current", ("inactive_file", "active_file"))
+
+
+def find_memory_limit(proc: Path = _PROC, cgroup: Path = _CGROUP) -> MemoryLimit:
+    """The tightest of the machine's available memory and the limits of this process's control groups.
+
+    Cost: a few small reads. Raises ``OSError`` when there is no /proc/meminfo.
+    """
+    limits = [_machine_limit(proc)]
+    for folder, names in _memory_groups(proc, cgroup):
+        limit = _group_limit(folder, names)
+        if limit is not None:
+            limits.append(limit)
+    return min(limits, key=lambda item: item.bytes)
+
+
+def _machine_limit(proc: Path) -> MemoryLimit:
+    path = proc / "meminfo"
+    fields = dict(line.split(":", 1) for line in path.read_text().splitlines() if ":" in line)
+    return MemoryLimit(bytes=int(fields["MemAvailable"].split()[0]) * 1024, source=f"{path} (MemAvailable)")
+
+
+def _memory_groups(proc: Path, cgroup: Path) -> Iterator[tuple[Path, _Names]]:
+    """The control groups that bound this process's memory, each with all its parents."""
+    path = proc / "self" / "cgroup"
+    if not path.exists():
+        return
+    for line in path.read_text().splitlines():
+        hierarchy, controllers, group = line.split(":", 2)
+        if hierarchy == "0":
+            root, names = cgroup, _V2
+        elif "memory" in controllers.split(","):
+            root, names = cgroup / "memory", _V1
+        else:
+            continue
+        parts = Path(group.lstrip("/")).parts
+        for depth in range(len(parts), -1, -1):
+            yield root.joinpath(*parts[:depth]), names
+
+
+def _group_limit(folder: Path, names: _Names) -> MemoryLimit | None:
+    """None where the group sets no limit or, inside a container, its folder is not visible."""
+    try:
+        limit = (folder / names.limit).read_text().strip()
+        usage = int((folder / names.usage).read_text())
+        stat = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
+    except OSError:
+        return None
+    if limit == "max":
+        return None
+    reclaimable = sum(int(stat.get(name, 0)) for name in names.reclaimable)
+    left = int(limit) - usage + min(reclaimable, usage)
+    return MemoryLimit(bytes=max(0, left), source=str(folder / names.limit))

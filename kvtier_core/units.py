@@ -1,0 +1,62 @@
+"""Sizes and times as people write them: ``"8GiB"``, ``"512 MB"``, ``"30s"``, ``"250ms"``.
+
+A bare number is bytes or seconds. Binary units (KiB, MiB, GiB, TiB) are powers of 1024, decimal ones (KB, MB, GB,
+TB) powers of 1000, as IEC 80000-13 has them. Negative, infinite and unit-less nonsense is a ``ValueError`` that
+shows what would be right.
+"""
+
+import math
+import re
+from typing import Annotated
+
+from pydantic import BeforeValidator
+
+_SIZE_UNITS = {"": 1, "b": 1} | {
+    f"{letter}{infix}b": (1024 if infix else 1000) ** power
+    for power, letter in enumerate("kmgt", start=1)
+    for infix in ("i", "")
+}
+_TIME_UNITS = {"": 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
+_QUANTITY = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*")
+
+
+def _parse(value: object, units: dict[str, float] | dict[str, int], example: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        raise ValueError(f"expected a quantity such as {example}")  # noqa: TRY004 - pydantic collects ValueErrors
+    if isinstance(value, str):
+        match = _QUANTITY.fullmatch(value)
+        if match is None or match[2].lower() not in units:
+            raise ValueError(f"expected a quantity such as {example}")
+        value = float(match[1]) * units[match[2].lower()]
+    if not math.isfinite(value) or value < 0:
+        raise ValueError(f"expected a finite quantity of at least 0, such as {example}")
+    return value
+
+
+def parse_size(value: object) -> int:
+    """Bytes from ``"8GiB"``, ``"1.5 MB"`` or a number. Raises ``ValueError``."""
+    number = _parse(value, _SIZE_UNITS, '"8GiB" or "512MB"')
+    if number != int(number):
+        raise ValueError('expected a whole number of bytes, such as "8GiB" or "512MB"')
+    return int(number)
+
+
+def parse_duration(value: object) -> float:
+    """Seconds from ``"30s"``, ``"250ms"``, ``"2h"`` or a number. Raises ``ValueError``."""
+    return float(_parse(value, _TIME_UNITS, '"30s" or "250ms"'))
+
+
+def format_size(count: float) -> str:
+    """Bytes for a person: ``"1.5 GiB"``."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if abs(count) < 1024:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1024
+    return f"{count:.1f} TiB"
+
+
+Size = Annotated[int, BeforeValidator(parse_size)]
+"""A field type: a number of bytes."""
+
+Duration = Annotated[float, BeforeValidator(parse_duration)]
+"""A field type: a number of seconds."""

@@ -1,0 +1,173 @@
+"""The value objects that cross a boundary: core to tier, tier to core, engine to core.
+
+All are frozen and keyword-only, and grow only by fields that have a default, so that a plugin written for an
+earlier minor release of the same major keeps working. None of them acts.
+"""
+
+import enum
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from kvtier_core.keys import OffloadKey
+from kvtier_core.transfer.direction import Direction as Direction  # noqa: PLC0414 - one enum, re-exported
+
+
+class LookupState(enum.Enum):
+    """What the primary tier answers for one key (C10)."""
+
+    HIT = "hit"
+    """In the pool, and leased to the asking request."""
+    HIT_PENDING = "hit_pending"
+    """On its way into the pool; ask again after the next step."""
+    RETRY = "retry"
+    """A secondary tier has not said yet whether it holds the block; ask again after the next step."""
+    MISS = "miss"
+
+
+class MissReason(enum.Enum):
+    """Why a lookup missed (C60)."""
+
+    NEVER_STORED = "never_stored"
+    EVICTED = "evicted"
+    PRIMARY_FULL = "primary_full"
+    TIER_SLOW = "tier_slow"
+    TIER_FAILED = "tier_failed"
+    INTEGRITY = "integrity"
+
+
+class OffloadPolicy(enum.Enum):
+    """What a tier wants of a request's blocks (C25)."""
+
+    BLOCK_LEVEL = "block_level"
+    REQUEST_LEVEL = "request_level"
+
+
+@dataclass(frozen=True, kw_only=True)
+class TierInfo:
+    """What a tier type is, known without opening it.
+
+    ``bounded_by`` says who keeps the tier inside its capacity: the core (which then evicts by policy through
+    ``delete``) or the tier itself (which then reports what it dropped through its context). ``default_capacity`` is
+    the bound in bytes where the ``capacity`` setting is unset; ``None`` means no bound.
+    """
+
+    medium: str
+    shared: bool = False
+    persistent: bool = False
+    bounded_by: Literal["core", "tier"] = "core"
+    default_capacity: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class RequestInfo:
+    """One request as tiers see it. ``params`` are the engine's ``kv_transfer_params``."""
+
+    request_id: str
+    num_tokens: int = 0
+    params: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PoolView:
+    """The pool's mapping, for tiers that register memory.
+
+    Row 0 is at ``address`` in this process and at ``fd_offset`` in the file ``fd``; rows are ``row_stride`` bytes
+    apart.
+    """
+
+    address: int
+    row_stride: int
+    num_rows: int
+    fd: int | None = None
+    fd_offset: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class TierJob:
+    """One asynchronous piece of work between the pool and one tier.
+
+    ``buffers[i]`` is the whole row (payload, padding, proof) of ``keys[i]``: read-only for a store, writable for a
+    load, valid until the job's result. A lookup job has no rows and no buffers. ``deadline`` is on the
+    ``time.monotonic`` clock; work that has not started by then is best refused.
+    """
+
+    id: int
+    request: RequestInfo
+    keys: Sequence[OffloadKey]
+    rows: Sequence[int] = ()
+    buffers: Sequence[memoryview] = ()
+    deadline: float = float("inf")
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobResult:
+    """How a job ended. Exactly one is due for every job, also when there was nothing to do.
+
+    ``present`` answers a lookup, one bool a key. ``missing`` are keys that are not there (absence, no fault),
+    ``failed`` are keys that could not be moved (a fault). ``error`` says why, in words, without secrets; an error
+    with neither list means that every key failed.
+    """
+
+    job_id: int
+    present: Sequence[bool] | None = None
+    missing: Sequence[OffloadKey] = ()
+    failed: Sequence[OffloadKey] = ()
+    error: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class BlockInfo:
+    """One stored block as ``scan`` finds it. ``bytes`` is the room it takes, ``time`` seconds since the epoch."""
+
+    key: OffloadKey
+    bytes: int
+    time: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class TierUsage:
+    """How full a tier is. ``capacity_bytes`` is ``None`` where the tier has no bound of its own."""
+
+    bytes: int
+    blocks: int
+    capacity_bytes: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class TierEvent:
+    """A change of a tier's contents. ``cleared`` empties it, ``stored`` and ``removed`` name their keys."""
+
+    kind: Literal["stored", "removed", "cleared"]
+    keys: Sequence[OffloadKey] = ()
+
+
+def _no_wake() -> None:
+    return
+
+
+def _no_report(_keys: Sequence[OffloadKey]) -> None:
+    return
+
+
+@dataclass(frozen=True, kw_only=True)
+class TierContext:
+    """What the core tells a tier instance about where it lives. Kept by the tier, shared with nobody.
+
+    ``namespace`` is safe as a directory or object name; one instance on the blocking interface serves one
+    namespace all its life. ``description`` is that namespace in readable form, for a file beside the data.
+    ``row_bytes`` is the size of every block that will be stored (a multiple of 4096). ``capacity_bytes`` is the
+    resolved ``capacity`` setting, ``None`` when there is no bound. ``wake`` may be called from any thread when a
+    result is ready; a tier that never calls it is polled. ``report_evicted`` may be called from any thread by a
+    tier that bounds itself.
+    """
+
+    name: str
+    namespace: str
+    row_bytes: int
+    capacity_bytes: int | None = None
+    description: Mapping[str, Any] = field(default_factory=dict)
+    log: logging.Logger = field(default_factory=lambda: logging.getLogger("kvtier"))
+    wake: Callable[[], None] = _no_wake
+    report_evicted: Callable[[Sequence[OffloadKey]], None] = _no_report

@@ -1,0 +1,160 @@
+"""The device's KV as one sequence of blocks, and the transformers ``Cache`` that reads and writes it in place.
+
+Decides where a token's K and V stand: every layer has one K and one V tensor ``(max_tokens, kv_heads, head_dim)``, so
+that ``tokens_per_block`` neighbouring tokens are one contiguous page, and the attention gets a view of the tokens so
+far: no gather and no concatenation in a step. Holds one sequence at a time. Moves nothing between tiers.
+"""
+
+from typing import Any
+
+import torch
+from transformers import Cache, PreTrainedModel
+from transformers.cache_utils import CacheLayerMixin
+
+from kvtier_core.errors import KvtierError
+
+
+class CacheError(KvtierError, ValueError):
+    """The cache was used for what it can't hold: several sequences, too many tokens, another dtype, gradients."""
+
+
+def _refuse_batch(what: str) -> CacheError:
+    return CacheError(f"{what}: kvtier's cache holds one sequence; run the sequences one after another")
+
+
+class BlockLayer(CacheLayerMixin):
+    """One attention layer's part of the device's KV. ``keys`` and ``values`` are views ``(1, heads, seq, head_dim)``.
+
+    Works with transformers from 4.57 on: it has the members of both sides of the changes made since.
+    """
+
+    is_sliding = False
+    is_compileable = False
+    is_croppable = True
+
+    def __init__(self, keys: torch.Tensor, values: torch.Tensor, length: int) -> None:
+        """*keys* and *values* are ``(max_tokens, kv_heads, head_dim)``, kept and written in place."""
+        super().__init__()
+        self._key_tokens = keys
+        self._value_tokens = values
+        self.is_initialized = True
+        self._show(length)
+
+    def _show(self, length: int) -> None:
+        self._length = length
+        self.keys = self._key_tokens[:length].transpose(0, 1).unsqueeze(0)  # (1, kv_heads, seq, head_dim)
+        self.values = self._value_tokens[:length].transpose(0, 1).unsqueeze(0)
+
+    def lazy_initialization(self, *_states: torch.Tensor) -> None:
+        """Nothing to do: the tensors are there from the start."""
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *_args: Any, **_kwargs: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Write the new tokens' ``(1, kv_heads, n, head_dim)`` behind the old ones; return views of all tokens so far.
+
+        Raises ``CacheError`` before anything is written. Cost: a copy of the new tokens.
+        """
+        self._check(key_states)
+        begin, end = self._length, self._length + key_states.shape[-2]
+        self._key_tokens[begin:end] = key_states[0].transpose(0, 1)
+        self._value_tokens[begin:end] = value_states[0].transpose(0, 1)
+        self._show(end)
+        return self.keys, self.values
+
+    def _check(self, states: torch.Tensor) -> None:
+        if states.shape[0] != 1:
+            raise _refuse_batch(f"a batch of {states.shape[0]} sequences")
+        if states.dtype != self._key_tokens.dtype:
+            raise CacheError(f"the model computes KV in {states.dtype}, the cache was made for {self._key_tokens.dtype}")
+        if states.requires_grad:
+            raise CacheError("kvtier's cache takes no part in gradients: call the model under torch.no_grad()")
+        if self._length + states.shape[-2] > len(self._key_tokens):
+            raise CacheError(
+                f"{self._length + states.shape[-2]} tokens do not fit a cache of {len(self._key_tokens)}: "
+                "open the engine with a larger max_tokens"
+            )
+
+    def get_seq_length(self, *_args: Any) -> int:
+        """Tokens held."""
+        return self._length
+
+    def get_max_length(self) -> int:
+        """Tokens that fit."""
+        return len(self._key_tokens)
+
+    def get_max_cache_shape(self) -> int:
+        """``get_max_length`` under its name before transformers 5.24."""
+        return self.get_max_length()
+
+    def get_mask_sizes(self, query: int | torch.Tensor) -> tuple[int, int]:
+        """Length and offset of the keys that *query* new tokens attend to.
+
+        Releases before 5 pass the positions of the new tokens instead of their number.
+        """
+        count = query.shape[0] if isinstance(query, torch.Tensor) else query
+        return self._length + count, 0
+
+    def reset(self) -> None:
+        """Forget all tokens; the memory stays."""
+        self._show(0)
+
+    def crop(self, tokens_to_remove: int) -> None:
+        """Forget the last ``-tokens_to_remove`` tokens. Positive numbers mean different things by version: refused."""
+        if tokens_to_remove > 0:
+            raise CacheError(f"crop({tokens_to_remove}): pass the number of tokens to remove, negative")
+        self._show(max(0, self._length + tokens_to_remove))
+
+    def reorder_cache(self, beam_idx: torch.Tensor) -> None:
+        """Beam search needs several sequences: refused."""
+        raise _refuse_batch("beam search")
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        """One repetition is no change; more need several sequences: refused."""
+        if repeats != 1:
+            raise _refuse_batch(f"{repeats} sequences of one prompt")
+
+    def batch_select_indices(self, indices: torch.Tensor) -> None:
+        """Selecting the one sequence is no change; anything else is refused."""
+        if indices.tolist() not in ([0], [True]):
+            raise _refuse_batch("a selection of several sequences")
+
+
+class DeviceKV:
+    """The memory of one sequence's KV, all layers. Made for a model that ``check_model`` has passed.
+
+    ``tensors`` is ``[K of layer 0, V of layer 0, K of layer 1, ...]``, each ``(max_tokens, kv_heads, head_dim)`` and
+    each viewable as ``(num_blocks, page_bytes)``: the device pages kvtier transfers.
+    """
+
+    def __init__(self, model: PreTrainedModel, *, max_tokens: int, tokens_per_block: int) -> None:
+        """Allocate room for *max_tokens* tokens, rounded up to whole blocks of *tokens_per_block*."""
+        config = model.config
+        heads = config.num_key_value_heads
+        head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        self.tokens_per_block = tokens_per_block
+        self.num_blocks = -(-max_tokens // tokens_per_block)
+        shape = (self.num_blocks * tokens_per_block, heads, head_dim)
+        self.tensors = [torch.zeros(shape, dtype=model.dtype) for _ in range(2 * config.num_hidden_layers)]
+
+    @property
+    def max_tokens(self) -> int:
+        """Tokens that fit."""
+        return self.num_blocks * self.tokens_per_block
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of one block, all layers."""
+        return sum(tensor.nbytes for tensor in self.tensors) // self.num_blocks
+
+    def block_tensors(self) -> list[torch.Tensor]:
+        """The tensors by block, each ``(num_blocks, items of a page)``, sharing memory: what a KV layout takes."""
+        return [tensor.view(self.num_blocks, -1) for tensor in self.tensors]
+
+    def cache(self, length: int = 0) -> Cache:
+        """A transformers cache over this memory, its first *length* tokens already there.
+
+        The caches of one ``DeviceKV`` share its memory: use one at a time.
+        """
+        layers = zip(self.tensors[::2], self.tensors[1::2], strict=True)
+        return Cache(layers=[BlockLayer(keys, values, length) for keys, values in layers])

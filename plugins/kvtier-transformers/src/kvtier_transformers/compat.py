@@ -1,0 +1,24 @@
+"""What differs between the transformers releases supported, in one place."""
+
+import inspect
+from typing import Any
+
+from transformers import PretrainedConfig, PreTrainedModel
+
+_CACHE_NAMES = ("cache", "past_key_values")
+
+
+def cache_keyword(model: PreTrainedModel) -> str:
+    """The keyword that takes the KV cache in ``model.forward``: renamed to ``cache`` in transformers 5.24."""
+    parameters = inspect.signature(model.forward).parameters
+    return next(name for name in _CACHE_NAMES if name in parameters)
+
+
+def rope_settings(config: PretrainedConfig) -> dict[str, Any]:
+    """Rotary positions as one dictionary, as from release 5 on; before, base and scaling were two settings."""
+    together = getattr(config, "rope_parameters", None)
+    if together is not None:
+        return dict(together)
+    scaling = getattr(config, "rope_scaling", None) or {}
+    kind = scaling.get("rope_type", scaling.get("type", "default"))
+    return {"rope_theta": getattr(config, "rope_theta", None)} | scaling | {"rope_type": kind}

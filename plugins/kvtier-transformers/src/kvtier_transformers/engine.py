@@ -1,0 +1,286 @@
+"""An engine for one sequence at a time: greedy generation whose KV comes from and goes to kvtier's tiers.
+
+Decides when to ask for cached tokens, when computed blocks are handed on, and when the device's blocks may be used
+again. Transfers, tiers and waiting are the session's. Whatever the tiers do, the answer is the model's: what can't be
+loaded is computed.
+"""
+
+import itertools
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal, Self
+
+import torch
+from transformers import Cache, PreTrainedModel
+
+from kvtier_core.errors import ClosedError, ConfigError
+from kvtier_core.keys import RequestIdentity
+from kvtier_core.runtime import open_session
+from kvtier_core.session import EngineSession
+from kvtier_core.settings import Settings, load_settings
+from kvtier_core.transfer import KVLayout
+from kvtier_transformers.cache import CacheError, DeviceKV
+from kvtier_transformers.decoding import GreedyDecoder
+from kvtier_transformers.namespace import namespace_for
+from kvtier_transformers.support import check_model
+
+
+@dataclass(frozen=True, kw_only=True)
+class Generation:
+    """One finished completion."""
+
+    token_ids: tuple[int, ...]
+    finish_reason: Literal["stop", "length"]
+    prompt_tokens: int
+    hit_tokens: int
+    """Prompt tokens whose KV was loaded instead of computed."""
+    hits_by_tier: Mapping[str, int]
+    """The same by where they were found: ``pool`` or a tier's name."""
+    ttft_s: float
+    """Seconds from the call to the first token."""
+    load_s: float
+    """Seconds of it spent looking up and loading cached tokens."""
+    seconds: float
+    """Seconds from the call to the last token."""
+    first_logits: torch.Tensor = field(repr=False)
+    """The logits ``(vocab,)`` the first token was chosen from, fp32."""
+
+
+class Prompt:
+    """A prompt whose cached prefix is loaded, for callers who run the model themselves. Made by ``Engine.cache_for``."""
+
+    def __init__(self, cache: Cache, token_ids: tuple[int, ...], hit_tokens: int, store: Callable[[Sequence[int]], None]):
+        self.cache = cache
+        self.token_ids = token_ids
+        self.hit_tokens = hit_tokens
+        self._store = store
+
+    def store(self, sequence: torch.Tensor | Sequence[int]) -> None:
+        """Hand on the blocks of *sequence*: the prompt and what the model made of it, in the order it went through
+        ``cache``. Tokens beyond what the cache holds are left out.
+
+        Raises ``CacheError`` when *sequence* does not begin with the prompt.
+        """
+        flat = sequence.reshape(-1).tolist() if isinstance(sequence, torch.Tensor) else list(sequence)
+        if tuple(flat[: len(self.token_ids)]) != self.token_ids:
+            raise CacheError("the sequence to store does not begin with the prompt this cache was made for")
+        self._store(flat)
+
+
+class Engine:
+    """Runs a model with kvtier behind it. One sequence at a time; a second thread's call is refused, not queued.
+
+    ``wait_timeout_s`` bounds every wait for tiers and copies: tiers that take longer cost hits.
+    """
+
+    @classmethod
+    def open(
+        cls,
+        model: torch.nn.Module,
+        *,
+        max_tokens: int,
+        config: Path | Settings | None = None,
+        chunk_tokens: int = 512,
+        wait_timeout_s: float = 30.0,
+        name: str | None = None,
+        files: Sequence[Path] | None = None,
+    ) -> Self:
+        """Allocate the device's KV for *max_tokens* tokens, open the pool and the tiers of *config*.
+
+        *config* is a TOML file or loaded settings; unset, the file ``KVTIER_CONFIG`` names. *name* and *files*
+        identify the model's weights as in ``namespace_for``. Raises ``UnsupportedModelError`` for models kvtier can't
+        keep, ``ConfigError`` and ``TierOpenError`` as ``open_session`` does.
+        """
+        if chunk_tokens < 1 or max_tokens < 1:
+            raise ConfigError(f"chunk_tokens={chunk_tokens}, max_tokens={max_tokens}: both must be at least 1")
+        checked = check_model(model)
+        settings = config if isinstance(config, Settings) else load_settings(file=config)
+        kv = DeviceKV(checked, max_tokens=max_tokens, tokens_per_block=settings.pool.block_size)
+        namespace = namespace_for(checked, kv, files=files, name=name)
+        session = open_session(settings, namespace, KVLayout(kv.block_tensors()))
+        return cls(checked, kv, session, chunk_tokens=chunk_tokens, wait_timeout_s=wait_timeout_s)
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        kv: DeviceKV,
+        session: EngineSession,
+        *,
+        chunk_tokens: int = 512,
+        wait_timeout_s: float = 30.0,
+    ) -> None:
+        """Put together what ``open`` makes. The engine owns *session* from here on."""
+        self._model = model
+        self._kv = kv
+        self._session = session
+        self._chunk_tokens = chunk_tokens
+        self._wait_timeout_s = wait_timeout_s
+        self._ids = (f"{uuid.uuid4().hex}-{number}" for number in itertools.count())
+        self._in_use = threading.Lock()
+        self._last_request: str | None = None
+        self._closed = False
+
+    def generate(
+        self,
+        prompt_ids: Sequence[int],
+        *,
+        max_tokens: int = 128,
+        salt: str | None = None,
+        ignore_eos: bool = False,
+        on_token: Callable[[int], None] | None = None,
+    ) -> Generation:
+        """Complete *prompt_ids* greedily with up to *max_tokens* tokens, the end token included if it comes.
+
+        *salt* keeps requests apart: cached blocks are shared only between requests of one salt. *on_token* is called
+        with every token, on the caller's thread. Raises ``CacheError`` when the prompt is empty, does not fit, or
+        the engine is busy. Cost: a forward pass over the tokens that are not cached, then one a token.
+        """
+        started = time.perf_counter()
+        if max_tokens < 1:
+            raise CacheError(f"max_tokens must be at least 1, not {max_tokens}")
+        with self._request(prompt_ids, max_tokens - 1, salt) as (request_id, cache):
+            hit_tokens, load_s = cache.get_seq_length(), time.perf_counter() - started
+            decoder = GreedyDecoder(
+                self._model, cache, chunk_tokens=self._chunk_tokens, on_progress=self._hand_on(request_id)
+            )
+            first_logits = decoder.prefill(prompt_ids)
+            token_ids = [int(first_logits.argmax())]
+            ttft_s = time.perf_counter() - started
+            stop = frozenset() if ignore_eos else self._stop_tokens()
+            while True:
+                if on_token is not None:
+                    on_token(token_ids[-1])
+                if token_ids[-1] in stop or len(token_ids) == max_tokens:
+                    break
+                self._session.append(request_id, token_ids[-1:])
+                token_ids.append(int(decoder.step(token_ids[-1]).argmax()))
+            return Generation(
+                token_ids=tuple(token_ids),
+                finish_reason="stop" if token_ids[-1] in stop else "length",
+                prompt_tokens=len(prompt_ids),
+                hit_tokens=hit_tokens,
+                hits_by_tier=self._session.request_hits(request_id),
+                ttft_s=ttft_s,
+                load_s=load_s,
+                seconds=time.perf_counter() - started,
+                first_logits=first_logits,
+            )
+
+    @contextmanager
+    def cache_for(self, prompt_ids: torch.Tensor | Sequence[int], *, salt: str | None = None) -> Iterator[Prompt]:
+        """A cache with the prompt's known prefix loaded, for ``model.generate`` or ``model.forward``::
+
+            with engine.cache_for(ids) as prompt:
+                output = model.generate(ids, past_key_values=prompt.cache)
+                prompt.store(output)
+
+        ``generate`` skips the loaded tokens by itself; ``forward`` wants those after ``prompt.hit_tokens``. Without
+        ``store`` nothing is kept. The cache is valid inside the ``with`` block only. Raises as ``generate`` does.
+        """
+        if isinstance(prompt_ids, torch.Tensor):
+            if prompt_ids.dim() > 1 and prompt_ids.shape[0] != 1:
+                raise CacheError(f"a batch of {prompt_ids.shape[0]} prompts: kvtier's cache holds one sequence")
+            prompt_ids = prompt_ids.reshape(-1).tolist()
+        with self._request(prompt_ids, 0, salt) as (request_id, cache):
+            known = len(prompt_ids)
+
+            def store(sequence: Sequence[int]) -> None:
+                self._session.append(request_id, sequence[known:])
+                self._hand_on(request_id)(min(len(sequence), cache.get_seq_length()))
+
+            yield Prompt(cache, tuple(prompt_ids), cache.get_seq_length(), store)
+
+    @contextmanager
+    def _request(self, prompt_ids: Sequence[int], more_tokens: int, salt: str | None) -> Iterator[tuple[str, Cache]]:
+        """One request from its announcement to its end, with a cache that holds what could be loaded."""
+        if self._closed:
+            raise ClosedError("the engine is closed")
+        if not self._in_use.acquire(blocking=False):
+            raise CacheError("the engine is busy with another sequence: run them one after another")
+        try:
+            self._check_room(len(prompt_ids), more_tokens)
+            self._wait_for_blocks()
+            request_id = next(self._ids)
+            self._session.new_request(request_id, prompt_ids, RequestIdentity(salt=salt))
+            self._last_request = request_id
+            try:
+                yield request_id, self._kv.cache(self._load(request_id, len(prompt_ids)))
+            except BaseException:
+                self._session.abort(request_id)
+                raise
+            self._session.finish(request_id)
+        finally:
+            self._in_use.release()
+
+    def _check_room(self, prompt_tokens: int, more_tokens: int) -> None:
+        if not prompt_tokens:
+            raise CacheError("the prompt is empty: give at least one token")
+        if prompt_tokens + more_tokens > self._kv.max_tokens:
+            raise CacheError(
+                f"{prompt_tokens} prompt tokens and {more_tokens} more do not fit: this engine was opened for "
+                f"{self._kv.max_tokens}; open it with a larger max_tokens"
+            )
+
+    def _wait_for_blocks(self) -> None:
+        # The last request's blocks may still be on their way into the pool; writing into them now would store the
+        # next request's bytes under the last one's keys.
+        if self._last_request is None:
+            return
+        if not self._session.wait_stored(self._last_request, self._wait_timeout_s):
+            raise CacheError(
+                f"the last sequence's blocks were not copied to the pool within {self._wait_timeout_s:g} s, so its "
+                "device blocks can't be used again yet: try again, or open the engine with a larger wait_timeout_s"
+            )
+        self._last_request = None
+
+    def _load(self, request_id: str, prompt_tokens: int) -> int:
+        """Load what the tiers have of the prompt's beginning; return how many tokens that is."""
+        # One token is always left to compute: the logits come from computing it.
+        loadable = min(self._session.wait_loadable(request_id, self._wait_timeout_s), prompt_tokens - 1)
+        loadable -= loadable % self._kv.tokens_per_block
+        if not loadable:
+            return 0
+        self._session.load(request_id, loadable, self._block_ids(loadable))
+        return self._session.wait_loaded(request_id, self._wait_timeout_s)
+
+    def _hand_on(self, request_id: str) -> Callable[[int], None]:
+        def computed(num_tokens: int) -> None:
+            self._session.computed(request_id, num_tokens, self._block_ids(num_tokens))
+            self._session.end_step()
+
+        return computed
+
+    def _block_ids(self, num_tokens: int) -> range:
+        return range(-(-num_tokens // self._kv.tokens_per_block))
+
+    def _stop_tokens(self) -> frozenset[int]:
+        generation = getattr(self._model, "generation_config", None)
+        found = getattr(generation, "eos_token_id", None) or getattr(self._model.config, "eos_token_id", None)
+        return frozenset(found if isinstance(found, list | tuple) else () if found is None else (found,))
+
+    def flush(self, timeout_s: float = 60.0) -> bool:
+        """Wait until everything stored so far has reached the tiers; False when that takes longer."""
+        return self._session.flush(timeout_s)
+
+    def stats(self) -> Mapping[str, Any]:
+        """The session's counters: hits by tier, misses by reason, bytes."""
+        return self._session.stats()
+
+    def close(self) -> None:
+        """Close the session with its pool and tiers. Calling it twice is fine."""
+        self._closed = True
+        self._session.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()

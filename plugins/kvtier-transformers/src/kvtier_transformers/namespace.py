@@ -1,0 +1,87 @@
+"""Fingerprints a transformers model: which other models' KV bytes are interchangeable with its own (C02).
+
+Decides what identifies the weights: the hub's commit where there is one, else a digest of the weight files, and with
+it the configuration that the KV depends on. A model whose origin is unknown gets a namespace of its own.
+"""
+
+import hashlib
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from transformers import PreTrainedModel, PretrainedConfig
+
+from kvtier_core.namespace import GroupSpec, Namespace, digest_weights
+from kvtier_transformers.cache import DeviceKV
+from kvtier_transformers.compat import rope_settings
+
+LAYOUT = "transformers: by layer K page, V page; page (tokens, kv_heads, head_dim)"
+_KV_SETTINGS = (
+    "model_type",
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "hidden_act",
+    "rms_norm_eps",
+    "attention_bias",
+    "mlp_bias",
+    "max_position_embeddings",
+    "quantization_config",
+)
+"""What of a configuration changes the KV of the same weights: it can be overridden when a model is loaded."""
+
+
+def weight_files(directory: Path) -> list[Path]:
+    """The weight files in a model directory: safetensors, else PyTorch's own format; none where there is none."""
+    return sorted(directory.glob("*.safetensors")) or sorted(directory.glob("*.bin"))
+
+
+def _config_digest(config: PretrainedConfig) -> str:
+    settings = {name: getattr(config, name, None) for name in _KV_SETTINGS} | {"rope": rope_settings(config)}
+    return hashlib.sha256(json.dumps(settings, sort_keys=True, default=str).encode()).hexdigest()[:32]
+
+
+def _weights_digest(model: PreTrainedModel, files: Sequence[Path] | None, *, full: bool) -> str | None:
+    if files is None and model.name_or_path:
+        files = weight_files(Path(model.name_or_path))
+    if files:
+        return digest_weights(files, full=full)
+    commit: str | None = getattr(model.config, "_commit_hash", None)
+    return commit
+
+
+def _own_name(model: PreTrainedModel) -> str:
+    # A local model stays the same model when its directory moves: the digest tells its weights apart, not the path.
+    origin = model.name_or_path or type(model).__name__
+    return Path(origin).name if Path(origin).exists() else origin
+
+
+def namespace_for(
+    model: PreTrainedModel,
+    kv: DeviceKV,
+    *,
+    files: Sequence[Path] | None = None,
+    name: str | None = None,
+    full_digest: bool = False,
+) -> Namespace:
+    """The namespace of *model* with its KV in *kv*.
+
+    *files* are the weight files; unset, those of the directory the model was loaded from, if any. *name* stands in
+    for the model's own name, which for a local model is the last part of its path. Weights changed in memory after loading are not seen: give such a model another
+    *name*. Raises ``OSError`` when a weight file can't be read. Cost: two small reads a file, all of it when
+    *full_digest*.
+    """
+    digest = _weights_digest(model, files, full=full_digest)
+    layers = tuple(f"model.layers.{index}.self_attn" for index in range(len(kv.tensors) // 2))
+    return Namespace(
+        model=name or _own_name(model),
+        revision=getattr(model.config, "_commit_hash", None),
+        weights_digest=None if digest is None else f"{digest}-config-{_config_digest(model.config)}",
+        kv_dtype=str(model.dtype).removeprefix("torch."),
+        tokens_per_block=kv.tokens_per_block,
+        groups=(GroupSpec(layers=layers, block_bytes=kv.block_bytes),),
+        layout=LAYOUT,
+    )

@@ -1,0 +1,83 @@
+"""Says whether a model's KV is what kvtier can keep: one K and one V per token and layer, fixed once computed.
+
+Decides by what the configuration says, and vouches only for model types this package is tested with. A model whose
+KV of a prefix depends on what follows it (scaled positions that change with the length) would be answered wrongly
+from a cache, so it is refused like one whose layers keep something else.
+"""
+
+from collections.abc import Iterator
+
+import torch
+from transformers import PretrainedConfig, PreTrainedModel
+
+from kvtier_core.errors import UnsupportedModelError
+from kvtier_transformers.compat import rope_settings
+
+SUPPORTED_MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3")
+_LENGTH_DEPENDENT_ROPE = ("dynamic", "longrope")
+
+
+def layer_types(config: PretrainedConfig) -> tuple[str, ...]:
+    """The kind of each layer, in transformers' own words, inferred where the configuration does not list them."""
+    listed = getattr(config, "layer_types", None)
+    if listed is not None:
+        return tuple(listed)
+    if getattr(config, "sliding_window", None) is not None:
+        kind = "sliding_attention"
+    elif getattr(config, "attention_chunk_size", None) is not None:
+        kind = "chunked_attention"
+    else:
+        kind = "full_attention"
+    return (kind,) * int(getattr(config, "num_hidden_layers", 1))
+
+
+def _config_objections(config: PretrainedConfig) -> Iterator[str]:
+    if config.is_encoder_decoder or getattr(config, "add_cross_attention", False):
+        yield "it has cross-attention layers"
+    if config.model_type not in SUPPORTED_MODEL_TYPES:
+        yield f"its type {config.model_type!r} is not one of {', '.join(SUPPORTED_MODEL_TYPES)}"
+    for kind in sorted({*layer_types(config)} - {"full_attention"}):
+        yield f"it has {kind} layers"
+    rope_type = rope_settings(config)["rope_type"]
+    if rope_type in _LENGTH_DEPENDENT_ROPE:
+        yield f"its {rope_type!r} rotary positions make a prefix's KV depend on the prompt's length"
+
+
+def _state_objections(model: PreTrainedModel) -> Iterator[str]:
+    if getattr(model, "_hf_peft_config_loaded", False):
+        yield "it has an adapter loaded, which its weight files do not show: merge the adapter into the weights"
+    if model.training:
+        yield "it is in training mode: call model.eval()"
+    elsewhere = {parameter.device.type for parameter in model.parameters()} - {"cpu"}
+    if elsewhere:
+        yield f"it is on {', '.join(sorted(elsewhere))}: call model.to('cpu')"
+    if not model.dtype.is_floating_point:
+        yield f"its KV dtype {model.dtype} is not a floating-point one"
+
+
+def _refuse(name: str, objections: list[str]) -> UnsupportedModelError:
+    return UnsupportedModelError(
+        f"{name} is not supported: {'; '.join(objections)}. Supported: models of type "
+        f"{', '.join(SUPPORTED_MODEL_TYPES)} with full_attention layers only, on the CPU"
+    )
+
+
+def check_config(config: PretrainedConfig) -> None:
+    """Raise ``UnsupportedModelError``, with every reason, when no model of this configuration can be kept."""
+    objections = list(_config_objections(config))
+    if objections:
+        raise _refuse(f"a model of type {config.model_type!r}", objections)
+
+
+def check_model(model: torch.nn.Module) -> PreTrainedModel:
+    """Return *model* when kvtier can keep its KV.
+
+    Raises ``UnsupportedModelError`` with every reason against it: sliding-window, chunked, linear-attention or Mamba
+    layers, cross-attention, a model type not vouched for, an adapter, another device than the CPU.
+    """
+    if not isinstance(model, PreTrainedModel):
+        raise _refuse(type(model).__name__, ["it is not a transformers model"])
+    objections = [*_config_objections(model.config), *_state_objections(model)]
+    if objections:
+        raise _refuse(type(model).__name__, objections)
+    return model
