@@ -5,7 +5,7 @@ This page is the whole public surface, with ``kvtier_core.testing`` (for those w
 ``kvtier_core`` itself brings in none of torch, numpy and pydantic.
 """
 
-import importlib
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     )
     from kvtier_core.namespace import GroupSpec, Namespace, digest_weights
     from kvtier_core.plugins import TierType, check_tier_class, list_tier_types, load_tier_type
+    from kvtier_core.runtime import open_session
+    from kvtier_core.session import EngineSession
     from kvtier_core.settings import PoolSettings, Settings, load_settings
     from kvtier_core.tier_settings import TierLimits, TierSettings
     from kvtier_core.units import Duration, Size, format_size, parse_duration, parse_size
@@ -53,64 +55,126 @@ if TYPE_CHECKING:
 
     __version__: str
 
-_HOMES = {
-    "blocktier": ("BlockTier", "SupportsBatch", "SupportsScan"),
-    "errors": (
-        "ClosedError",
-        "ConfigError",
-        "KvtierError",
-        "PluginError",
-        "PoolError",
-        "TierOpenError",
-        "UnsupportedModelError",
-    ),
-    "hookspecs": ("TierHookSpecs", "hookimpl", "hookspec"),
-    "keys": (
-        "MultimodalInput",
-        "OffloadKey",
-        "RequestIdentity",
-        "get_offload_block_hash",
-        "get_offload_group_idx",
-        "hash_blocks",
-        "make_offload_key",
-        "root_hash",
-    ),
-    "namespace": ("GroupSpec", "Namespace", "digest_weights"),
-    "plugins": ("TierType", "check_tier_class", "list_tier_types", "load_tier_type"),
-    "settings": ("PoolSettings", "Settings", "load_settings"),
-    "tier_settings": ("TierLimits", "TierSettings"),
-    "units": ("Duration", "Size", "format_size", "parse_duration", "parse_size"),
-    "values": (
-        "BlockInfo",
-        "Direction",
-        "JobResult",
-        "LookupState",
-        "MissReason",
-        "OffloadPolicy",
-        "PoolView",
-        "RequestInfo",
-        "TierContext",
-        "TierEvent",
-        "TierInfo",
-        "TierJob",
-        "TierUsage",
-    ),
-}
-_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
-
-__all__ = [  # noqa: PLE0604 - one list of names, above
-    *sorted(_HOME_OF)
+__all__ = [
+    "BlockInfo",
+    "BlockTier",
+    "ClosedError",
+    "ConfigError",
+    "Direction",
+    "Duration",
+    "EngineSession",
+    "GroupSpec",
+    "JobResult",
+    "KvtierError",
+    "LookupState",
+    "MissReason",
+    "MultimodalInput",
+    "Namespace",
+    "OffloadKey",
+    "OffloadPolicy",
+    "PluginError",
+    "PoolError",
+    "PoolSettings",
+    "PoolView",
+    "RequestIdentity",
+    "RequestInfo",
+    "Settings",
+    "Size",
+    "SupportsBatch",
+    "SupportsScan",
+    "TierContext",
+    "TierEvent",
+    "TierHookSpecs",
+    "TierInfo",
+    "TierJob",
+    "TierLimits",
+    "TierOpenError",
+    "TierSettings",
+    "TierType",
+    "TierUsage",
+    "UnsupportedModelError",
+    "__version__",
+    "check_tier_class",
+    "digest_weights",
+    "format_size",
+    "get_offload_block_hash",
+    "get_offload_group_idx",
+    "hash_blocks",
+    "hookimpl",
+    "hookspec",
+    "list_tier_types",
+    "load_settings",
+    "load_tier_type",
+    "make_offload_key",
+    "open_session",
+    "parse_duration",
+    "parse_size",
+    "root_hash",
 ]
+
+_HOMES = {
+    "BlockInfo": "values",
+    "BlockTier": "blocktier",
+    "ClosedError": "errors",
+    "ConfigError": "errors",
+    "Direction": "values",
+    "Duration": "units",
+    "EngineSession": "session",
+    "GroupSpec": "namespace",
+    "JobResult": "values",
+    "KvtierError": "errors",
+    "LookupState": "values",
+    "MissReason": "values",
+    "MultimodalInput": "keys",
+    "Namespace": "namespace",
+    "OffloadKey": "keys",
+    "OffloadPolicy": "values",
+    "PluginError": "errors",
+    "PoolError": "errors",
+    "PoolSettings": "settings",
+    "PoolView": "values",
+    "RequestIdentity": "keys",
+    "RequestInfo": "values",
+    "Settings": "settings",
+    "Size": "units",
+    "SupportsBatch": "blocktier",
+    "SupportsScan": "blocktier",
+    "TierContext": "values",
+    "TierEvent": "values",
+    "TierHookSpecs": "hookspecs",
+    "TierInfo": "values",
+    "TierJob": "values",
+    "TierLimits": "tier_settings",
+    "TierOpenError": "errors",
+    "TierSettings": "tier_settings",
+    "TierType": "plugins",
+    "TierUsage": "values",
+    "UnsupportedModelError": "errors",
+    "check_tier_class": "plugins",
+    "digest_weights": "namespace",
+    "format_size": "units",
+    "get_offload_block_hash": "keys",
+    "get_offload_group_idx": "keys",
+    "hash_blocks": "keys",
+    "hookimpl": "hookspecs",
+    "hookspec": "hookspecs",
+    "list_tier_types": "plugins",
+    "load_settings": "settings",
+    "load_tier_type": "plugins",
+    "make_offload_key": "keys",
+    "open_session": "runtime",
+    "parse_duration": "units",
+    "parse_size": "units",
+    "root_hash": "keys",
+}
 
 
 def __getattr__(name: str) -> Any:  # noqa: ANN401 - any public name
     """Import a public name from its home when it is first used."""
     if name == "__version__":
-        from importlib.metadata import version  # noqa: PLC0415
-
-        value: Any = version("kvtier-core")
-    elif name in _HOME_OF:
-        value = getattr(importlib.import_module(f"kvtier_core.{_HOME_OF[name]}"), name)
+        value: Any = import_module("importlib.metadata").version("kvtier-core")
+    elif name in _HOMES:
+        value = getattr(import_module(f"kvtier_core.{_HOMES[name]}"), name)
     else:
         raise AttributeError(f"module 'kvtier_core' has no attribute {name!r}")
     globals()[name] = value
@@ -119,4 +183,4 @@ def __getattr__(name: str) -> Any:  # noqa: ANN401 - any public name
 
 def __dir__() -> list[str]:
     """The public names and what the module has of its own."""
-    return sorted({*globals(), *__all__, "__version__"})
+    return sorted({*globals(), *__all__})

@@ -1,11 +1,11 @@
-"""Block hashes and offload keys (contract C01): what a block is called, in every process alike.
+r"""Block hashes and offload keys (contract C01): what a block is called, in every process alike.
 
 The hash is SHA-256, chained: a block's hash covers its own tokens, its parent's hash and so the whole
 prefix, and what separates requests (tenant salt, LoRA adapter, multimodal inputs). Nothing depends on
 ``PYTHONHASHSEED``, the machine's byte order or the process.
 
 Format (version 1): ``root = sha256(b"kvtier-hash-1" + field(salt) + field(lora))`` where
-``field(None) = b"\\x00"`` and ``field(text) = b"\\x01" + u32be(len) + utf8``; then
+``field(None) = b"\x00"`` and ``field(text) = b"\x01" + u32be(len) + utf8``; then
 ``hash_i = sha256(hash_{i-1} + u32be(n) + tokens as i64be + extras)`` where extras are, for every multimodal
 input that overlaps the block, ``u64be(offset of its start relative to the block, two's complement) + field(digest)``.
 """

@@ -10,22 +10,24 @@ from collections.abc import Iterable, Mapping
 
 MASK = "**********"
 
-_WORDS = (
-    "pass|passwd|password|passphrase|secret|token|credential|credentials|"
-    "api_?key|access_?key|account_?key|private_?key|secret_?key|sas"
+_SECRET_NAME = re.compile(
+    r"(?:^|[^a-z])"
+    r"(?:pass|passwd|password|passphrase|secret|token|credentials?|signature|sig|sas|"
+    r"(?:api|access|account|private|secret)[_-]?key)"
+    r"(?:$|[^a-z])"
 )
-_SECRET_NAME = re.compile(rf"(?:^|[^a-z])(?:{_WORDS})(?:$|[^a-z])", re.IGNORECASE)
+_CAMEL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
 # Up to the last "@", slashes included: keys pasted into a URL unescaped (AWS secrets hold slashes) are hidden too.
 _URL_USER = re.compile(r"(?P<scheme>\b[a-zA-Z][a-zA-Z0-9+.-]*://)(?P<user>\S*)@")
-_URL_PARAMETER = re.compile(
-    rf"(?P<name>[?&;](?:[\w.-]*(?:{_WORDS}|signature|sig)[\w.-]*)=)(?P<value>[^&;#\s\"']+)", re.IGNORECASE
+_URL_PARAMETER = re.compile(r"(?P<name>[?&;][\w.-]+)=(?P<value>[^&;#\s\"']+)")
+_SHORT = (
+    4  # a shorter secret is masked only where it stands alone: it would turn every other word into a mask
 )
-_SHORT = 4  # a shorter secret is masked only where it stands alone: it would turn every other word into a mask
 
 
 def is_secret_name(name: str) -> bool:
-    """Whether a setting called *name* holds a secret, whatever its type says."""
-    return _SECRET_NAME.search(name) is not None
+    """Whether a setting called *name* (``api_key``, ``AccessKeyId``) holds a secret, whatever its type says."""
+    return _SECRET_NAME.search(_CAMEL.sub("_", name).lower()) is not None
 
 
 def holds_only_secrets(name: str) -> bool:
@@ -41,7 +43,11 @@ def mask_text(text: str, secrets: Iterable[str] = ()) -> str:
         else:
             text = re.sub(rf"(?<!\w){re.escape(secret)}(?!\w)", MASK, text)
     text = _URL_USER.sub(rf"\g<scheme>{MASK}@", text)
-    return _URL_PARAMETER.sub(rf"\g<name>{MASK}", text)
+    return _URL_PARAMETER.sub(_mask_parameter, text)
+
+
+def _mask_parameter(match: re.Match[str]) -> str:
+    return f"{match['name']}={MASK}" if is_secret_name(match["name"]) else match[0]
 
 
 def secrets_in_text(text: str) -> set[str]:
@@ -50,7 +56,7 @@ def secrets_in_text(text: str) -> set[str]:
     for match in _URL_USER.finditer(text):
         user, _, password = match["user"].partition(":")
         found |= {match["user"], password or user}
-    found |= {match["value"] for match in _URL_PARAMETER.finditer(text)}
+    found |= {match["value"] for match in _URL_PARAMETER.finditer(text) if is_secret_name(match["name"])}
     return found - {""}
 
 

@@ -1,9 +1,9 @@
-"""Self-proving rows (contract C03): how a stored block says whose bytes it holds.
+r"""Self-proving rows (contract C03): how a stored block says whose bytes it holds.
 
 Row format v1, little-endian, a multiple of 4096 bytes in all::
 
     payload | zero padding | proof (64 bytes)
-    proof = magic "kvt\\x01" | version u16 | zero u16 | payload length u64
+    proof = magic "kvt\x01" | version u16 | zero u16 | payload length u64
           | namespace digest 16 | key digest 16 | xxh3-128 of the payload 16
 
 Digests are xxh3-128, canonical (big-endian) as ``xxhash`` gives them. This guards against accident (truncated,

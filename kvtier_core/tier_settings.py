@@ -27,7 +27,7 @@ class TierLimits(BaseModel):
     miss_ttl: Duration = 30.0
     """Seconds for which a key that could not be loaded is not asked of the tier again."""
     presence_ttl: Duration = 5.0
-    """Seconds for which a tier's answer "I hold this key" is believed without asking again."""
+    """Seconds for which a tier's answer about a key is believed, on top of the longest ``lookup_timeout``."""
     max_quarantined: Annotated[float, Field(gt=0, le=1)] = 0.10
     """Fraction of the pool that overdue loads may keep quarantined before the tier gets no more promotions."""
     max_cascade: Annotated[float, Field(gt=0, le=1)] = 0.25

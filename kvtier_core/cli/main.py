@@ -76,12 +76,16 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--debug", action="store_true", help="show log messages, and tracebacks of errors")
     parser.add_argument("--version", action=_Version, nargs=0, help="show the version and exit")
     parser.add_argument("command", nargs="?", metavar="COMMAND", help="what to do; see below")
-    parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="...", help="see kvtier COMMAND --help")
+    parser.add_argument(
+        "arguments", nargs=argparse.REMAINDER, metavar="...", help="see kvtier COMMAND --help"
+    )
     return parser
 
 
 def _commands_text() -> str:
-    plugins = {name: f"(from {origin})" for name, origin in list_commands().items() if name not in CORE_COMMANDS}
+    plugins = {
+        name: f"(from {origin})" for name, origin in list_commands().items() if name not in CORE_COMMANDS
+    }
     commands = {name: text for name, (_, text) in CORE_COMMANDS.items()} | plugins
     width = max(len(name) for name in commands)
     return "commands:\n" + "\n".join(f"  {name:<{width}}  {commands[name]}" for name in sorted(commands))

@@ -14,7 +14,10 @@ help = "Show every setting, its value and where it came from (secrets hidden)." 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
     parser.add_argument(
-        "--config", type=Path, metavar="FILE", help="the TOML file (default: the one KVTIER_CONFIG names, if any)"
+        "--config",
+        type=Path,
+        metavar="FILE",
+        help="the TOML file (default: the one KVTIER_CONFIG names, if any)",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--check", action="store_true", help="only check; print nothing but problems")
@@ -42,9 +45,13 @@ def _as_json(settings: Settings) -> str:
 
 
 def _as_text(settings: Settings) -> str:
-    rows = [{"name": item.name, "value": item.text, "source": item.source} for item in show_settings(settings)]
+    rows = [
+        {"name": item.name, "value": item.text, "source": item.source} for item in show_settings(settings)
+    ]
     parts = [format_table(["name", "value", "source"], rows)]
     if settings.ignored_variables:
         parts.append(f"ignored (put there by Kubernetes): {', '.join(settings.ignored_variables)}")
-    parts += [f"tiers.{name} is disabled and can't be checked: {why}" for name, why in settings.unavailable.items()]
+    parts += [
+        f"tiers.{name} is disabled and can't be checked: {why}" for name, why in settings.unavailable.items()
+    ]
     return "\n".join(parts)

@@ -77,6 +77,7 @@ class Lookups:
         blocks = [state.ledger.find(key) for key in keys]
         absent = [key for key, block in zip(keys, blocks, strict=True) if block is None]
         verdicts = dict(zip(absent, self._verdicts(request, absent, now), strict=True))
+        self._bound_waiting(request, verdicts, now)
         walk = self._walk(request, keys, blocks, verdicts)
         self._commit(request, walk)
         if walk.reason is not None:
@@ -107,6 +108,19 @@ class Lookups:
             else verdict
             for key, verdict in zip(keys, verdicts, strict=True)
         ]
+
+    def _bound_waiting(
+        self, request: RequestState, verdicts: dict[OffloadKey, _Verdict], now: float
+    ) -> None:
+        """However often answers lapse and are asked for again, no request waits longer than the slowest tier may take."""
+        unknown = [key for key, verdict in verdicts.items() if verdict is None]
+        if not unknown:
+            request.wait_until = None
+            return
+        if request.wait_until is None:
+            request.wait_until = now + self._state.slowest_lookup_s
+        if now >= request.wait_until:
+            verdicts.update(dict.fromkeys(unknown, MissReason.TIER_SLOW))
 
     @staticmethod
     def _more_telling(one: _Verdict, other: MissReason) -> _Verdict:

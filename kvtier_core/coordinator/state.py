@@ -60,6 +60,8 @@ class RequestState:
     """Promotions reserved in this step, by tier, not submitted yet."""
     promoting: int = 0
     """Tier loads under way for this request."""
+    wait_until: float | None = None
+    """When lookups stop waiting for tiers to say what they hold; set while one is waiting."""
     device_stores: int = 0
     """Device stores under way for this request."""
     waited: set[OffloadKey] = field(default_factory=set)
@@ -91,13 +93,13 @@ class TierSpec:
 class TierState:
     """One tier: what it holds as far as known, whether it is in the path, how much of the pool it has."""
 
-    def __init__(self, spec: TierSpec, num_rows: int) -> None:
+    def __init__(self, spec: TierSpec, num_rows: int, slowest_lookup_s: float) -> None:
         limits = spec.limits
         self.name = spec.name
         self.limits = limits
         self.presence = Presence(
             complete=not spec.info.shared,
-            ttl_s=limits.presence_ttl,
+            ttl_s=limits.presence_ttl + slowest_lookup_s,
             miss_ttl_s=limits.miss_ttl,
             limit=limits.max_resident_keys,
         )
@@ -164,7 +166,11 @@ class State:
     def __init__(self, ledger: Ledger, tiers: Sequence[TierSpec], limits: PoolLimits) -> None:
         self.ledger = ledger
         self.limits = limits
-        self.tiers = {spec.name: TierState(spec, ledger.num_rows) for spec in tiers}
+        self.slowest_lookup_s = max((spec.limits.lookup_timeout for spec in tiers), default=0.0)
+        """An answer must outlive the wait for the slowest tier, or a request could wait for ever for all at once."""
+        self.tiers = {
+            spec.name: TierState(spec, ledger.num_rows, self.slowest_lookup_s) for spec in tiers
+        }
         self.requests: dict[str, RequestState] = {}
         self.jobs: OrderedDict[int, Job] = OrderedDict()
         self.outbox: list[Action] = []

@@ -69,8 +69,8 @@ class TierHost:
         self._stopping = False
         self._pause = _FIRST_POLL_S
         self._thread = threading.Thread(target=self._run, name=f"kvtier-{identity.name}", daemon=True)
-        self.down = threading.Event()
-        """Set when the tier's ``shutdown`` has confirmed that it no longer touches the pool."""
+        self._ended = threading.Event()
+        self._is_down = False
 
     # -- from the engine's thread
 
@@ -119,8 +119,12 @@ class TierHost:
         self._post(partial(self._reset, namespace, description, generation))
 
     def shutdown(self, timeout_s: float) -> None:
-        """Shut the tier down and end the hook thread; ``down`` tells when."""
+        """Shut the tier down and end the hook thread."""
         self._post(partial(self._shutdown, timeout_s))
+
+    def wait_down(self, timeout_s: float) -> bool:
+        """Wait for the end of ``shutdown``; whether the tier has confirmed that it no longer touches the pool."""
+        return self._ended.wait(timeout_s) and self._is_down
 
     def _post(self, call: Callable[[], None]) -> None:
         self._inbox.put(call)
@@ -247,15 +251,16 @@ class TierHost:
 
     def _shutdown(self, timeout_s: float) -> None:
         self._stopping = True
-        if isinstance(self._call("shutdown", timeout_s=timeout_s), HookFault):
+        answer = self._call("shutdown", timeout_s=timeout_s)
+        if isinstance(answer, HookFault):
             self._fault()
-            return
-        self._drain(timeout_s)
+        else:
+            self._is_down = not self._may_touch_pool(timeout_s)
+        self._ended.set()
 
-    def _drain(self, timeout_s: float) -> None:
-        """Say that the tier is down, unless it names jobs that may still touch the pool."""
-        if self._hooks.drain_jobs.get_hookimpls():
-            left = self._call("drain_jobs", timeout_s=timeout_s)
-            if isinstance(left, HookFault) or left:
-                return
-        self.down.set()
+    def _may_touch_pool(self, timeout_s: float) -> bool:
+        """Whether jobs are left that may still touch the pool, as far as the tier can tell."""
+        if not self._hooks.drain_jobs.get_hookimpls():
+            return False
+        left = self._call("drain_jobs", timeout_s=timeout_s)
+        return isinstance(left, HookFault) or bool(left)

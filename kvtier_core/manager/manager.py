@@ -171,11 +171,8 @@ class TierManager:
             for host in self._hosts.values():
                 self._integrity.after_sealing(partial(host.shutdown, timeout_s))
             self._integrity.stop(timeout_s / 2)
-        down = [
-            host.down.wait(max(0.0, deadline - self._clock()))
-            for host in self._hosts.values()
-            if host.is_started
-        ]
+        started = [host for host in self._hosts.values() if host.is_started]
+        down = [host.wait_down(max(0.0, deadline - self._clock())) for host in started]
         return all(down)
 
     def _ensure_open(self) -> None:

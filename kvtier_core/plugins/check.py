@@ -19,7 +19,9 @@ from kvtier_core.values import TierInfo
 
 _HOOK_MARK = f"{PROJECT}_impl"
 _SPECS = {
-    name: spec for name, spec in vars(TierHookSpecs).items() if getattr(spec, f"{PROJECT}_spec", None) is not None
+    name: spec
+    for name, spec in vars(TierHookSpecs).items()
+    if getattr(spec, f"{PROJECT}_spec", None) is not None
 }
 _BLOCK_METHODS = ("open", "contains", "store", "load", "delete", "close")
 _BATCH_METHODS = ("store_many", "load_many")
@@ -159,4 +161,4 @@ def _unmarked_problems(cls: type, name: str) -> Iterator[str]:
             return
     if name in _SPECS:
         expected = expected_signature(name, _SPECS[name])
-        yield f"{name} has the name of a hook but no marker: decorate it with @hookimpl or rename it; expected {expected}"
+        yield f"{name} is named like a hook but has no marker: add @hookimpl or rename it; expected {expected}"

@@ -31,7 +31,9 @@ class Command(Protocol):
 
 def list_commands() -> dict[str, str]:
     """Command names and the distributions that offer them, without importing any."""
-    return {offer.name: offer.distribution for offer in find_offers(COMMAND_GROUP) if offer.group == COMMAND_GROUP}
+    return {
+        offer.name: offer.distribution for offer in find_offers(COMMAND_GROUP) if offer.group == COMMAND_GROUP
+    }
 
 
 def load_command(name: str, core_commands: tuple[str, ...] = ()) -> Command:

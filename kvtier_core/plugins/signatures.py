@@ -43,7 +43,7 @@ def signature_problems(cls: type, name: str, spec: Callable[..., Any]) -> Iterat
         return
     kind = _not_plain(function)
     if kind is not None:
-        yield f"is a {kind}; it must be a plain function (start threads of your own for slow work)"
+        yield f"is {kind}; it must be a plain function (start threads of your own for slow work)"
         return
     try:
         parameters = list(inspect.signature(function).parameters.values())
@@ -58,11 +58,11 @@ def signature_problems(cls: type, name: str, spec: Callable[..., Any]) -> Iterat
 
 def _not_plain(function: Callable[..., Any]) -> str | None:
     if inspect.iscoroutinefunction(function):
-        return "coroutine function"
+        return "a coroutine function"
     if inspect.isasyncgenfunction(function):
-        return "asynchronous generator function"
+        return "an asynchronous generator function"
     if inspect.isgeneratorfunction(function):
-        return "generator function"
+        return "a generator function"
     return None
 
 

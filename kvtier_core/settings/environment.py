@@ -29,11 +29,18 @@ def put_variables(
             continue  # what is wrong there is already known, and its settings can't be
         place = _find(variable.path, models) if variable.name == variable_for(variable.path) else None
         if place is None:
-            problems.add(variable.name, f"unknown environment variable{did_you_mean(variable.name, known)}")
+            problems.add(variable.name, f"unknown environment variable{_hint(variable.name.upper(), known)}")
         elif isinstance(place, _Inside):
-            problems.add(variable.name, f"unknown environment variable; set {place.variable} to a JSON object")
+            problems.add(
+                variable.name, f"unknown environment variable; set {place.variable} to a JSON object"
+            )
         else:
             _put(variable, place.annotation, merged, problems)
+
+
+def _hint(name: str, known: list[str]) -> str:
+    inside = [item for item in known if item.startswith(f"{name}__")]
+    return f"; it names a table: set its values, such as {inside[0]}" if inside else did_you_mean(name, known)
 
 
 class _Found:
@@ -55,7 +62,9 @@ def _put(variable: Variable, annotation: object, merged: Merged, problems: Probl
         try:
             value = json.loads(text)
         except json.JSONDecodeError:
-            problems.add(variable.name, """expected JSON, such as ["a", "b"] for a list or {"name": "value"}""")
+            problems.add(
+                variable.name, """expected JSON, such as ["a", "b"] for a list or {"name": "value"}"""
+            )
             return
     merged.put(variable.path, value, variable.source)
 

@@ -28,14 +28,23 @@ def _alternatives(annotation: object) -> list[object]:
     if typing.get_origin(annotation) is typing.Annotated:
         return _alternatives(typing.get_args(annotation)[0])
     if typing.get_origin(annotation) in (typing.Union, types.UnionType):
-        return [item for part in typing.get_args(annotation) for item in _alternatives(part) if item is not type(None)]
+        return [
+            item
+            for part in typing.get_args(annotation)
+            for item in _alternatives(part)
+            if item is not type(None)
+        ]
     return [annotation]
 
 
 def nested_model(annotation: object) -> type[BaseModel] | None:
     """The settings table a field is, or ``None`` when it is a plain value."""
     alternatives = _alternatives(annotation)
-    if len(alternatives) == 1 and isinstance(alternatives[0], type) and issubclass(alternatives[0], BaseModel):
+    if (
+        len(alternatives) == 1
+        and isinstance(alternatives[0], type)
+        and issubclass(alternatives[0], BaseModel)
+    ):
         return alternatives[0]
     return None
 

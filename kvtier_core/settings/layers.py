@@ -54,6 +54,13 @@ class Variable:
         return f"env:{self.name}"
 
 
+def _value_at(data: Mapping[str, Any], path: SettingPath) -> object:
+    value: Any = data
+    for part in path:
+        value = value.get(part) if isinstance(value, Mapping) else None
+    return value
+
+
 @dataclass(frozen=True, kw_only=True)
 class Layers:
     """What each source says, unmerged."""
@@ -66,19 +73,16 @@ class Layers:
 
     def peek(self, path: SettingPath) -> object:
         """The strongest value given for exactly *path*, undecoded, or ``None``."""
-        for data in (self.overrides, self._variable_tree(path), self.file_data):
-            value: Any = data
-            for part in path:
-                value = value.get(part) if isinstance(value, Mapping) else None
+        text = next((item.text for item in self.variables if item.path == path), None)
+        for value in (_value_at(self.overrides, path), text, _value_at(self.file_data, path)):
             if value is not None:
                 return value
         return None
 
-    def _variable_tree(self, path: SettingPath) -> Mapping[str, Any]:
-        tree: Any = next((item.text for item in self.variables if item.path == path), None)
-        for part in reversed(path):
-            tree = {part: tree}
-        return dict(tree)
+    def is_table(self, path: SettingPath) -> bool:
+        """Whether the file and the overrides, where they have *path* at all, have a table there."""
+        values = (_value_at(self.file_data, path), _value_at(self.overrides, path))
+        return all(value is None or isinstance(value, Mapping) for value in values)
 
     def tier_names(self) -> dict[str, str]:
         """Every tier name with the kind of its first source: ``"file"``, ``"init"`` or ``"env"``; file order first."""

@@ -63,7 +63,7 @@ class _TierTypes:
             self.models[name] = None
             if not _TIER_NAME.fullmatch(name):
                 problems.add(dotted(path), _bad_name(name))
-            elif not isinstance(layers.peek(path), Mapping | None):
+            elif not layers.is_table(path):
                 problems.add(dotted(path), "must be a table")
             else:
                 self._load(name, layers, problems)
@@ -73,7 +73,8 @@ class _TierTypes:
         wanted = layers.peek(path)
         if not isinstance(wanted, str):
             say = "is required" if wanted is None else "must be a text"
-            problems.add(dotted(path), f'{say}: set it in [tiers.{name}], such as type = "disk", or as {variable_for(path)}')
+            example = f'type = "disk" in [tiers.{name}], or {variable_for(path)}'
+            problems.add(dotted(path), f"{say}: set it, such as {example}")
             return
         try:
             self.types[name] = load_tier_type(wanted)
@@ -123,8 +124,8 @@ def _validate(layers: Layers, found: _TierTypes, merged: Merged, problems: Probl
         problems.add("tiers", "must be a table with one table a tier, such as [tiers.disk]")
     _check_sense(layers, found, pool, top, tiers, merged, problems)
     problems.raise_if_any()
-    assert pool is not None  # noqa: S101 - a section that could not be built has left a problem
-    assert top is not None  # noqa: S101
+    assert pool is not None  # a section that could not be built has left a problem
+    assert top is not None
     tiers = in_order(tiers, top.lookup_order)
     return Settings(
         pool=pool,

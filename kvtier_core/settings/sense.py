@@ -1,6 +1,7 @@
-"""Whether valid values make sense together (contract C54). What needs the engine's geometry is checked where it is known.
+"""Whether valid values make sense together (contract C54).
 
-Each finding says which value, why it can't work and what to change. Pure.
+Each finding says which value, why it can't work and what to change. What needs the engine's geometry (a pool of less
+than one block of this model) is checked where that is known. Pure.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -23,7 +24,10 @@ def pool_findings(pool: PoolSettings) -> Iterator[Finding]:
     if pool.capacity < ROW_ALIGNMENT:
         yield ("pool", "capacity"), f'{pool.capacity} bytes hold no block ({_SMALLEST_ROW}): try "1GiB"'
     if not pool.lease_timeout:
-        yield ("pool", "lease_timeout"), 'must be more than 0, such as "30s": rows would be lost before they are used'
+        yield (
+            ("pool", "lease_timeout"),
+            'must be more than 0, such as "30s": rows would be lost before they are used',
+        )
     yield from _policy_findings(("pool", "policy"), pool.policy)
 
 
@@ -59,7 +63,10 @@ def tier_findings(
 
 
 def order_findings(
-    enabled: Iterable[str], unordered: Iterable[str], lookup_order: tuple[str, ...] | None, tiers: Iterable[str]
+    enabled: Iterable[str],
+    unordered: Iterable[str],
+    lookup_order: tuple[str, ...] | None,
+    tiers: Iterable[str],
 ) -> Iterator[Finding]:
     """Whether the enabled tiers have an order. *unordered* are those that no file puts in order."""
     path = ("lookup_order",)
@@ -79,7 +86,9 @@ def order_findings(
             yield path, f"leaves out the enabled tier {name!r}"
 
 
-def in_order(tiers: Mapping[str, TierSettings], lookup_order: tuple[str, ...] | None) -> dict[str, TierSettings]:
+def in_order(
+    tiers: Mapping[str, TierSettings], lookup_order: tuple[str, ...] | None
+) -> dict[str, TierSettings]:
     """The tiers in lookup order, those that are not in it last."""
     names = [name for name in lookup_order or () if name in tiers]
     enabled = [name for name in tiers if name not in names and tiers[name].enabled]

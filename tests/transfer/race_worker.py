@@ -1,18 +1,16 @@
 """A worker process for the race test: carries out the stores it reads from its standard input.
 
-Run as ``race_worker.py POOL_PATH MODE``. Each job is 32 bytes: job id, epoch, row, stamp. MODE "correct" announces a
+Run as ``race_worker.py POOL_PATH MODE``. Each job is a line: job id, epoch, row, stamp. MODE "correct" announces a
 job and then checks the epoch; "check_first" is the mistake the control page's docstring warns of. At the end of the
 input it prints how many jobs it finished and how many it dropped.
 """
 
-import struct
 import sys
 import time
 
 from kvtier_core.transfer.direction import Direction
 from kvtier_core.transfer.pool import Pool
 
-JOB = struct.Struct("<QQQQ")
 _PIECE = 16384
 
 
@@ -26,8 +24,8 @@ def _begin_check_first(pool: Pool, job_id: int, epoch: int) -> bool:
 def main(path: str, mode: str) -> None:
     finished = dropped = 0
     with Pool.attach(path) as pool:
-        while raw := sys.stdin.buffer.read(JOB.size):
-            job_id, epoch, row, stamp = JOB.unpack(raw)
+        for line in sys.stdin:
+            job_id, epoch, row, stamp = map(int, line.split())
             if mode == "check_first":
                 begun = _begin_check_first(pool, job_id, epoch)
             else:

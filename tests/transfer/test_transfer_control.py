@@ -111,7 +111,9 @@ def test_c36_both_sides_pass_a_fence_between_write_and_read(
     fences: list[tuple[int, int, int]] = []
 
     def note() -> None:
-        fences.append((control.epoch, control.get_last_started(0, STORE), control.get_last_finished(0, STORE)))
+        fences.append(
+            (control.epoch, control.get_last_started(0, STORE), control.get_last_finished(0, STORE))
+        )
 
     monkeypatch.setattr(control, "_fence", note)
     control.begin(0, STORE, 1, 0)

@@ -41,5 +41,7 @@ def test_c42_the_cpu_device_refuses_tensors_elsewhere(make_pool: Callable[..., P
 
 def test_c43_all_workers_slices_must_fit_a_row(make_pool: Callable[..., Pool]) -> None:
     pool = make_pool(row_bytes=4096, num_workers=2)
-    with pytest.raises(ValueError, match="2 worker.* 2052 bytes a block need rows of 4104 bytes, .* have 4096"):
+    with pytest.raises(
+        ValueError, match="2 worker.* 2052 bytes a block need rows of 4104 bytes, .* have 4096"
+    ):
         CPUDevice(KVLayout([torch.zeros(4, 513)]), pool, pool.control)

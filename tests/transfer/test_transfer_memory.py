@@ -28,9 +28,7 @@ class _Machine:
         folder = self.cgroup / "memory" / group
         self._add(folder, "memory.limit_in_bytes", "memory.usage_in_bytes", limit, usage, stat)
 
-    def _add(
-        self, folder: Path, limit_name: str, usage_name: str, limit: str, usage: int, stat: str
-    ) -> None:
+    def _add(self, folder: Path, limit_name: str, usage_name: str, limit: str, usage: int, stat: str) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / limit_name).write_text(f"{limit}\n")
         (folder / usage_name).write_text(f"{usage}\n")

@@ -12,9 +12,6 @@ import pytest
 
 from kvtier_core.transfer import Direction, Pool
 
-sys.path.insert(0, str(Path(__file__).parent))
-from race_worker import JOB  # noqa: E402
-
 _STORE = Direction.STORE
 _ROWS = 4
 _ROW_BYTES = 1 << 18
@@ -31,7 +28,7 @@ class _Race:
         self.seen: Counter[str] = Counter()
         self.last_id = 0
         command = [sys.executable, str(Path(__file__).with_name("race_worker.py")), pool.path, mode]
-        self.worker = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        self.worker = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
     def play_round(self) -> None:
         """One store a row, a bump at some moment of them, every row reused, and a last look at the bytes."""
@@ -61,7 +58,7 @@ class _Race:
     def _submit(self, row: int, epoch: int, stamp: int) -> int:
         self.last_id += 1
         assert self.worker.stdin is not None
-        self.worker.stdin.write(JOB.pack(self.last_id, epoch, row, stamp))
+        self.worker.stdin.write(f"{self.last_id} {epoch} {row} {stamp}\n")
         self.worker.stdin.flush()
         return self.last_id
 
@@ -104,7 +101,6 @@ def test_c36_rows_of_settled_stores_keep_their_new_bytes(pool: Pool) -> None:
         race.play_round()
         rounds += 1
     finished, dropped = race.finish()
-    print(rounds, finished, dropped, race.seen)
     assert finished + dropped == race.last_id
     assert race.seen["overwritten after reuse"] == 0
     assert race.seen["torn"] == 0
@@ -122,4 +118,3 @@ def test_c36_a_worker_that_checks_before_it_announces_is_caught(pool: Pool) -> N
             break
     race.finish()
     assert race.seen["overwritten after reuse"] > 0
-

@@ -66,6 +66,7 @@ class Bounds:
     def unpin(self, key: OffloadKey) -> None:
         """The call ended; at the last one the key is a candidate again, the most recent."""
         self._pins[key] -= 1
+        assert self._pins[key] >= 0, f"unpinned more often than pinned: {key.hex()}"
         if self._pins[key] == 0:
             del self._pins[key]
             if key in self._stored:
@@ -117,7 +118,7 @@ class Bounds:
 
     def distrust(self, key: OffloadKey) -> None:
         """The block is there but can't be had: keep its slot, serve it no more."""
-        if key in self._stored:
+        if key in self._stored or key in self._leaving:
             self._unserved.add(key)
 
     def forget(self, key: OffloadKey) -> None:

@@ -34,7 +34,8 @@ class EventLog:
         """The events since the last call; *contents* is asked only when they have to start anew."""
         changes, self._changes = self._changes, []
         if changes is None:
-            return [TierEvent(kind="cleared"), TierEvent(kind="stored", keys=tuple(contents()))]
+            keys = tuple(contents())
+            return [TierEvent(kind="cleared"), *([TierEvent(kind="stored", keys=keys)] if keys else [])]
         return [
             TierEvent(kind=kind, keys=tuple(key for _, key in run))
             for kind, run in itertools.groupby(changes, key=operator.itemgetter(0))

@@ -11,7 +11,7 @@ import torch
 from transformers import Cache, PreTrainedModel
 from transformers.cache_utils import CacheLayerMixin
 
-from kvtier_core.errors import KvtierError
+from kvtier_core import KvtierError
 
 
 class CacheError(KvtierError, ValueError):

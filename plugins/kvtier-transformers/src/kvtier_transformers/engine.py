@@ -19,11 +19,15 @@ from typing import Any, Literal, Self
 import torch
 from transformers import Cache, PreTrainedModel
 
-from kvtier_core.errors import ClosedError, ConfigError
-from kvtier_core.keys import RequestIdentity
-from kvtier_core.runtime import open_session
-from kvtier_core.session import EngineSession
-from kvtier_core.settings import Settings, load_settings
+from kvtier_core import (
+    ClosedError,
+    ConfigError,
+    EngineSession,
+    RequestIdentity,
+    Settings,
+    load_settings,
+    open_session,
+)
 from kvtier_core.transfer import KVLayout
 from kvtier_transformers.cache import CacheError, DeviceKV
 from kvtier_transformers.decoding import GreedyDecoder
@@ -124,7 +128,13 @@ class Engine:
         self._ids = (f"{uuid.uuid4().hex}-{number}" for number in itertools.count())
         self._in_use = threading.Lock()
         self._last_request: str | None = None
+        self._copies_lost = False
         self._closed = False
+
+    @property
+    def bytes_per_token(self) -> int:
+        """Bytes of KV of one token, all layers."""
+        return self._kv.block_bytes // self._kv.tokens_per_block
 
     def generate(
         self,
@@ -212,7 +222,9 @@ class Engine:
             try:
                 yield request_id, self._kv.cache(self._load(request_id, len(prompt_ids)))
             except BaseException:
-                self._session.abort(request_id)
+                self._copies_lost = True
+                self._session.abort(request_id)  # raises when this request's transfers do not end
+                self._copies_lost = False
                 raise
             self._session.finish(request_id)
         finally:
@@ -230,6 +242,8 @@ class Engine:
     def _wait_for_blocks(self) -> None:
         # The last request's blocks may still be on their way into the pool; writing into them now would store the
         # next request's bytes under the last one's keys.
+        if self._copies_lost:
+            raise CacheError("a copy of an earlier sequence never ended and may still touch the device: open a new engine")
         if self._last_request is None:
             return
         if not self._session.wait_stored(self._last_request, self._wait_timeout_s):

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kvtier_core.errors import ConfigError, UnsupportedModelError
+from kvtier_core import ConfigError, UnsupportedModelError
 
 _MAGIC = b"GGUF"
 _VERSIONS = (2, 3)

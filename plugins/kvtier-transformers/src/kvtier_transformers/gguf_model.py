@@ -12,7 +12,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.utils import logging
 
-from kvtier_core.errors import UnsupportedModelError
+from kvtier_core import UnsupportedModelError
 from kvtier_transformers.gguf import Floats, GGUFFile
 
 _LAYER_NAMES = {

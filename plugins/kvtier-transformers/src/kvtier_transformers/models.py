@@ -10,7 +10,7 @@ from pathlib import Path
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
-from kvtier_core.errors import ConfigError
+from kvtier_core import ConfigError
 from kvtier_transformers.gguf import GGUFFile
 from kvtier_transformers.gguf_model import load_gguf_model
 from kvtier_transformers.namespace import weight_files

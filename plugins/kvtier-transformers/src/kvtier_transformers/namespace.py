@@ -11,7 +11,7 @@ from pathlib import Path
 
 from transformers import PreTrainedModel, PretrainedConfig
 
-from kvtier_core.namespace import GroupSpec, Namespace, digest_weights
+from kvtier_core import GroupSpec, Namespace, digest_weights
 from kvtier_transformers.cache import DeviceKV
 from kvtier_transformers.compat import rope_settings
 

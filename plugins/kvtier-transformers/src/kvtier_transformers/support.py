@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import torch
 from transformers import PretrainedConfig, PreTrainedModel
 
-from kvtier_core.errors import UnsupportedModelError
+from kvtier_core import UnsupportedModelError
 from kvtier_transformers.compat import rope_settings
 
 SUPPORTED_MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3")

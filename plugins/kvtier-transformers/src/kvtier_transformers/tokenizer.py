@@ -9,7 +9,7 @@ from typing import Any
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from kvtier_core.errors import UnsupportedModelError
+from kvtier_core import UnsupportedModelError
 from kvtier_transformers.gguf import GGUFFile
 
 _CONTROL, _USER_DEFINED = 3, 4

@@ -1,0 +1,228 @@
+"""A tier of values for the simulated world: what it stores is who wrote a row last, not bytes.
+
+It decides nothing by itself: a job is answered when, and in the way in which, the world is told to answer it. No
+thread, no clock.
+"""
+
+import enum
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from kvtier_core.coordinator import JobPlan
+from kvtier_core.keys import OffloadKey
+from kvtier_core.tier_settings import TierLimits
+from kvtier_core.values import JobResult, TierInfo
+
+GENEROUS = TierLimits(max_cascade=1.0, max_quarantined=1.0)
+"""Limits that let a tier use the whole of a tiny pool."""
+
+_NOT_ASKED_FOR = OffloadKey(b"a key that no job named" + bytes(4))
+
+
+class Payload(NamedTuple):
+    """The whole and right bytes of one block: what a model computes for *key* in cache epoch *epoch*."""
+
+    key: OffloadKey
+    epoch: int
+
+
+class Junk(NamedTuple):
+    """Half-written or flipped bytes; no two are alike."""
+
+    serial: int
+
+
+class Content(NamedTuple):
+    """What a row, or a tier's object, holds: a payload and, once sealed, a proof.
+
+    The proof is modelled by what it covers (C03): the block it was made for, and the payload it was made over.
+    """
+
+    payload: Payload | Junk
+    proof: tuple[Payload, Payload | Junk] | None = None
+
+    def seal(self, name: Payload) -> "Content":
+        """The same payload with a proof for the block *name*."""
+        return Content(self.payload, (name, self.payload))
+
+    def proves(self, name: Payload) -> bool:
+        """Whether a check for the block *name* would accept this."""
+        return self.proof == (name, self.payload)
+
+
+class JobHook(enum.Enum):
+    """The hook by which a job reached a tier."""
+
+    LOOKUP = "lookup"
+    STORE = "submit_store"
+    LOAD = "submit_load"
+
+
+class Answer(enum.Enum):
+    """How a tier answers a job."""
+
+    OK = "ok"
+    """Honestly: keys it does not hold are missing."""
+    MISSING = "missing"
+    """The chosen keys are reported as absent, and were not moved."""
+    FAILED = "failed"
+    """The chosen keys are reported as failed, and were not moved."""
+    ERROR = "error"
+    """An error without a list of keys: nothing was moved."""
+    CORRUPT = "corrupt"
+    """Reported as moved, but the bytes of the chosen keys are wrong."""
+    LIE = "lie"
+    """Reported as done, but nothing was; a lookup's truth is turned round."""
+    WRONG_LENGTH = "wrong length"
+    """A lookup answered with one bool too many."""
+    NOT_BOOL = "not bool"
+    """A lookup answered with numbers."""
+    NOT_A_SEQUENCE = "not a sequence"
+    """A lookup answered with one bool for all."""
+    NO_ANSWER = "no answer"
+    """A lookup's result without an answer."""
+    UNASKED_KEYS = "unasked keys"
+    """A result that names a key outside the job."""
+
+
+LOOKUP_ANSWERS = (
+    Answer.OK,
+    Answer.LIE,
+    Answer.FAILED,
+    Answer.ERROR,
+    Answer.WRONG_LENGTH,
+    Answer.NOT_BOOL,
+    Answer.NOT_A_SEQUENCE,
+    Answer.NO_ANSWER,
+)
+MOVE_ANSWERS = (
+    Answer.OK,
+    Answer.MISSING,
+    Answer.FAILED,
+    Answer.ERROR,
+    Answer.CORRUPT,
+    Answer.LIE,
+    Answer.UNASKED_KEYS,
+)
+
+
+@dataclass(slots=True)
+class RunningJob:
+    """A job that a tier has and has not answered. ``epoch`` is the cache epoch in which it was submitted."""
+
+    hook: JobHook
+    plan: JobPlan
+    epoch: int
+    cancelled: bool = False
+    """The core has told the tier that nobody waits for it."""
+    stale: bool = False
+    """A reset came after it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TierScript:
+    """What a simulated tier is. ``obeys_reset=False`` keeps serving what it held before a reset."""
+
+    name: str
+    resident: bool = False
+    """The core sees the tier's set of keys without asking."""
+    shared: bool = False
+    obeys_reset: bool = True
+    limits: TierLimits = field(default_factory=lambda: GENEROUS)
+
+
+class ScriptedTier:
+    """One tier's contents, and what its answers do to them and to the pool's rows."""
+
+    def __init__(self, script: TierScript, rows: list[Content]) -> None:
+        self.script = script
+        self.info = TierInfo(medium="memory", shared=script.shared)
+        self.contents: dict[OffloadKey, Content] = {}
+        self.epoch = 0
+        self._rows = rows
+        self._junk = 0
+
+    def contains_many(self, keys: Sequence[OffloadKey]) -> list[bool]:
+        """The resident presence set (``ResidentPresence``): what is really there."""
+        return [key in self.contents for key in keys]
+
+    def new_junk(self) -> Content:
+        """Bytes that are nobody's."""
+        self._junk += 1
+        return Content(Junk(self._junk))
+
+    def serve(self, epoch: int) -> None:
+        """Go over to another epoch's namespace; one that obeys serves nothing of earlier ones."""
+        if self.script.obeys_reset and epoch != self.epoch:
+            self.contents.clear()
+        self.epoch = epoch
+
+    def perform(self, running: RunningJob, answer: Answer, chosen: Collection[OffloadKey]) -> JobResult:
+        """Do what *running* asks for in the way of *answer*, and say so. *chosen* are the keys that go wrong."""
+        plan = running.plan
+        if running.hook is JobHook.LOOKUP:
+            return self._answer_lookup(plan, answer)
+        spoilt = set(plan.keys) if answer in (Answer.ERROR, Answer.LIE) else set(chosen)
+        if answer in (Answer.OK, Answer.UNASKED_KEYS):
+            spoilt = set()
+        if running.hook is JobHook.STORE:
+            absent = self._store(running, answer, spoilt)
+        else:
+            absent = self._load(plan, answer, spoilt)
+        match answer:
+            case Answer.ERROR:
+                return JobResult(job_id=plan.id, error="scripted to fail")
+            case Answer.FAILED:
+                failed = [key for key in plan.keys if key in spoilt]
+                return JobResult(job_id=plan.id, missing=absent, failed=failed, error="scripted to fail")
+            case Answer.MISSING:
+                return JobResult(job_id=plan.id, missing=[key for key in plan.keys if key in {*absent, *spoilt}])
+            case Answer.UNASKED_KEYS:
+                return JobResult(job_id=plan.id, missing=[*absent, _NOT_ASKED_FOR])
+            case _:
+                return JobResult(job_id=plan.id, missing=absent)
+
+    def _answer_lookup(self, plan: JobPlan, answer: Answer) -> JobResult:
+        truth = self.contains_many(plan.keys)
+        match answer:
+            case Answer.LIE:
+                return JobResult(job_id=plan.id, present=[not there for there in truth])
+            case Answer.FAILED:
+                return JobResult(job_id=plan.id, failed=plan.keys)
+            case Answer.ERROR:
+                return JobResult(job_id=plan.id, error="scripted to fail")
+            case Answer.WRONG_LENGTH:
+                return JobResult(job_id=plan.id, present=[*truth, True])
+            case Answer.NOT_BOOL:
+                return JobResult(job_id=plan.id, present=[int(there) for there in truth])  # type: ignore[misc]
+            case Answer.NOT_A_SEQUENCE:
+                return JobResult(job_id=plan.id, present=True)  # type: ignore[arg-type]
+            case Answer.NO_ANSWER:
+                return JobResult(job_id=plan.id)
+            case _:
+                return JobResult(job_id=plan.id, present=truth)
+
+    def _store(self, running: RunningJob, answer: Answer, spoilt: Collection[OffloadKey]) -> list[OffloadKey]:
+        """Take the rows as they are *now*; a store of an earlier epoch stays where nobody looks."""
+        hidden = self.script.obeys_reset and running.epoch != self.epoch
+        for key, row in zip(running.plan.keys, running.plan.rows, strict=True):
+            if hidden or (key in spoilt and answer is not Answer.CORRUPT):
+                continue
+            self.contents[key] = self.new_junk() if key in spoilt else self._rows[row]
+        return []
+
+    def _load(self, plan: JobPlan, answer: Answer, spoilt: Collection[OffloadKey]) -> list[OffloadKey]:
+        """Fill the rows; a fault may leave half a block in one. Returns the keys that are not there."""
+        absent: list[OffloadKey] = []
+        for key, row in zip(plan.keys, plan.rows, strict=True):
+            content = self.contents.get(key)
+            if answer is Answer.LIE:
+                continue
+            if key in spoilt:
+                self._rows[row] = self.new_junk()
+            elif content is None:
+                absent.append(key)
+            else:
+                self._rows[row] = content
+        return absent

@@ -1,0 +1,450 @@
+"""A world without threads or bytes around one coordinator: fake clock, scripted tiers, rows whose contents are values.
+
+A test says what the engine does and how each job is answered; the world carries the coordinator's actions out and,
+after every step, checks what must always hold. What it checks is written down in ``World.check`` and beside the
+places that raise ``Violation``. It decides nothing that the coordinator decides.
+"""
+
+from collections import Counter, deque
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import assert_never
+
+from kvtier_core.coordinator import (
+    Action,
+    AskTier,
+    CancelJobs,
+    Coordinator,
+    Finished,
+    JobPlan,
+    LoadFromTier,
+    Lookup,
+    PoolLimits,
+    PreparedTransfer,
+    StoreToTiers,
+    TellNewRequest,
+    TellRequestFinished,
+    TellStepEnd,
+    TierSpec,
+)
+from kvtier_core.keys import OffloadKey, make_offload_key
+from kvtier_core.ledger import BlockState, Ledger
+from kvtier_core.policies import make_policy
+from kvtier_core.testing.scripted import Answer, Content, JobHook, Payload, RunningJob, ScriptedTier, TierScript
+from kvtier_core.values import JobResult, RequestInfo
+
+_REMEMBERED_CALLS = 1000
+
+
+class Violation(AssertionError):
+    """Something happened that must never happen."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceTransfer:
+    """A device transfer under way, and what its rows held when it began (a load) or will hold (a store)."""
+
+    request: str
+    prepared: PreparedTransfer
+    contents: Sequence[Content]
+    is_store: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A hook that a tier would have seen called."""
+
+    hook: str
+    tier: str
+    request: str
+    keys: tuple[OffloadKey, ...] = ()
+
+
+def make_keys(names: str, group: int = 0) -> list[OffloadKey]:
+    """One key a character: ``make_keys("abc")``. Keys of equal characters are equal."""
+    return [make_offload_key(name.encode().rjust(32, b"."), group) for name in names]
+
+
+def generous_limits(num_rows: int) -> PoolLimits:
+    """Pool limits that let a tiny pool be used as a whole."""
+    return PoolLimits(
+        max_promotion_rows=num_rows,
+        max_cascade_rows=num_rows,
+        lease_timeout_s=30.0,
+        device_timeout_s=60.0,
+    )
+
+
+class World:
+    """One coordinator, driven as the acting part would drive it. One thread.
+
+    Every public method that acts runs ``check`` at its end and raises ``Violation`` (or the coordinator's own
+    ``AssertionError``) when something that must never happen has happened.
+    """
+
+    def __init__(
+        self,
+        num_rows: int,
+        tiers: Sequence[TierScript | str] = (),
+        *,
+        limits: PoolLimits | None = None,
+        policy: str = "lru",
+    ) -> None:
+        self.now = 1000.0
+        self.epoch = 0
+        self.rows: list[Content] = []  # (num_rows,)
+        scripts = [TierScript(name=tier) if isinstance(tier, str) else tier for tier in tiers]
+        self.tiers = {script.name: ScriptedTier(script, self.rows) for script in scripts}
+        self._blank = ScriptedTier(TierScript(name="blank"), self.rows)
+        self.rows.extend(self._blank.new_junk() for _ in range(num_rows))
+        specs = [TierSpec(name=t.script.name, info=t.info, limits=t.script.limits) for t in self.tiers.values()]
+        self.coordinator = Coordinator(
+            num_rows, make_policy(policy, num_rows), specs, limits or generous_limits(num_rows)
+        )
+        self.running: dict[int, RunningJob] = {}
+        """Tier jobs that have not been answered, quarantined ones among them."""
+        self.transfers: dict[int, DeviceTransfer] = {}
+        """Device transfers under way, by job id."""
+        self.calls: deque[Call] = deque(maxlen=_REMEMBERED_CALLS)
+        """The hooks called lately, oldest first."""
+        self.seen: Counter[str] = Counter()
+        """Outcomes seen so far, by name."""
+        self._answered: dict[int, Finished] = {}
+        self._open: set[tuple[str, str]] = set()
+        self._stored: Counter[tuple[str, OffloadKey]] = Counter()
+        self._submitted: Counter[tuple[str, str, OffloadKey]] = Counter()
+        self._step = 0
+        for name in self.tiers:
+            self.tier_ready(name)
+
+    @property
+    def ledger(self) -> Ledger:
+        """The coordinator's ledger, for reading."""
+        return self.coordinator.state.ledger
+
+    # -- the engine
+
+    def new_request(
+        self,
+        *request_ids: str,
+        load_tiers: Collection[str] | None = None,
+        store_tiers: Collection[str] | None = None,
+    ) -> None:
+        """Requests begin."""
+        for request_id in request_ids:
+            info = RequestInfo(request_id=request_id)
+            self.coordinator.new_request(info, self.now, load_tiers=load_tiers, store_tiers=store_tiers)
+        self._act()
+
+    def finish(self, *request_ids: str) -> None:
+        """Requests end, or are aborted."""
+        for request_id in request_ids:
+            self.coordinator.request_finished(request_id)
+        self._act()
+
+    def lookup(self, request_id: str, keys: Sequence[OffloadKey]) -> Lookup:
+        """Look a prefix up, once."""
+        answer = self.coordinator.lookup(request_id, keys, self.now)
+        self._act()
+        return answer
+
+    def prepare_store(self, request_id: str, keys: Sequence[OffloadKey]) -> PreparedTransfer | None:
+        """Begin a device store: from now on its rows are half-written."""
+        prepared = self.coordinator.prepare_store(request_id, keys, self.now)
+        if prepared is not None and prepared.keys:
+            contents = [Content(Payload(key, self.epoch)) for key in prepared.keys]
+            self.transfers[prepared.job_id] = DeviceTransfer(request_id, prepared, contents, is_store=True)
+            self._spoil(prepared.rows)
+        self._act()
+        return prepared
+
+    def complete_store(self, job_id: int, *, success: bool = True) -> None:
+        """The device has written the rows, whatever became of them meanwhile."""
+        transfer = self.transfers.pop(job_id)
+        for row, content in zip(transfer.prepared.rows, transfer.contents, strict=True):
+            self.rows[row] = content if success else self._blank.new_junk()
+        if success:
+            self._stored.update((transfer.request, key) for key in transfer.prepared.keys)
+        self.coordinator.complete_store(job_id, success=success, now=self.now)
+        self._act()
+
+    def prepare_load(self, request_id: str, keys: Sequence[OffloadKey]) -> PreparedTransfer:
+        """Begin a device load: its rows must hold exactly the blocks asked for."""
+        prepared = self.coordinator.prepare_load(request_id, keys)
+        if prepared.keys:
+            contents = [self.rows[row] for row in prepared.rows]
+            for key, content in zip(prepared.keys, contents, strict=True):
+                if content.payload != Payload(key, self.epoch):
+                    raise Violation(f"wrong bytes for {key.hex()} in epoch {self.epoch}: {content}")
+            self.transfers[prepared.job_id] = DeviceTransfer(request_id, prepared, contents, is_store=False)
+        self._act()
+        return prepared
+
+    def complete_load(self, job_id: int) -> None:
+        """The device has read the rows, which must not have changed meanwhile."""
+        transfer = self.transfers.pop(job_id)
+        for row, content in zip(transfer.prepared.rows, transfer.contents, strict=True):
+            if self.rows[row].payload != content.payload:
+                raise Violation(f"row {row} changed under a device load: {content} -> {self.rows[row]}")
+        self.coordinator.complete_load(job_id)
+        self._act()
+
+    def end_step(self) -> None:
+        """The engine's step ends."""
+        self.coordinator.end_step(self._step, self.now)
+        self._step += 1
+        loads = Counter(
+            (action.job.tier, action.job.request.request_id)
+            for action in self._act()
+            if isinstance(action, LoadFromTier)
+        )
+        if any(count > 1 for count in loads.values()):
+            raise Violation(f"more than one load job for a tier and request in one step: {loads}")
+
+    def advance(self, seconds: float) -> None:
+        """Time passes."""
+        self.now += seconds
+        self.coordinator.tick(self.now)
+        self._act()
+
+    def reset(self, *, tiers: bool = True, ready: bool = True) -> None:
+        """A new cache epoch; with ``ready=False`` no tier serves it yet."""
+        self.coordinator.reset(tiers=tiers)
+        if tiers:
+            self.epoch += 1
+            for running in self.running.values():
+                running.stale = True
+        self._act()
+        for name in self.tiers if tiers and ready else ():
+            self.tier_ready(name)
+
+    # -- the tiers
+
+    def tier_ready(self, name: str) -> None:
+        """A tier serves the current epoch from now on."""
+        tier = self.tiers[name]
+        tier.serve(self.epoch)
+        self.coordinator.tier_ready(name, tier if tier.script.resident else None)
+        self._act()
+
+    def jobs(self, hook: JobHook, tier: str | None = None) -> list[int]:
+        """Jobs that no tier has answered, oldest first."""
+        return [
+            job_id
+            for job_id, running in self.running.items()
+            if running.hook is hook and tier in (None, running.plan.tier)
+        ]
+
+    def answer(
+        self, job_id: int, answer: Answer = Answer.OK, chosen: Collection[OffloadKey] | None = None
+    ) -> None:
+        """A tier answers a job; *chosen* are the keys that go wrong, all by default."""
+        running = self.running.pop(job_id)
+        plan = running.plan
+        tier = self.tiers[plan.tier]
+        is_waited_for = not (running.cancelled or running.stale)
+        if running.hook is JobHook.STORE and is_waited_for:
+            self._check_source(running)
+        result = tier.perform(running, answer, plan.keys if chosen is None else chosen)
+        self._report(Finished(plan.tier, result, self._find_corrupt(running, result)))
+
+    def answer_all(self, hook: JobHook, tier: str | None = None, answer: Answer = Answer.OK) -> None:
+        """Answer every job of one kind alike."""
+        for job_id in self.jobs(hook, tier):
+            self.answer(job_id, answer)
+
+    def answer_again(self, job_id: int) -> None:
+        """A tier hands out a result that it has handed out before."""
+        self._report(self._answered[job_id])
+
+    def report(self, tier: str, result: JobResult) -> None:
+        """A tier hands out a result of the test's own making, which moves nothing."""
+        self._report(Finished(tier, result))
+
+    def fault(self, tier: str) -> None:
+        """A hook of a tier raises."""
+        self.coordinator.on_fault(tier, self.now)
+        self._act()
+
+    def scribble(self, job_id: int) -> None:
+        """A tier writes into the rows of a load that it has not answered, as it may at any time."""
+        running = self.running[job_id]
+        assert running.hook is JobHook.LOAD, running
+        self._spoil(running.plan.rows)
+        self.check()
+
+    def _report(self, finished: Finished) -> None:
+        self._answered[finished.result.job_id] = finished
+        self.coordinator.on_finished(finished, self.now)
+        self._act()
+
+    def _check_source(self, running: RunningJob) -> None:
+        for key, row in zip(running.plan.keys, running.plan.rows, strict=True):
+            name = Payload(key, running.epoch)
+            if self.rows[row].payload != name or not self.rows[row].proves(name):
+                raise Violation(f"a store that is waited for reads row {row} as {self.rows[row]}, not {name}")
+
+    def _find_corrupt(self, running: RunningJob, result: JobResult) -> list[OffloadKey]:
+        """What the acting part's check of the loaded rows would find."""
+        if running.hook is not JobHook.LOAD:
+            return []
+        not_loaded = {*result.missing, *result.failed}
+        if result.error is not None and not not_loaded:
+            not_loaded = set(running.plan.keys)
+        return [
+            key
+            for key, row in zip(running.plan.keys, running.plan.rows, strict=True)
+            if key not in not_loaded and not self.rows[row].proves(Payload(key, running.epoch))
+        ]
+
+    # -- short cuts for tests
+
+    def put(self, request_id: str, keys: Sequence[OffloadKey], *, cascade: bool = True) -> None:
+        """Store blocks in the pool and, with *cascade*, in the tiers that they go on to. They must fit."""
+        prepared = self.prepare_store(request_id, keys)
+        assert prepared is not None, "no room in the pool"
+        self.complete_store(prepared.job_id)
+        if cascade:
+            self.answer_all(JobHook.STORE)
+
+    def fetch(self, request_id: str, keys: Sequence[OffloadKey], *, max_steps: int = 100) -> Lookup:
+        """Look up, answering every lookup and load honestly, until asking again could give no more."""
+        for _ in range(max_steps):
+            found = self.lookup(request_id, keys)
+            if found.is_settled:
+                return found
+            self.answer_all(JobHook.LOOKUP)
+            self.end_step()
+            self.answer_all(JobHook.LOAD)
+        raise Violation(f"not settled after {max_steps} steps: {found}")
+
+    # -- acting
+
+    def _spoil(self, rows: Sequence[int]) -> None:
+        for row in rows:
+            self.rows[row] = self._blank.new_junk()
+
+    def _act(self) -> list[Action]:
+        actions = self.coordinator.take_actions()
+        for action in actions:
+            self._do(action)
+        self.check()
+        return actions
+
+    def _do(self, action: Action) -> None:
+        match action:
+            case AskTier(job):
+                self._submit(JobHook.LOOKUP, job)
+            case LoadFromTier(job):
+                self._submit(JobHook.LOAD, job)
+                self._spoil(job.rows)
+            case StoreToTiers(seal, jobs):
+                for key, row in seal:
+                    self._seal(key, row)
+                for job in jobs:
+                    self._submit(JobHook.STORE, job)
+            case TellNewRequest(tier, request):
+                self._begin(tier, request.request_id)
+            case TellRequestFinished(tier, request):
+                self._end(tier, request.request_id)
+            case CancelJobs(tier, job_ids):
+                for job_id in job_ids:
+                    self.running[job_id].cancelled = True
+            case TellStepEnd(tier, _):
+                self.calls.append(Call("on_schedule_end", tier, ""))
+            case _:
+                assert_never(action)
+
+    def _seal(self, key: OffloadKey, row: int) -> None:
+        name = Payload(key, self.epoch)
+        if self.rows[row].payload != name:
+            raise Violation(f"row {row} would be sealed as {name} but holds {self.rows[row]}")
+        self.rows[row] = self.rows[row].seal(name)
+
+    def _submit(self, hook: JobHook, plan: JobPlan) -> None:
+        request_id = plan.request.request_id
+        self.calls.append(Call(hook.value, plan.tier, request_id, tuple(plan.keys)))
+        if (plan.tier, request_id) not in self._open:
+            raise Violation(f"{hook.value} reaches {plan.tier} outside the life of request {request_id} (C26)")
+        if hook is JobHook.STORE:
+            for key in plan.keys:
+                self._submitted[plan.tier, request_id, key] += 1
+                if self._submitted[plan.tier, request_id, key] > self._stored[request_id, key]:
+                    raise Violation(f"{plan.tier} is given {key.hex()} twice by request {request_id} (C20)")
+        self.running[plan.id] = RunningJob(hook, plan, self.epoch)
+
+    def _begin(self, tier: str, request_id: str) -> None:
+        self.calls.append(Call("on_new_request", tier, request_id))
+        if (tier, request_id) in self._open:
+            raise Violation(f"{tier} is told of request {request_id} twice (C26)")
+        self._open.add((tier, request_id))
+
+    def _end(self, tier: str, request_id: str) -> None:
+        self.calls.append(Call("on_request_finished", tier, request_id))
+        if (tier, request_id) not in self._open:
+            raise Violation(f"{tier} is told twice that request {request_id} is over (C26)")
+        self._open.remove((tier, request_id))
+
+    # -- what must always hold
+
+    def check(self) -> None:
+        """Check what must hold after every step. Cost: proportional to the pool and the jobs under way.
+
+        The coordinator's books agree; no row is written by one transfer while another may touch it; every block that
+        answers HIT has exactly its own bytes of this epoch, with a proof that holds where one is claimed.
+        """
+        self.coordinator.check()
+        self._check_rows_in_use()
+        for block in self.ledger.blocks:
+            if block.state is not BlockState.READY:
+                continue
+            name = Payload(block.key, self.epoch)
+            content = self.rows[block.row]
+            if content.payload != name or (block.sealed and not content.proves(name)):
+                raise Violation(f"{block} answers HIT in epoch {self.epoch} but its row holds {content}")
+
+    def _check_rows_in_use(self) -> None:
+        written: set[int] = set()
+        read: set[int] = set()
+        for running in self.running.values():
+            if running.hook is JobHook.LOAD:
+                self._claim(written, running.plan.rows, running)
+            elif running.hook is JobHook.STORE and not running.cancelled:
+                read.update(running.plan.rows)
+        for transfer in self.transfers.values():
+            if transfer.is_store:
+                self._claim(written, transfer.prepared.rows, transfer)
+            else:
+                read.update(transfer.prepared.rows)
+        if not written.isdisjoint(read):
+            raise Violation(f"rows {sorted(written & read)} are read by one job and written by another")
+
+    @staticmethod
+    def _claim(written: set[int], rows: Sequence[int], owner: object) -> None:
+        if not written.isdisjoint(rows):
+            raise Violation(f"{owner} writes rows that another job writes")
+        written.update(rows)
+
+    def settle(self) -> None:
+        """Bring everything to rest: end all transfers, answer all jobs, finish all requests."""
+        for job_id, transfer in list(self.transfers.items()):
+            if transfer.is_store:
+                self.complete_store(job_id)
+            else:
+                self.complete_load(job_id)
+        requests = self.coordinator.state.requests
+        self.finish(*[name for name, request in requests.items() if not request.finished])
+        while self.running:
+            self.answer(next(iter(self.running)))
+
+    def check_at_rest(self) -> None:
+        """After ``settle``: every count is zero and every row can be had again (C13, K3-O4)."""
+        state = self.coordinator.state
+        if state.jobs or state.requests or self._open or self.coordinator.has_pending_work:
+            raise Violation(f"not at rest: {list(state.jobs.values())}, {list(state.requests)}, {self._open}")
+        counts = [state.promoting_rows, state.cascade_rows, self.ledger.num_detached]
+        for tier in state.tiers.values():
+            counts += [tier.quarantined_rows, tier.cascade_rows]
+        held = [block for block in self.ledger.blocks if not Ledger.is_idle(block)]
+        if any(counts) or held or self.ledger.room != self.ledger.num_rows:
+            raise Violation(f"counts at rest: {counts}, held: {held}, room: {self.ledger.room}")

@@ -1,0 +1,148 @@
+"""The demo's worker process: loads the model, answers the ordered questions, tells every step on stdout as JSON lines.
+
+Decides how a leg is run and timed. Every process first runs a few tokens through the model without kvtier, so that
+the first measured token does not pay for the libraries' own start.
+"""
+
+import json
+import os
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+import torch
+from transformers import DynamicCache
+
+from kvtier_core import KvtierError
+from kvtier_transformers.decoding import GreedyDecoder, Progress
+from kvtier_transformers.demo.legs import Answer, Leg, Order, WorkerReport
+from kvtier_transformers.demo.manual import make_prompts
+from kvtier_transformers.engine import Engine, Generation
+from kvtier_transformers.models import LoadedModel, find_smollm2, load
+
+_CHUNK_TOKENS = 512
+_WARM_UP_TOKENS = 64
+_FLUSH_TIMEOUT_S = 300.0
+
+
+class _Line:
+    """The parent's end of stdout. Nothing else may print there."""
+
+    def __init__(self, stream: IO[str]) -> None:
+        self._stream = stream
+
+    def send(self, event: str, **data: Any) -> None:
+        self._stream.write(json.dumps({"event": event, **data}) + "\n")
+        self._stream.flush()
+
+
+class _Worker:
+    def __init__(self, order: Order, line: _Line) -> None:
+        self._order = order
+        self._line = line
+        self._loaded: LoadedModel = load(find_smollm2())
+        self._prompts = make_prompts(self._loaded.tokenizer, order.prefix_tokens)
+        self._report = WorkerReport(bytes_per_token=0, integrity_misses=0)
+
+    def run(self) -> None:
+        self._plain(self._prompts[0][:_WARM_UP_TOKENS], lambda _tokens: None, answer_tokens=2)
+        self._line.send("ready")
+        if Leg.PLAIN in self._order.legs:
+            for question in self._order.questions:
+                with self._told(Leg.PLAIN, question) as progress:
+                    generation = self._plain(self._prompts[question], progress, self._order.answer_tokens)
+                self._answered(Leg.PLAIN, question, generation)
+        tier_legs = [leg for leg in self._order.legs if leg is not Leg.PLAIN]
+        if tier_legs:
+            self._run_tiers(tier_legs)
+        self._line.send("report", **self._report.to_json())
+
+    def _run_tiers(self, legs: list[Leg]) -> None:
+        room = max(map(len, self._prompts)) + self._order.answer_tokens
+        config = Path(self._order.directory) / "kvtier.toml"
+        with Engine.open(
+            self._loaded.model, max_tokens=room, config=config, chunk_tokens=_CHUNK_TOKENS, files=self._loaded.files
+        ) as engine:
+            for leg in legs:
+                # Only the first question meets empty tiers: after it, the text all questions share is in the pool.
+                questions = self._order.questions[:1] if leg is Leg.COLD_TIERS else self._order.questions
+                for question in questions:
+                    with self._told(leg, question):
+                        generation = engine.generate(
+                            self._prompts[question], max_tokens=self._order.answer_tokens, ignore_eos=True
+                        )
+                    self._answered(leg, question, generation)
+            if not engine.flush(_FLUSH_TIMEOUT_S):
+                raise KvtierError(f"the disk tier did not take all blocks within {_FLUSH_TIMEOUT_S:g} s")
+            self._report = WorkerReport(
+                bytes_per_token=engine.bytes_per_token,
+                integrity_misses=sum(tier["integrity_misses"] for tier in engine.stats()["tiers"].values()),
+            )
+
+    def _plain(self, prompt: list[int], progress: Progress, answer_tokens: int) -> Generation:
+        """What ``Engine.generate`` does, without kvtier."""
+        started = time.perf_counter()
+        model = self._loaded.model
+        decoder = GreedyDecoder(
+            model, DynamicCache(config=model.config), chunk_tokens=_CHUNK_TOKENS, on_progress=progress
+        )
+        first_logits = decoder.prefill(prompt)
+        token_ids = [int(first_logits.argmax())]
+        ttft_s = time.perf_counter() - started
+        while len(token_ids) < answer_tokens:
+            token_ids.append(int(decoder.step(token_ids[-1]).argmax()))
+        return Generation(
+            token_ids=tuple(token_ids),
+            finish_reason="length",
+            prompt_tokens=len(prompt),
+            hit_tokens=0,
+            hits_by_tier={},
+            ttft_s=ttft_s,
+            load_s=0.0,
+            seconds=time.perf_counter() - started,
+            first_logits=first_logits,
+        )
+
+    @contextmanager
+    def _told(self, leg: Leg, question: int) -> Iterator[Progress]:
+        self._line.send("started", leg=leg, question=question)
+        yield lambda tokens: self._line.send("tokens", tokens=tokens)
+
+    def _answered(self, leg: Leg, question: int, generation: Generation) -> None:
+        logits_file = f"logits-{os.getpid()}-{leg}-{question}.npy"
+        np.save(Path(self._order.directory) / logits_file, generation.first_logits.numpy())
+        answer = Answer(
+            leg=leg,
+            question=question,
+            token_ids=generation.token_ids,
+            text=str(self._loaded.tokenizer.decode(generation.token_ids, skip_special_tokens=True)),
+            prompt_tokens=generation.prompt_tokens,
+            ttft_s=generation.ttft_s,
+            load_s=generation.load_s,
+            hits_by_tier=generation.hits_by_tier,
+            logits_file=logits_file,
+        )
+        self._line.send("answer", **answer.to_json())
+
+
+def main() -> int:
+    """Read the order from stdin, work, report. A kvtier error is told in one line and ends in status 2."""
+    order = Order.from_json(json.load(sys.stdin))
+    if order.threads is not None:
+        torch.set_num_threads(order.threads)
+    line = _Line(sys.stdout)
+    sys.stdout = sys.stderr  # whatever a library prints must not end up between the JSON lines
+    try:
+        _Worker(order, line).run()
+    except KvtierError as error:
+        line.send("error", message=str(error))
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,107 @@
+"""Blocks go device -> pool -> tier and back, with proofs on the way (C03, C20, C21, C24, C29, C34)."""
+
+import pytest
+
+from kvtier_core.errors import ClosedError, TierOpenError
+
+
+def test_c20_a_stored_block_reaches_every_tier_and_comes_back_from_the_first(make_bench):
+    bench = make_bench(["one", "two"])
+    bench.new("a")
+    bench.store("a", 1, 2, 3)
+    bench.settle()
+    bench.evict_all()
+    assert bench.load("a", 1, 2, 3) == [True, True, True]
+    assert bench.manager.counters.hits == {"one": 3}
+    assert bench.manager.counters.tiers["two"].stored == 3
+
+
+def test_c03_rows_carry_a_proof_when_a_tier_sees_them(make_bench):
+    bench = make_bench()
+    bench.new("a")
+    bench.store("a", 1)
+    bench.settle()
+    [stored] = bench.tiers["one"].blocks[bench.manager.namespace.name].values()
+    assert stored[-64:-60] == b"kvt\x01"
+
+
+def test_c03_corrupt_bytes_are_a_miss_counted_and_the_rest_of_the_job_is_kept(make_bench):
+    bench = make_bench()
+    bench.new("a")
+    bench.store("a", 1, 2, 3)
+    bench.settle()
+    blocks = bench.tiers["one"].blocks[bench.manager.namespace.name]
+    third = sorted(blocks)[2]
+    blocks[third] = blocks[third][:100] + bytes([blocks[third][100] ^ 1]) + blocks[third][101:]
+    bench.evict_all()
+    assert bench.load("a", 1, 2, 3) == [True, True]
+    assert bench.manager.counters.tiers["one"].integrity == 1
+    # And it is not asked of that tier again.
+    assert bench.load("a", 1, 2, 3) == [True, True]
+    assert bench.manager.counters.tiers["one"].integrity == 1
+
+
+def test_c03_swapped_blocks_are_a_miss(make_bench):
+    bench = make_bench()
+    bench.new("a")
+    bench.store("a", 1, 2)
+    bench.settle()
+    blocks = bench.tiers["one"].blocks[bench.manager.namespace.name]
+    first, second = sorted(blocks)
+    blocks[first], blocks[second] = blocks[second], blocks[first]
+    bench.evict_all()
+    assert bench.load("a", 1, 2) == []
+    assert bench.manager.counters.tiers["one"].integrity == 2
+
+
+def test_k7_o4_after_a_reset_every_tier_misses_and_a_store_in_flight_does_not_surface(make_bench):
+    bench = make_bench(["one", "two"])
+    bench.new("a")
+    bench.store("a", 1)
+    bench.settle()
+    tier = bench.tiers["one"]
+    tier.hold.add("store")
+    bench.store("a", 2)
+    bench.until(lambda: bool(tier.held))
+    bench.manager.reset_cache()
+    bench.until(lambda: all(t["serving"] for t in bench.manager.describe_tiers().values()))
+    tier.hold.clear()
+    tier.release()
+    bench.settle()
+    assert bench.lookup("a", 1) == 0
+    assert bench.lookup("a", 2) == 0
+    bench.store("a", 1, 2)
+    bench.settle()
+    bench.evict_all()
+    assert bench.load("a", 1, 2) == [True, True]
+
+
+def test_c34_reset_and_shutdown_twice(make_bench):
+    bench = make_bench()
+    bench.manager.reset_cache()
+    bench.manager.reset_cache()
+    bench.until(lambda: bench.manager.describe_tiers()["one"]["serving"])
+    assert bench.manager.shutdown(10)
+    assert bench.manager.shutdown(10)
+    with pytest.raises(ClosedError):
+        bench.new("late")
+
+
+def test_a_tier_that_cannot_open_is_named_with_its_package(make_bench):
+    def prepare(tier):
+        tier.raise_in["on_open"] = TierOpenError("the cupboard is locked; unlock it")
+
+    with pytest.raises(TierOpenError, match=r"tier 'one' \(type 'faulty' of test-dist 9.9\).*cupboard is locked"):
+        make_bench(prepare=prepare)
+
+
+def test_c26_hooks_of_a_request_come_in_order_also_when_it_finishes_with_a_store_in_flight(make_bench):
+    bench = make_bench()
+    tier = bench.tiers["one"]
+    bench.new("a")
+    prepared = bench.manager.prepare_store("a", [b"\0" * 36])
+    bench.manager.request_finished("a")
+    bench.manager.complete_store(prepared.job_id, success=True)
+    assert tier.wait_for_call("on_request_finished")
+    mine = [hook for hook, request in tier.calls if request == "a"]
+    assert mine == ["on_new_request", "submit_store", "on_request_finished"]

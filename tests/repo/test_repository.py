@@ -1,0 +1,79 @@
+import re
+import socket
+import tomllib
+from pathlib import Path
+
+import pytest
+import pytest_socket
+
+from kvtier_core import check_tier_class, list_tier_types, load_tier_type
+
+ROOT = Path(__file__).parents[2]
+PROJECTS = [ROOT / "pyproject.toml", *sorted(ROOT.glob("plugins/*/pyproject.toml"))]
+
+
+def _project(path):
+    return tomllib.loads(path.read_text())["project"]
+
+
+OURS = [
+    (name, _project(path)["name"])
+    for path in PROJECTS
+    for name in _project(path).get("entry-points", {}).get("kvtier.tiers.v1", {})
+]
+
+
+@pytest.mark.parametrize(("name", "distribution"), OURS)
+def test_c51_every_tier_type_of_this_repository_is_accepted(name, distribution):
+    tier_type = load_tier_type(name)
+    assert tier_type.distribution == distribution
+    check_tier_class(tier_type.cls)
+
+
+def test_c50_every_tier_type_of_this_repository_is_installed():
+    installed = {(item.name, item.distribution) for item in list_tier_types()}
+    assert set(OURS) <= installed
+
+
+@pytest.mark.parametrize("path", PROJECTS, ids=lambda path: path.parent.name)
+def test_every_distribution_says_what_it_is(path):
+    project = _project(path)
+    assert project["license"] == "Apache-2.0"
+    assert project["requires-python"] == ">=3.11"
+    assert project["description"]
+    assert (path.parent / project["readme"]).is_file()
+    assert re.fullmatch(r"\d+\.\d+\.\d+", project["version"])
+    tables = tomllib.loads(path.read_text())["tool"]["hatch"]["build"]["targets"]
+    assert tables["sdist"]["only-include"], "the sdist must be an allow-list"
+    assert tables["wheel"]["packages"], "the wheel must be an allow-list"
+    for package in tables["wheel"]["packages"]:
+        assert (path.parent / package / "py.typed").is_file()
+
+
+def test_constraints_pin_torch_once():
+    lines = [line for line in (ROOT / "constraints.txt").read_text().splitlines() if not line.startswith("#")]
+    assert [line for line in lines if line.startswith("torch")] == ["torch==2.13.0"]
+    assert all(re.fullmatch(r"[a-z0-9-]+==[0-9.]+", line) for line in lines)
+
+
+@pytest.mark.filterwarnings("ignore:A test tried to use socket")
+def test_no_test_reaches_further_than_this_machine():
+    with (
+        socket.socket(socket.AF_INET, socket.SOCK_STREAM) as outside,
+        pytest.raises(pytest_socket.SocketConnectBlockedError),
+    ):
+        outside.connect(("192.0.2.1", 80))
+
+
+def test_loopback_is_open():
+    with (
+        socket.create_server(("127.0.0.1", 0)) as server,
+        socket.create_connection(server.getsockname()) as client,
+    ):
+        assert client.getpeername() == server.getsockname()
+
+
+def test_warnings_are_errors(request):
+    assert request.config.getini("filterwarnings")[0] == "error"
+    assert request.config.getini("timeout_method") == "thread"
+    assert request.config.pluginmanager.hasplugin("randomly")

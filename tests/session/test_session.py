@@ -1,0 +1,239 @@
+"""The engine session, from new request to finish, with real copies and threads."""
+
+import threading
+import time
+
+import pytest
+
+from kvtier_core.keys import RequestIdentity
+
+from tests.session.toy import PATIENCE_S, TOKENS
+
+PROMPT = list(range(1, 18))  # 4 blocks and one token
+
+
+def test_a_prompt_comes_back_from_the_pool_and_then_from_a_tier(make_toy):
+    toy = make_toy()
+    assert toy.run("a", PROMPT) == 0
+    assert toy.run("b", PROMPT) == 16
+    assert toy.session.flush(PATIENCE_S)
+    toy.evict_pool()
+    assert toy.run("c", PROMPT) == 16
+    assert toy.session.stats()["hit_tokens"] == {"pool": 16, "one": 16}
+
+
+def test_k12_o4_a_prompt_of_whole_blocks_leaves_one_token_to_compute(make_toy):
+    toy = make_toy()
+    prompt = PROMPT[:16]
+    toy.run("a", prompt)
+    loaded = toy.run("b", prompt)
+    assert loaded == 12
+    assert loaded <= len(prompt) - 1
+
+
+@pytest.mark.parametrize("length", [0, 1, TOKENS - 1, TOKENS, TOKENS + 1])
+def test_short_prompts(make_toy, length):
+    toy = make_toy()
+    for name in "ab":
+        assert toy.run(name, PROMPT[:length]) == (max(0, length - 1) // TOKENS * TOKENS if name == "b" else 0)
+
+
+def test_k1_o4_other_salts_and_adapters_miss_in_every_tier(make_toy):
+    toy = make_toy()
+    toy.run("a", PROMPT, RequestIdentity(salt="A"))
+    assert toy.session.flush(PATIENCE_S)
+    others = [
+        RequestIdentity(),
+        RequestIdentity(salt="B"),
+        RequestIdentity(lora="A"),
+        RequestIdentity(salt="A", lora="1"),
+    ]
+    for number, identity in enumerate(others):
+        toy.session.new_request(f"other-{number}", PROMPT, identity)
+        assert toy.session.wait_loadable(f"other-{number}", PATIENCE_S) == 0
+        toy.session.finish(f"other-{number}")
+    toy.evict_pool()
+    assert toy.run("again", PROMPT, RequestIdentity(salt="A")) == 16
+    toy.evict_pool()
+    assert toy.run("none", PROMPT) == 0
+
+
+def test_generated_tokens_are_stored_too(make_toy):
+    toy = make_toy()
+    session = toy.session
+    session.new_request("a", PROMPT)
+    session.append("a", [50, 51, 52, 53])
+    toy.compute([*PROMPT, 50, 51, 52, 53], list(range(6)))
+    session.computed("a", 21, list(range(6)))
+    session.finish("a")
+    assert session.wait_stored("a", PATIENCE_S)
+    assert toy.run("b", [*PROMPT, 50, 51, 52, 53, 54]) == 20
+
+
+def test_a_prefix_larger_than_the_pool_gets_what_fits(make_toy, tiers):
+    toy = make_toy(num_rows=4, num_blocks=64)
+    long = list(range(1, 4 * 12 + 2))  # 12 blocks
+    session = toy.session
+    session.new_request("a", long)
+    toy.compute(long, list(range(13)))
+    for count in range(TOKENS, len(long) + 1, TOKENS):  # block by block, each on its way before the next
+        session.computed("a", count, list(range(13)))
+        assert session.flush(PATIENCE_S)
+    session.finish("a")
+    toy.wipe()
+    loads_before = sum(hook == "submit_load" for hook, _ in tiers["one"].calls)
+    assert toy.run("b", long) == 4 * TOKENS
+    loads = sum(hook == "submit_load" for hook, _ in tiers["one"].calls) - loads_before
+    assert 1 <= loads <= 4
+
+
+def test_k4_o1_preempted_blocks_are_reused_only_when_their_store_is_over(make_toy):
+    toy = make_toy()
+    session = toy.session
+    toy.gate.clear()
+    session.new_request("r1", PROMPT)
+    toy.compute(PROMPT, [7, 8, 9, 10, 11])
+    session.computed("r1", 17, [7, 8, 9, 10, 11])
+    with pytest.raises(TimeoutError):
+        session.preempt("r1", 0.05)
+    threading.Timer(0.1, toy.gate.set).start()
+    session.preempt("r1", PATIENCE_S)
+    toy.compute([90 + i for i in range(17)], [7, 8, 9, 10, 11])  # r2 takes the blocks
+    session.load("r1", session.wait_loadable("r1", PATIENCE_S), [0, 1, 2, 3, 4])
+    assert session.wait_loaded("r1", PATIENCE_S) == 16
+    assert toy.holds(PROMPT, [0, 1, 2, 3, 4], 16)
+
+
+def test_k4_o2_a_preempted_request_that_comes_back_waits_for_its_store(make_toy):
+    toy = make_toy()
+    session = toy.session
+    toy.gate.clear()
+    session.new_request("r1", PROMPT)
+    toy.compute(PROMPT, list(range(5)))
+    session.computed("r1", 17, list(range(5)))
+    assert session.loadable_tokens("r1") is None
+    toy.gate.set()
+    assert session.wait_loadable("r1", PATIENCE_S) == 16
+
+
+def test_k4_abort_waits_for_the_device_and_leaves_nothing_pinned(make_toy):
+    toy = make_toy()
+    toy.gate.clear()
+    toy.session.new_request("a", PROMPT)
+    toy.session.computed("a", 17, list(range(5)))
+    threading.Timer(0.1, toy.gate.set).start()
+    toy.session.abort("a", PATIENCE_S)
+    assert toy.session.flush(PATIENCE_S)
+    state = toy.session._manager.coordinator.state
+    state.check()
+    assert not state.requests
+    assert all(not block.pins and not block.leases for block in state.ledger.blocks)
+
+
+def test_c36_reset_in_the_middle_of_a_device_store_then_a_store_into_the_pool(make_toy):
+    toy = make_toy(num_rows=4)
+    session = toy.session
+    toy.gate.clear()
+    session.new_request("old", PROMPT)
+    toy.compute(PROMPT, list(range(5)))
+    session.computed("old", 17, list(range(5)))  # takes all four rows, and hangs
+    session.reset_cache()
+    state = session._manager.coordinator.state
+    assert state.ledger.room == 0, "rows of unfinished device transfers must not be handed out"
+    assert session.loadable_tokens("old") == 0
+    toy.gate.set()
+    assert session.flush(PATIENCE_S)
+    assert state.ledger.room == 4
+    session.finish("old")
+    assert toy.run("new", PROMPT) == 0
+    assert toy.run("newer", PROMPT) == 16
+
+
+def test_k7_o4_after_a_reset_nothing_old_surfaces(make_toy):
+    toy = make_toy(("one", "two"))
+    toy.run("a", PROMPT)
+    assert toy.session.flush(PATIENCE_S)
+    toy.session.reset_cache()
+    assert toy.run("b", PROMPT) == 0
+    assert toy.run("c", PROMPT) == 16
+
+
+def test_k8_o3_a_request_that_never_loads_leaves_no_lease(make_toy):
+    toy = make_toy()
+    toy.run("a", PROMPT)
+    toy.session.new_request("b", PROMPT)
+    assert toy.session.wait_loadable("b", PATIENCE_S) == 16
+    toy.session.finish("b")
+    assert all(not block.leases for block in toy.session._manager.coordinator.state.ledger.blocks)
+
+
+def test_k6_o1_a_bad_block_is_loaded_once_and_then_missed(make_toy, tiers):
+    toy = make_toy()
+    toy.run("a", PROMPT)
+    assert toy.session.flush(PATIENCE_S)
+    toy.evict_pool()
+    blocks = tiers["one"].blocks[tiers["one"].namespace]
+    toy.session.new_request("probe", PROMPT)
+    first = toy.session._requests["probe"].keys[0]
+    toy.session.finish("probe")
+    blocks[first] = bytes(len(blocks[first]))
+    loads_before = sum(hook == "submit_load" for hook, _ in tiers["one"].calls)
+    toy.session.new_request("b", PROMPT)
+    assert toy.session.wait_loadable("b", PATIENCE_S) == 0
+    for _ in range(100):
+        assert toy.session.loadable_tokens("b") == 0
+        toy.session.end_step()
+    assert sum(hook == "submit_load" for hook, _ in tiers["one"].calls) - loads_before == 1
+    assert toy.session.stats()["tiers"]["one"]["integrity_misses"] == 1
+
+
+def test_k5_o4_a_failed_device_load_is_recomputed(make_toy, monkeypatch):
+    toy = make_toy()
+    toy.run("a", PROMPT)
+    toy.session.new_request("b", PROMPT)
+    assert toy.session.wait_loadable("b", PATIENCE_S) == 16
+    toy.session.load("b", 16, [0, 1, 2, 999])  # no such device block
+    assert toy.session.wait_loaded("b", PATIENCE_S) == 0
+    assert toy.session.request_hits("b") == {}
+    toy.session.finish("b")
+    assert toy.run("c", PROMPT) == 16
+
+
+def test_wait_loadable_is_bounded_when_a_tier_hangs(make_toy, tiers):
+    toy = make_toy(lookup_timeout=60.0)
+    tiers["one"].hold.add("lookup")
+    toy.session.new_request("a", PROMPT)
+    started = time.monotonic()
+    assert toy.session.wait_loadable("a", 0.2) == 0
+    assert time.monotonic() - started < 10
+
+
+def test_mistakes_of_the_engine_are_errors(make_toy):
+    toy = make_toy()
+    toy.run("a", PROMPT)
+    toy.session.new_request("b", PROMPT)
+    with pytest.raises(ValueError, match="still known"):
+        toy.session.new_request("b", PROMPT)
+    toy.session.wait_loadable("b", PATIENCE_S)
+    with pytest.raises(ValueError, match="4 blocks to load, but only 1"):
+        toy.session.load("b", 16, [0])
+    with pytest.raises(KeyError):
+        toy.session.load("unknown", 16, [0])
+    toy.session.load("b", 16, [0, 1, 2, 3])
+    with pytest.raises(ValueError, match="under way"):
+        toy.session.load("b", 16, [0, 1, 2, 3])
+
+
+def test_close_twice(make_toy):
+    toy = make_toy()
+    assert toy.session.close(PATIENCE_S)
+    assert toy.session.close(PATIENCE_S)
+
+
+def test_close_with_a_hung_tier_is_bounded_and_keeps_the_mapping(make_toy, tiers):
+    toy = make_toy()
+    tiers["one"].hang_in["on_new_request"] = threading.Event()
+    toy.session.new_request("a", PROMPT)
+    assert not toy.session.close(0.5)
+    tiers["one"].hang_in["on_new_request"].set()
+    assert toy.session.close(PATIENCE_S)

@@ -1,0 +1,83 @@
+"""The memory tier."""
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from kvtier_core.testing.rows import RowMaker, similar_keys
+from kvtier_core.testing.tiers import OpenTier, TierTests
+from kvtier_core.values import TierContext
+from kvtier_memory import MemoryTier
+
+
+class TestMemory(TierTests):
+    @pytest.fixture
+    def tier_class(self) -> type[Any]:
+        return MemoryTier
+
+    def test_k11_o3_time_per_operation_does_not_grow_with_the_blocks(
+        self, open_tier: OpenTier, maker: RowMaker
+    ):
+        tier = open_tier()
+        row = maker.make(similar_keys(1)[0])
+
+        def time_per_block(count: int, seed: int) -> float:
+            rows = dict.fromkeys(similar_keys(count, seed=seed), row)
+            begin = time.perf_counter()
+            tier.store(rows)
+            tier.lookup(list(rows))
+            return (time.perf_counter() - begin) / count
+
+        few = min(time_per_block(200, seed) for seed in range(5))
+        time_per_block(20_000, 10)
+        many = min(time_per_block(200, seed) for seed in range(20, 25))
+        # Threefold is the rule; the allowance above it is for a busy machine.
+        assert many < 3 * few + 50e-6
+
+
+class TestMemoryWithOneThread(TestMemory):
+    @pytest.fixture
+    def tier_settings(self) -> Mapping[str, object]:
+        return {"threads": 1}
+
+
+class TestSlowMemory(TestMemory):
+    @pytest.fixture
+    def tier_settings(self) -> Mapping[str, object]:
+        return {"latency": "1ms"}
+
+
+def test_latency_is_added_to_every_call():
+    settings = MemoryTier.Settings.model_validate({"type": "memory", "latency": "20ms"})
+    tier = MemoryTier(settings, TierContext(name="m", namespace="n", row_bytes=4096))
+    tier.open()
+    (key,) = similar_keys(1)
+    begin = time.monotonic()
+    tier.store(key, memoryview(bytes(4096)))
+    assert tier.contains([key]) == [True]
+    assert tier.load(key, memoryview(bytearray(4096)))
+    tier.delete([key])
+    assert time.monotonic() - begin >= 4 * 0.020
+
+
+def test_a_buffer_of_another_size_is_an_error():
+    tier = MemoryTier(
+        MemoryTier.Settings(type="memory"), TierContext(name="m", namespace="n", row_bytes=4096)
+    )
+    (key,) = similar_keys(1)
+    tier.store(key, memoryview(bytes(4096)))
+    with pytest.raises(ValueError, match="different structures"):
+        tier.load(key, memoryview(bytearray(8192)))
+
+
+def test_close_twice_frees_the_blocks():
+    tier = MemoryTier(
+        MemoryTier.Settings(type="memory"), TierContext(name="m", namespace="n", row_bytes=4096)
+    )
+    (key,) = similar_keys(1)
+    tier.store(key, memoryview(bytes(4096)))
+    tier.close()
+    tier.close()
+    assert tier.contains([key]) == [False]
