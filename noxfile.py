@@ -30,8 +30,17 @@ def _group(name: str) -> tuple[str, ...]:
 
 def _inputs(*extra: str) -> str:
     """A digest of everything an environment is made from."""
-    files = [ROOT / "constraints.txt", ROOT / "noxfile.py", *sorted(ROOT.glob("**/pyproject.toml"))]
-    parts = [str(ROOT).encode(), *(file.read_bytes() for file in files), *(item.encode() for item in extra)]
+    files = [
+        "constraints.txt",
+        "noxfile.py",
+        "pyproject.toml",
+        *(f"{path}/pyproject.toml" for path in PLUGINS),
+    ]
+    parts = [
+        str(ROOT).encode(),
+        *((ROOT / file).read_bytes() for file in files),
+        *(item.encode() for item in extra),
+    ]
     return hashlib.sha256(b"\0".join(parts)).hexdigest()
 
 
@@ -95,6 +104,21 @@ def demo(session: nox.Session) -> None:
     program = _shared(session) / "kvtier"
     with tempfile.TemporaryDirectory() as directory, session.chdir(directory):
         session.run(str(program), "demo", *session.posargs, external=True)
+
+
+@nox.session(default=False)
+def wheels(session: nox.Session) -> None:
+    """Build every distribution, install the wheels away from the repository, and look at both."""
+    session.install("-q", "-c", "constraints.txt", "hatchling")
+    with tempfile.TemporaryDirectory() as directory:
+        for path in (".", *PLUGINS):
+            with session.chdir(path):
+                session.run("hatchling", "build", "-t", "sdist", "-t", "wheel", "-d", directory)
+        built = [str(path) for path in Path(directory).glob("*.whl") if "transformers" not in path.name]
+        session.install("-q", "-c", "constraints.txt", *built)
+        with session.chdir(directory):
+            session.run("python", str(ROOT / "tests/repo/check_dist.py"), directory)
+            session.run("kvtier", "list")
 
 
 @nox.session(name="tests-transformers457", default=False, reuse_venv=True)

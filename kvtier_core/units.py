@@ -49,7 +49,7 @@ def parse_duration(value: object) -> float:
 def format_size(count: float) -> str:
     """Bytes for a person: ``"1.5 GiB"``."""
     for unit in ("B", "KiB", "MiB", "GiB"):
-        if abs(count) < 1024:
+        if abs(count) < 1024:  # noqa: PLR2004 - the step between the units
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
         count /= 1024
     return f"{count:.1f} TiB"

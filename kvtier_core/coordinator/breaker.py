@@ -36,6 +36,11 @@ class Breaker:
         if self.state is BreakerState.OPEN:
             self.state = BreakerState.PROBING
 
+    def withdrawn(self) -> None:
+        """A job will say nothing about the tier any more. Were it the probe, the next job takes its place."""
+        if self.state is BreakerState.PROBING:
+            self.state = BreakerState.OPEN
+
     def succeeded(self) -> None:
         """A job ended as it should."""
         self.state = BreakerState.CLOSED

@@ -48,7 +48,8 @@ class Cascades:
                     state.ledger.detach(block)
                 state.ledger.unpin(block)
             return
-        for block in job.blocks:
+        # The tail of a prefix comes first, so that it is evicted before the head.
+        for block in reversed(job.blocks):
             state.ledger.make_ready(block)
         state.counters.device_stored += len(job.blocks)
         self._cascade(job.request, job.blocks, now)

@@ -4,11 +4,18 @@ Pure: events and the time come in, answers go out, and what is to be done waits 
 thread, clock, I/O or logging. Used by one thread, the engine's.
 """
 
+from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from kvtier_core.coordinator import leases
-from kvtier_core.coordinator.actions import Action, TellNewRequest, TellRequestFinished, TellStepEnd, TellTouched
+from kvtier_core.coordinator.actions import (
+    Action,
+    TellNewRequest,
+    TellRequestFinished,
+    TellStepEnd,
+    TellTouched,
+)
 from kvtier_core.coordinator.cascades import Cascades
 from kvtier_core.coordinator.lookups import Lookups
 from kvtier_core.coordinator.presence import ResidentSource
@@ -109,7 +116,9 @@ class Coordinator:
         state.counters.hits.update(sources)
         touched = [key for key, source in zip(held, sources, strict=True) if source == "pool"]
         if touched:
-            state.outbox.extend(TellTouched(tier.name, touched) for tier in state.tiers.values() if tier.serving)
+            state.outbox.extend(
+                TellTouched(tier.name, touched) for tier in state.tiers.values() if tier.serving
+            )
         return PreparedTransfer(job.id, held, [block.row for block in blocks], sources=sources)
 
     def complete_load(self, job_id: int) -> None:
@@ -136,11 +145,15 @@ class Coordinator:
     # -- time
 
     def end_step(self, step: int, now: float) -> None:
-        """The engine's step is over: its promotions leave as one job per (tier, request)."""
-        before = len(self._state.outbox)
+        """The engine's step is over: its promotions leave as one job per (tier, request).
+
+        Tiers that were given any job in this step are told that it is over.
+        """
         self._promotions.submit_planned(now)
-        if len(self._state.outbox) > before:
-            self._state.outbox.extend(TellStepEnd(name, step) for name in self._state.tiers)
+        for tier in self._state.tiers.values():
+            if tier.has_jobs_this_step:
+                tier.has_jobs_this_step = False
+                self._state.outbox.append(TellStepEnd(tier.name, step))
 
     def tick(self, now: float) -> None:
         """Let pass what has passed its deadline."""
@@ -154,12 +167,10 @@ class Coordinator:
             return
         tier = self._state.tiers[job.tier]
         tier.counters.timeouts += 1
+        tier.breaker_of(job.kind).failed(now)
         if job.kind is JobKind.TIER_STORE:
-            tier.store_breaker.failed(now)
             self._cascades.expire(job)
-            return
-        tier.load_breaker.failed(now)
-        if job.kind is JobKind.TIER_LOAD:
+        elif job.kind is JobKind.TIER_LOAD:
             self._promotions.expire(job, now)
         else:
             tier.presence.unask(job.keys, job.id)
@@ -183,8 +194,8 @@ class Coordinator:
             tier.counters.faults += 1
             bad = dict.fromkeys(job.keys, MissReason.TIER_FAILED)
         faulty = MissReason.TIER_FAILED in bad.values()
-        breaker = tier.store_breaker if job.kind is JobKind.TIER_STORE else tier.load_breaker
         if not job.overdue:
+            breaker = tier.breaker_of(job.kind)
             if faulty:
                 breaker.failed(now)
             else:
@@ -194,9 +205,10 @@ class Coordinator:
         elif job.kind is JobKind.TIER_STORE:
             self._cascades.finish(job, frozenset(bad), now)
         else:
-            tier.counters.integrity += len(finished.corrupt)
-            tier.counters.load_missing += len(set(result.missing))
-            tier.counters.load_failed += sum(r is MissReason.TIER_FAILED for r in bad.values())
+            why = Counter(bad.values())
+            tier.counters.integrity += why[MissReason.INTEGRITY]
+            tier.counters.load_missing += why[MissReason.NEVER_STORED]
+            tier.counters.load_failed += why[MissReason.TIER_FAILED]
             self._promotions.finish(job, bad, now)
 
     @staticmethod
@@ -207,9 +219,9 @@ class Coordinator:
             if result.error is not None or result.failed:
                 return dict.fromkeys(job.keys, MissReason.TIER_FAILED)
             answer = result.present
-            if answer is None or len(answer) != len(job.keys) or not all(isinstance(a, bool) for a in answer):
+            if not isinstance(answer, Sequence) or len(answer) != len(job.keys):
                 return None
-            return {}
+            return {} if all(isinstance(there, bool) for there in answer) else None
         bad = dict.fromkeys(result.missing, MissReason.NEVER_STORED)
         bad.update(dict.fromkeys(finished.corrupt, MissReason.INTEGRITY))
         bad.update(dict.fromkeys(result.failed, MissReason.TIER_FAILED))
@@ -230,14 +242,14 @@ class Coordinator:
             return
         assert result.present is not None
         for key, present in zip(job.keys, result.present, strict=True):
-            presence.answer(key, present, now)
+            presence.answer(key, now, present=present)
 
     def on_fault(self, tier_name: str, now: float) -> None:
         """A hook raised or answered nonsense outside any job."""
         tier = self._state.tiers[tier_name]
         tier.counters.faults += 1
-        tier.load_breaker.failed(now)
-        tier.store_breaker.failed(now)
+        for breaker in tier.breakers:
+            breaker.failed(now)
 
     # -- reset
 
@@ -251,18 +263,19 @@ class Coordinator:
         for request in state.requests.values():
             leases.give_back(state, request)
             request.waited.clear()
+            request.wait_until = None
         for job in state.jobs.values():
             job.stale = job.stale or tiers
             if job.overdue:
                 continue
             if job.kind is JobKind.TIER_LOAD:
-                job.overdue = True
+                self._withdraw(job)
                 self._promotions.quarantine(job)
             elif job.kind is JobKind.DEVICE_STORE:
                 job.overdue = True
                 self._cascades.expire_device_store(job)
-            elif job.kind is JobKind.LOOKUP:
-                job.overdue = tiers
+            elif job.kind is JobKind.LOOKUP and tiers:
+                self._withdraw(job)
         for block in list(state.ledger.blocks):
             state.ledger.detach(block)
         state.evicted.clear()
@@ -270,6 +283,11 @@ class Coordinator:
             for tier in state.tiers.values():
                 tier.presence.clear()
                 tier.serving = False
+
+    def _withdraw(self, job: Job) -> None:
+        """Nobody waits for *job* any more, and its result will say nothing about the tier."""
+        job.overdue = True
+        self._state.tiers[job.tier].breaker_of(job.kind).withdrawn()
 
     def tier_ready(self, tier_name: str, resident: ResidentSource | None) -> None:
         """A tier serves the current namespace from now on, with this source of its presence set."""

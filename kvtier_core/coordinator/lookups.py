@@ -82,7 +82,10 @@ class Lookups:
         self._commit(request, walk)
         if walk.reason is not None:
             self._count_miss(request, keys[len(walk.states) - 1], walk.reason)
-        return Lookup(tuple(walk.states), walk.reason)
+        found = Lookup(tuple(walk.states), walk.reason)
+        if found.is_settled:
+            request.wait_until = None
+        return found
 
     # -- what the tiers hold
 
@@ -109,10 +112,8 @@ class Lookups:
             for key, verdict in zip(keys, verdicts, strict=True)
         ]
 
-    def _bound_waiting(
-        self, request: RequestState, verdicts: dict[OffloadKey, _Verdict], now: float
-    ) -> None:
-        """However often answers lapse and are asked for again, no request waits longer than the slowest tier may take."""
+    def _bound_waiting(self, request: RequestState, verdicts: dict[OffloadKey, _Verdict], now: float) -> None:
+        """No request waits longer than the slowest tier may take, however often answers lapse and are asked again."""
         unknown = [key for key, verdict in verdicts.items() if verdict is None]
         if not unknown:
             request.wait_until = None
@@ -142,7 +143,7 @@ class Lookups:
                 JobKind.LOOKUP, request, unknown, (), now + tier.limits.lookup_timeout, tier.name
             )
             tier.presence.ask(unknown, job.id)
-            tier.load_breaker.submitted()
+            tier.lookup_breaker.submitted()
             self._state.outbox.append(AskTier(self._state.plan(job)))
         may_promote = tier.may_promote(now)
         verdicts: list[_Verdict] = []

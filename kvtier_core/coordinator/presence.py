@@ -101,14 +101,14 @@ class Presence:
             if self._asked.get(key) == job_id:
                 del self._asked[key]
 
-    def answer(self, key: OffloadKey, present: bool, now: float) -> None:
+    def answer(self, key: OffloadKey, now: float, *, present: bool) -> None:
         """The tier said whether it holds *key*; a late answer counts too."""
         self._answers.put(key, present, now + self._ttl)
         self._lost.drop(key)
 
     def stored(self, key: OffloadKey, now: float) -> None:
         """A store of *key* to the tier succeeded."""
-        self.answer(key, True, now)
+        self.answer(key, now, present=True)
 
     def lost(self, key: OffloadKey, reason: MissReason, now: float) -> None:
         """*key* could not be had from the tier; don't ask again until something changes."""

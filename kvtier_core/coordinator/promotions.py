@@ -38,7 +38,7 @@ class Promotions:
         """*request* ends before its reservations left: others that wait for a block take it over, the rest is freed."""
         for name, blocks in request.planned.items():
             for block in blocks:
-                heir = self._waiter(block, request)
+                heir = self._waiter(block, name, request)
                 if heir is not None:
                     heir.planned.setdefault(name, []).append(block)
                 else:
@@ -46,9 +46,10 @@ class Promotions:
                     self._drop(block)
         request.planned.clear()
 
-    def _waiter(self, block: Block, leaver: RequestState) -> RequestState | None:
+    def _waiter(self, block: Block, tier: str, leaver: RequestState) -> RequestState | None:
         for other in self._state.requests.values():
-            if other is not leaver and not other.finished and other.leases.get(block.key) is block:
+            may_load = other.load_tiers is None or tier in other.load_tiers
+            if other is not leaver and may_load and other.leases.get(block.key) is block:
                 return other
         return None
 
@@ -72,7 +73,7 @@ class Promotions:
             return
         job.request.promoting -= 1
         state.promoting_rows -= len(job.blocks)
-        for block in job.blocks:
+        for block in reversed(job.blocks):
             reason = lost.get(block.key)
             if reason is None:
                 block.sealed = True

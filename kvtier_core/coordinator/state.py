@@ -5,6 +5,7 @@ Used by one thread. Nothing here decides; the modules beside it do.
 
 import enum
 import heapq
+import math
 from collections import OrderedDict
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
@@ -105,18 +106,37 @@ class TierState:
         )
         self.load_breaker = Breaker(limits.breaker_failures, limits.breaker_pause, limits.breaker_max_pause)
         self.store_breaker = Breaker(limits.breaker_failures, limits.breaker_pause, limits.breaker_max_pause)
-        """Apart from the other, so that a full disk still serves what it holds."""
+        """Apart from loads, so that a full disk still serves what it holds."""
+        self.lookup_breaker = Breaker(limits.breaker_failures, limits.breaker_pause, limits.breaker_max_pause)
+        """Apart from loads, so that quick answers do not hide that every load stalls."""
         self.max_quarantined_rows = max(1, int(num_rows * limits.max_quarantined))
         self.max_cascade_rows = max(1, int(num_rows * limits.max_cascade))
         self.quarantined_rows = 0
         self.cascade_rows = 0
+        self.has_jobs_this_step = False
+        """It was given a job since the last end of a step."""
         self.serving = False
         """It is open and serves the current namespace; until then it is neither asked nor given anything."""
         self.counters = TierCounters()
 
+    @property
+    def breakers(self) -> tuple[Breaker, ...]:
+        """All of the tier's breakers."""
+        return self.lookup_breaker, self.load_breaker, self.store_breaker
+
+    def breaker_of(self, kind: JobKind) -> Breaker:
+        """The breaker that jobs of *kind* count for."""
+        match kind:
+            case JobKind.TIER_STORE:
+                return self.store_breaker
+            case JobKind.TIER_LOAD:
+                return self.load_breaker
+            case _:
+                return self.lookup_breaker
+
     def may_ask(self, now: float) -> bool:
-        """Whether lookups may go to this tier."""
-        return self.serving and self.load_breaker.allows(now)
+        """Whether lookups may go to this tier: only where a load could follow."""
+        return self.serving and self.lookup_breaker.allows(now) and self.load_breaker.allows(now)
 
     def may_store(self, now: float) -> bool:
         """Whether cascades may go to this tier."""
@@ -124,7 +144,11 @@ class TierState:
 
     def may_promote(self, now: float) -> bool:
         """Whether loads from this tier may start."""
-        return self.may_ask(now) and self.quarantined_rows < self.max_quarantined_rows
+        return (
+            self.serving
+            and self.load_breaker.allows(now)
+            and self.quarantined_rows < self.max_quarantined_rows
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,9 +192,7 @@ class State:
         self.limits = limits
         self.slowest_lookup_s = max((spec.limits.lookup_timeout for spec in tiers), default=0.0)
         """An answer must outlive the wait for the slowest tier, or a request could wait for ever for all at once."""
-        self.tiers = {
-            spec.name: TierState(spec, ledger.num_rows, self.slowest_lookup_s) for spec in tiers
-        }
+        self.tiers = {spec.name: TierState(spec, ledger.num_rows, self.slowest_lookup_s) for spec in tiers}
         self.requests: dict[str, RequestState] = {}
         self.jobs: OrderedDict[int, Job] = OrderedDict()
         self.outbox: list[Action] = []
@@ -192,20 +214,24 @@ class State:
         tier: str = "",
     ) -> Job:
         """Enter a job into the table, under a number never used before."""
-        job = Job(self._next_job, kind, tier, request, keys, blocks, deadline)
+        # A tuple: a tier that changed its job's keys would change ours.
+        job = Job(self._next_job, kind, tier, request, tuple(keys), blocks, deadline)
         self._next_job += 1
         self.jobs[job.id] = job
-        heapq.heappush(self._deadlines, (deadline, job.id))
+        if tier:
+            self.tiers[tier].has_jobs_this_step = True
+        if deadline < math.inf:
+            heapq.heappush(self._deadlines, (deadline, job.id))
         return job
 
     @staticmethod
     def plan(job: Job) -> JobPlan:
         """The part of *job* that its tier sees."""
-        rows = [block.row for block in job.blocks]
+        rows = tuple(block.row for block in job.blocks)
         return JobPlan(job.id, job.tier, job.request.info, job.keys, rows, job.deadline)
 
     def next_deadline(self) -> float | None:
-        """When the first job that somebody still waits for is due."""
+        """When the first job that somebody still waits for, and that has a deadline, is due."""
         while self._deadlines:
             deadline, job_id = self._deadlines[0]
             job = self.jobs.get(job_id)

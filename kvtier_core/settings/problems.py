@@ -76,8 +76,9 @@ def _place(
     Pydantic mixes tags of union branches and validators into its locations; whatever names neither a field nor
     something the user wrote is left out.
     """
-    path, owner, current = prefix, model, model
+    path = prefix
     data: Any = merged.table(prefix)
+    owner: type[BaseModel] | None = model
     inside: type[BaseModel] | None = model
     for part in location:
         field = inside.model_fields.get(str(part)) if inside is not None else None
@@ -85,10 +86,8 @@ def _place(
         if field is None and not written and not isinstance(part, int):
             continue
         path = (*path, str(part))
-        owner = inside if inside is not None else current
         data = data[part] if written else None
-        inside = nested_model(field.annotation) if field is not None else None
-        current = owner
+        owner, inside = inside, nested_model(field.annotation) if field is not None else None
     return path, owner
 
 

@@ -44,9 +44,10 @@ class TierDriver:
         namespace: str = "kit-namespace",
         capacity_bytes: int | None = None,
         name: str = "kit",
-        **adapter_options: Callable[[], float],
+        monotonic: Callable[[], float] = time.monotonic,
+        wall: Callable[[], float] = time.time,
     ) -> None:
-        """Build and open the tier. A ``BlockTier`` is wrapped as the core wraps it, with *adapter_options*."""
+        """Build and open the tier. A ``BlockTier`` is wrapped as the core wraps it, with these clocks."""
         self._woken = threading.Event()
         self.row_bytes = row_bytes
         context = TierContext(
@@ -58,7 +59,7 @@ class TierDriver:
             wake=self._woken.set,
         )
         self.plugin: Any = (
-            BlockTierAdapter(tier_class, settings, context, **adapter_options)
+            BlockTierAdapter(tier_class, settings, context, monotonic=monotonic, wall=wall)
             if issubclass(tier_class, BlockTier)
             else tier_class(settings, context)
         )

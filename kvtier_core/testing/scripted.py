@@ -6,8 +6,8 @@ thread, no clock.
 
 import enum
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
-from typing import NamedTuple
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Self
 
 from kvtier_core.coordinator import JobPlan
 from kvtier_core.keys import OffloadKey
@@ -49,6 +49,18 @@ class Content(NamedTuple):
     def proves(self, name: Payload) -> bool:
         """Whether a check for the block *name* would accept this."""
         return self.proof == (name, self.payload)
+
+
+class JunkSource:
+    """Makes bytes that are nobody's, never the same twice."""
+
+    def __init__(self) -> None:
+        self._serial = 0
+
+    def __call__(self) -> Content:
+        """New junk, without a proof."""
+        self._serial += 1
+        return Content(Junk(self._serial))
 
 
 class JobHook(enum.Enum):
@@ -114,9 +126,9 @@ class RunningJob:
     hook: JobHook
     plan: JobPlan
     epoch: int
-    cancelled: bool = False
+    is_cancelled: bool = False
     """The core has told the tier that nobody waits for it."""
-    stale: bool = False
+    is_stale: bool = False
     """A reset came after it."""
 
 
@@ -127,30 +139,36 @@ class TierScript:
     name: str
     resident: bool = False
     """The core sees the tier's set of keys without asking."""
+    remembers: int = 1_000_000
+    """Blocks up to which the resident set is kept; a tier that holds more is asked."""
     shared: bool = False
     obeys_reset: bool = True
-    limits: TierLimits = field(default_factory=lambda: GENEROUS)
+    limits: TierLimits = GENEROUS
+
+    @classmethod
+    def limited(cls, name: str, **changes: float) -> Self:
+        """A tier with generous limits but for *changes*, by name of the field of ``TierLimits``."""
+        return cls(name=name, limits=TierLimits.model_validate({**GENEROUS.model_dump(), **changes}))
 
 
 class ScriptedTier:
     """One tier's contents, and what its answers do to them and to the pool's rows."""
 
-    def __init__(self, script: TierScript, rows: list[Content]) -> None:
+    def __init__(self, script: TierScript, rows: list[Content], new_junk: JunkSource) -> None:
         self.script = script
         self.info = TierInfo(medium="memory", shared=script.shared)
         self.contents: dict[OffloadKey, Content] = {}
         self.epoch = 0
         self._rows = rows
-        self._junk = 0
+        self._new_junk = new_junk
+
+    def resident_presence(self) -> Self | None:
+        """The source of the resident presence set, as the core reads it."""
+        return self if len(self.contents) <= self.script.remembers else None
 
     def contains_many(self, keys: Sequence[OffloadKey]) -> list[bool]:
         """The resident presence set (``ResidentPresence``): what is really there."""
         return [key in self.contents for key in keys]
-
-    def new_junk(self) -> Content:
-        """Bytes that are nobody's."""
-        self._junk += 1
-        return Content(Junk(self._junk))
 
     def serve(self, epoch: int) -> None:
         """Go over to another epoch's namespace; one that obeys serves nothing of earlier ones."""
@@ -177,7 +195,9 @@ class ScriptedTier:
                 failed = [key for key in plan.keys if key in spoilt]
                 return JobResult(job_id=plan.id, missing=absent, failed=failed, error="scripted to fail")
             case Answer.MISSING:
-                return JobResult(job_id=plan.id, missing=[key for key in plan.keys if key in {*absent, *spoilt}])
+                return JobResult(
+                    job_id=plan.id, missing=[key for key in plan.keys if key in {*absent, *spoilt}]
+                )
             case Answer.UNASKED_KEYS:
                 return JobResult(job_id=plan.id, missing=[*absent, _NOT_ASKED_FOR])
             case _:
@@ -185,23 +205,18 @@ class ScriptedTier:
 
     def _answer_lookup(self, plan: JobPlan, answer: Answer) -> JobResult:
         truth = self.contains_many(plan.keys)
-        match answer:
-            case Answer.LIE:
-                return JobResult(job_id=plan.id, present=[not there for there in truth])
-            case Answer.FAILED:
-                return JobResult(job_id=plan.id, failed=plan.keys)
-            case Answer.ERROR:
-                return JobResult(job_id=plan.id, error="scripted to fail")
-            case Answer.WRONG_LENGTH:
-                return JobResult(job_id=plan.id, present=[*truth, True])
-            case Answer.NOT_BOOL:
-                return JobResult(job_id=plan.id, present=[int(there) for there in truth])  # type: ignore[misc]
-            case Answer.NOT_A_SEQUENCE:
-                return JobResult(job_id=plan.id, present=True)  # type: ignore[arg-type]
-            case Answer.NO_ANSWER:
-                return JobResult(job_id=plan.id)
-            case _:
-                return JobResult(job_id=plan.id, present=truth)
+        if answer is Answer.FAILED:
+            return JobResult(job_id=plan.id, failed=plan.keys)
+        if answer is Answer.ERROR:
+            return JobResult(job_id=plan.id, error="scripted to fail")
+        presents: dict[Answer, Any] = {
+            Answer.LIE: [not there for there in truth],
+            Answer.WRONG_LENGTH: [*truth, True],
+            Answer.NOT_BOOL: [int(there) for there in truth],
+            Answer.NOT_A_SEQUENCE: True,
+            Answer.NO_ANSWER: None,
+        }
+        return JobResult(job_id=plan.id, present=presents.get(answer, truth))
 
     def _store(self, running: RunningJob, answer: Answer, spoilt: Collection[OffloadKey]) -> list[OffloadKey]:
         """Take the rows as they are *now*; a store of an earlier epoch stays where nobody looks."""
@@ -209,7 +224,7 @@ class ScriptedTier:
         for key, row in zip(running.plan.keys, running.plan.rows, strict=True):
             if hidden or (key in spoilt and answer is not Answer.CORRUPT):
                 continue
-            self.contents[key] = self.new_junk() if key in spoilt else self._rows[row]
+            self.contents[key] = self._new_junk() if key in spoilt else self._rows[row]
         return []
 
     def _load(self, plan: JobPlan, answer: Answer, spoilt: Collection[OffloadKey]) -> list[OffloadKey]:
@@ -220,7 +235,7 @@ class ScriptedTier:
             if answer is Answer.LIE:
                 continue
             if key in spoilt:
-                self._rows[row] = self.new_junk()
+                self._rows[row] = self._new_junk()
             elif content is None:
                 absent.append(key)
             else:

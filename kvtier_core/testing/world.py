@@ -2,13 +2,13 @@
 
 A test says what the engine does and how each job is answered; the world carries the coordinator's actions out and,
 after every step, checks what must always hold. What it checks is written down in ``World.check`` and beside the
-places that raise ``Violation``. It decides nothing that the coordinator decides.
+places that raise ``InvariantError``. It decides nothing that the coordinator decides.
 """
 
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import assert_never
+from typing import Any, assert_never
 
 from kvtier_core.coordinator import (
     Action,
@@ -25,19 +25,24 @@ from kvtier_core.coordinator import (
     TellNewRequest,
     TellRequestFinished,
     TellStepEnd,
+    TellTouched,
     TierSpec,
 )
 from kvtier_core.keys import OffloadKey, make_offload_key
 from kvtier_core.ledger import BlockState, Ledger
 from kvtier_core.policies import make_policy
-from kvtier_core.testing.scripted import Answer, Content, JobHook, Payload, RunningJob, ScriptedTier, TierScript
+from kvtier_core.testing.hook_order import HookOrder, InvariantError
+from kvtier_core.testing.scripted import (
+    Answer,
+    Content,
+    JobHook,
+    JunkSource,
+    Payload,
+    RunningJob,
+    ScriptedTier,
+    TierScript,
+)
 from kvtier_core.values import JobResult, RequestInfo
-
-_REMEMBERED_CALLS = 1000
-
-
-class Violation(AssertionError):
-    """Something happened that must never happen."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,14 +55,7 @@ class DeviceTransfer:
     is_store: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Call:
-    """A hook that a tier would have seen called."""
-
-    hook: str
-    tier: str
-    request: str
-    keys: tuple[OffloadKey, ...] = ()
+Tell = TellNewRequest | TellRequestFinished | CancelJobs | TellStepEnd | TellTouched
 
 
 def make_keys(names: str, group: int = 0) -> list[OffloadKey]:
@@ -65,21 +63,23 @@ def make_keys(names: str, group: int = 0) -> list[OffloadKey]:
     return [make_offload_key(name.encode().rjust(32, b"."), group) for name in names]
 
 
-def generous_limits(num_rows: int) -> PoolLimits:
-    """Pool limits that let a tiny pool be used as a whole."""
-    return PoolLimits(
-        max_promotion_rows=num_rows,
-        max_cascade_rows=num_rows,
-        lease_timeout_s=30.0,
-        device_timeout_s=60.0,
-    )
+def generous_limits(num_rows: int, **changes: float) -> PoolLimits:
+    """Pool limits that let a tiny pool be used as a whole, but for *changes*, by name of the field."""
+    limits: dict[str, Any] = {
+        "max_promotion_rows": num_rows,
+        "max_cascade_rows": num_rows,
+        "lease_timeout_s": 30.0,
+        "device_timeout_s": 60.0,
+    }
+    return PoolLimits(**{**limits, **changes})
 
 
 class World:
     """One coordinator, driven as the acting part would drive it. One thread.
 
-    Every public method that acts runs ``check`` at its end and raises ``Violation`` (or the coordinator's own
-    ``AssertionError``) when something that must never happen has happened.
+    Every public method that acts runs ``check`` at its end (every *check_every*-th time, for long runs in large pools)
+    and raises ``InvariantError`` (or the coordinator's own ``AssertionError``) when something that must never happen
+    has happened.
     """
 
     def __init__(
@@ -89,15 +89,18 @@ class World:
         *,
         limits: PoolLimits | None = None,
         policy: str = "lru",
+        check_every: int = 1,
     ) -> None:
         self.now = 1000.0
         self.epoch = 0
         self.rows: list[Content] = []  # (num_rows,)
         scripts = [TierScript(name=tier) if isinstance(tier, str) else tier for tier in tiers]
-        self.tiers = {script.name: ScriptedTier(script, self.rows) for script in scripts}
-        self._blank = ScriptedTier(TierScript(name="blank"), self.rows)
-        self.rows.extend(self._blank.new_junk() for _ in range(num_rows))
-        specs = [TierSpec(name=t.script.name, info=t.info, limits=t.script.limits) for t in self.tiers.values()]
+        self._new_junk = JunkSource()
+        self.rows.extend(self._new_junk() for _ in range(num_rows))
+        self.tiers = {script.name: ScriptedTier(script, self.rows, self._new_junk) for script in scripts}
+        specs = [
+            TierSpec(name=t.script.name, info=t.info, limits=t.script.limits) for t in self.tiers.values()
+        ]
         self.coordinator = Coordinator(
             num_rows, make_policy(policy, num_rows), specs, limits or generous_limits(num_rows)
         )
@@ -105,15 +108,12 @@ class World:
         """Tier jobs that have not been answered, quarantined ones among them."""
         self.transfers: dict[int, DeviceTransfer] = {}
         """Device transfers under way, by job id."""
-        self.calls: deque[Call] = deque(maxlen=_REMEMBERED_CALLS)
-        """The hooks called lately, oldest first."""
-        self.seen: Counter[str] = Counter()
-        """Outcomes seen so far, by name."""
+        self.hooks = HookOrder()
+        """The hooks that the tiers have seen called."""
         self._answered: dict[int, Finished] = {}
-        self._open: set[tuple[str, str]] = set()
-        self._stored: Counter[tuple[str, OffloadKey]] = Counter()
-        self._submitted: Counter[tuple[str, str, OffloadKey]] = Counter()
         self._step = 0
+        self._check_every = check_every
+        self._acts = 0
         for name in self.tiers:
             self.tier_ready(name)
 
@@ -162,9 +162,9 @@ class World:
         """The device has written the rows, whatever became of them meanwhile."""
         transfer = self.transfers.pop(job_id)
         for row, content in zip(transfer.prepared.rows, transfer.contents, strict=True):
-            self.rows[row] = content if success else self._blank.new_junk()
+            self.rows[row] = content if success else self._new_junk()
         if success:
-            self._stored.update((transfer.request, key) for key in transfer.prepared.keys)
+            self.hooks.stored(transfer.request, transfer.prepared.keys)
         self.coordinator.complete_store(job_id, success=success, now=self.now)
         self._act()
 
@@ -175,7 +175,7 @@ class World:
             contents = [self.rows[row] for row in prepared.rows]
             for key, content in zip(prepared.keys, contents, strict=True):
                 if content.payload != Payload(key, self.epoch):
-                    raise Violation(f"wrong bytes for {key.hex()} in epoch {self.epoch}: {content}")
+                    raise InvariantError(f"wrong bytes for {key.hex()} in epoch {self.epoch}: {content}")
             self.transfers[prepared.job_id] = DeviceTransfer(request_id, prepared, contents, is_store=False)
         self._act()
         return prepared
@@ -185,7 +185,7 @@ class World:
         transfer = self.transfers.pop(job_id)
         for row, content in zip(transfer.prepared.rows, transfer.contents, strict=True):
             if self.rows[row].payload != content.payload:
-                raise Violation(f"row {row} changed under a device load: {content} -> {self.rows[row]}")
+                raise InvariantError(f"row {row} changed under a device load: {content} -> {self.rows[row]}")
         self.coordinator.complete_load(job_id)
         self._act()
 
@@ -199,7 +199,7 @@ class World:
             if isinstance(action, LoadFromTier)
         )
         if any(count > 1 for count in loads.values()):
-            raise Violation(f"more than one load job for a tier and request in one step: {loads}")
+            raise InvariantError(f"more than one load job for a tier and request in one step: {loads}")
 
     def advance(self, seconds: float) -> None:
         """Time passes."""
@@ -213,7 +213,7 @@ class World:
         if tiers:
             self.epoch += 1
             for running in self.running.values():
-                running.stale = True
+                running.is_stale = True
         self._act()
         for name in self.tiers if tiers and ready else ():
             self.tier_ready(name)
@@ -224,7 +224,7 @@ class World:
         """A tier serves the current epoch from now on."""
         tier = self.tiers[name]
         tier.serve(self.epoch)
-        self.coordinator.tier_ready(name, tier if tier.script.resident else None)
+        self.coordinator.tier_ready(name, tier.resident_presence if tier.script.resident else None)
         self._act()
 
     def jobs(self, hook: JobHook, tier: str | None = None) -> list[int]:
@@ -242,8 +242,7 @@ class World:
         running = self.running.pop(job_id)
         plan = running.plan
         tier = self.tiers[plan.tier]
-        is_waited_for = not (running.cancelled or running.stale)
-        if running.hook is JobHook.STORE and is_waited_for:
+        if running.hook is JobHook.STORE and not running.is_cancelled:
             self._check_source(running)
         result = tier.perform(running, answer, plan.keys if chosen is None else chosen)
         self._report(Finished(plan.tier, result, self._find_corrupt(running, result)))
@@ -282,7 +281,9 @@ class World:
         for key, row in zip(running.plan.keys, running.plan.rows, strict=True):
             name = Payload(key, running.epoch)
             if self.rows[row].payload != name or not self.rows[row].proves(name):
-                raise Violation(f"a store that is waited for reads row {row} as {self.rows[row]}, not {name}")
+                raise InvariantError(
+                    f"a store that is waited for reads row {row} as {self.rows[row]}, not {name}"
+                )
 
     def _find_corrupt(self, running: RunningJob, result: JobResult) -> list[OffloadKey]:
         """What the acting part's check of the loaded rows would find."""
@@ -309,26 +310,29 @@ class World:
 
     def fetch(self, request_id: str, keys: Sequence[OffloadKey], *, max_steps: int = 100) -> Lookup:
         """Look up, answering every lookup and load honestly, until asking again could give no more."""
+        found = self.lookup(request_id, keys)
         for _ in range(max_steps):
-            found = self.lookup(request_id, keys)
             if found.is_settled:
                 return found
             self.answer_all(JobHook.LOOKUP)
             self.end_step()
             self.answer_all(JobHook.LOAD)
-        raise Violation(f"not settled after {max_steps} steps: {found}")
+            found = self.lookup(request_id, keys)
+        raise InvariantError(f"not settled after {max_steps} steps: {found}")
 
     # -- acting
 
     def _spoil(self, rows: Sequence[int]) -> None:
         for row in rows:
-            self.rows[row] = self._blank.new_junk()
+            self.rows[row] = self._new_junk()
 
     def _act(self) -> list[Action]:
         actions = self.coordinator.take_actions()
         for action in actions:
             self._do(action)
-        self.check()
+        self._acts += 1
+        if self._acts % self._check_every == 0:
+            self.check()
         return actions
 
     def _do(self, action: Action) -> None:
@@ -343,47 +347,34 @@ class World:
                     self._seal(key, row)
                 for job in jobs:
                     self._submit(JobHook.STORE, job)
+            case _:
+                self._tell(action)
+
+    def _tell(self, action: Tell) -> None:
+        match action:
             case TellNewRequest(tier, request):
-                self._begin(tier, request.request_id)
+                self.hooks.new_request(tier, request.request_id)
             case TellRequestFinished(tier, request):
-                self._end(tier, request.request_id)
+                self.hooks.request_finished(tier, request.request_id)
             case CancelJobs(tier, job_ids):
                 for job_id in job_ids:
-                    self.running[job_id].cancelled = True
+                    self.running[job_id].is_cancelled = True
             case TellStepEnd(tier, _):
-                self.calls.append(Call("on_schedule_end", tier, ""))
+                self.hooks.other("on_schedule_end", tier)
+            case TellTouched(tier, keys):
+                self.hooks.other("touch", tier, keys)
             case _:
                 assert_never(action)
 
     def _seal(self, key: OffloadKey, row: int) -> None:
         name = Payload(key, self.epoch)
         if self.rows[row].payload != name:
-            raise Violation(f"row {row} would be sealed as {name} but holds {self.rows[row]}")
+            raise InvariantError(f"row {row} would be sealed as {name} but holds {self.rows[row]}")
         self.rows[row] = self.rows[row].seal(name)
 
     def _submit(self, hook: JobHook, plan: JobPlan) -> None:
-        request_id = plan.request.request_id
-        self.calls.append(Call(hook.value, plan.tier, request_id, tuple(plan.keys)))
-        if (plan.tier, request_id) not in self._open:
-            raise Violation(f"{hook.value} reaches {plan.tier} outside the life of request {request_id} (C26)")
-        if hook is JobHook.STORE:
-            for key in plan.keys:
-                self._submitted[plan.tier, request_id, key] += 1
-                if self._submitted[plan.tier, request_id, key] > self._stored[request_id, key]:
-                    raise Violation(f"{plan.tier} is given {key.hex()} twice by request {request_id} (C20)")
+        self.hooks.submit(hook.value, plan.tier, plan.request.request_id, plan.keys)
         self.running[plan.id] = RunningJob(hook, plan, self.epoch)
-
-    def _begin(self, tier: str, request_id: str) -> None:
-        self.calls.append(Call("on_new_request", tier, request_id))
-        if (tier, request_id) in self._open:
-            raise Violation(f"{tier} is told of request {request_id} twice (C26)")
-        self._open.add((tier, request_id))
-
-    def _end(self, tier: str, request_id: str) -> None:
-        self.calls.append(Call("on_request_finished", tier, request_id))
-        if (tier, request_id) not in self._open:
-            raise Violation(f"{tier} is told twice that request {request_id} is over (C26)")
-        self._open.remove((tier, request_id))
 
     # -- what must always hold
 
@@ -401,7 +392,7 @@ class World:
             name = Payload(block.key, self.epoch)
             content = self.rows[block.row]
             if content.payload != name or (block.sealed and not content.proves(name)):
-                raise Violation(f"{block} answers HIT in epoch {self.epoch} but its row holds {content}")
+                raise InvariantError(f"{block} answers HIT in epoch {self.epoch} but its row holds {content}")
 
     def _check_rows_in_use(self) -> None:
         written: set[int] = set()
@@ -409,7 +400,7 @@ class World:
         for running in self.running.values():
             if running.hook is JobHook.LOAD:
                 self._claim(written, running.plan.rows, running)
-            elif running.hook is JobHook.STORE and not running.cancelled:
+            elif running.hook is JobHook.STORE and not running.is_cancelled:
                 read.update(running.plan.rows)
         for transfer in self.transfers.values():
             if transfer.is_store:
@@ -417,12 +408,12 @@ class World:
             else:
                 read.update(transfer.prepared.rows)
         if not written.isdisjoint(read):
-            raise Violation(f"rows {sorted(written & read)} are read by one job and written by another")
+            raise InvariantError(f"rows {sorted(written & read)} are read by one job and written by another")
 
     @staticmethod
     def _claim(written: set[int], rows: Sequence[int], owner: object) -> None:
         if not written.isdisjoint(rows):
-            raise Violation(f"{owner} writes rows that another job writes")
+            raise InvariantError(f"{owner} writes rows that another job writes")
         written.update(rows)
 
     def settle(self) -> None:
@@ -440,11 +431,13 @@ class World:
     def check_at_rest(self) -> None:
         """After ``settle``: every count is zero and every row can be had again (C13, K3-O4)."""
         state = self.coordinator.state
-        if state.jobs or state.requests or self._open or self.coordinator.has_pending_work:
-            raise Violation(f"not at rest: {list(state.jobs.values())}, {list(state.requests)}, {self._open}")
+        if state.jobs or state.requests or self.hooks.open or self.coordinator.has_pending_work:
+            raise InvariantError(
+                f"not at rest: {list(state.jobs.values())}, {list(state.requests)}, {self.hooks.open}"
+            )
         counts = [state.promoting_rows, state.cascade_rows, self.ledger.num_detached]
         for tier in state.tiers.values():
             counts += [tier.quarantined_rows, tier.cascade_rows]
         held = [block for block in self.ledger.blocks if not Ledger.is_idle(block)]
         if any(counts) or held or self.ledger.room != self.ledger.num_rows:
-            raise Violation(f"counts at rest: {counts}, held: {held}, room: {self.ledger.room}")
+            raise InvariantError(f"counts at rest: {counts}, held: {held}, room: {self.ledger.room}")

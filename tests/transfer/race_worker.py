@@ -1,8 +1,9 @@
 """A worker process for the race test: carries out the stores it reads from its standard input.
 
-Run as ``race_worker.py POOL_PATH MODE``. Each job is a line: job id, epoch, row, stamp. MODE "correct" announces a
-job and then checks the epoch; "check_first" is the mistake the control page's docstring warns of. At the end of the
-input it prints how many jobs it finished and how many it dropped.
+Run as ``race_worker.py POOL_PATH MODE``. Each job is a line: job id, epoch, row, stamp, milliseconds to pause
+in the middle. MODE "correct" announces a job and then checks the epoch; "check_first" is the mistake the
+control page's docstring warns of. At the end of the input it prints how many jobs it finished and how many it
+dropped.
 """
 
 import sys
@@ -25,7 +26,7 @@ def main(path: str, mode: str) -> None:
     finished = dropped = 0
     with Pool.attach(path) as pool:
         for line in sys.stdin:
-            job_id, epoch, row, stamp = map(int, line.split())
+            job_id, epoch, row, stamp, pause_ms = map(int, line.split())
             if mode == "check_first":
                 begun = _begin_check_first(pool, job_id, epoch)
             else:
@@ -37,6 +38,8 @@ def main(path: str, mode: str) -> None:
             piece = bytes([stamp]) * _PIECE
             target = pool.row(row)
             for begin in range(0, len(target), _PIECE):
+                if begin == len(target) // 2 and pause_ms:
+                    time.sleep(pause_ms / 1000)  # a slow copy, for the scheduler to cut into
                 target[begin : begin + _PIECE] = piece
             del target
             pool.control.finish(0, Direction.STORE, job_id)

@@ -225,7 +225,7 @@ def _shared_memory_kib() -> int:
 
 
 def test_c32_sigkill_leaves_no_name_and_no_memory() -> None:
-    # Other processes of this machine take and free shared memory too: one clear drop in a few tries is the proof.
+    # Other processes take and free shared memory too: one clear drop in a few tries is the proof.
     mebibytes = 256
     drops = []
     for _ in range(5):

@@ -20,7 +20,7 @@ _TIMEOUT_S = 60.0
 
 
 class _Race:
-    """The scheduler's side: submit stores, change the epoch, reuse rows as soon as they are settled, look again."""
+    """The scheduler: submits stores, changes the epoch, reuses rows once they are settled, looks again."""
 
     def __init__(self, pool: Pool, mode: str, seed: int) -> None:
         self.pool = pool
@@ -58,7 +58,8 @@ class _Race:
     def _submit(self, row: int, epoch: int, stamp: int) -> int:
         self.last_id += 1
         assert self.worker.stdin is not None
-        self.worker.stdin.write(f"{self.last_id} {epoch} {row} {stamp}\n")
+        pause_ms = 2 if self.random.random() < 0.05 else 0
+        self.worker.stdin.write(f"{self.last_id} {epoch} {row} {stamp} {pause_ms}\n")
         self.worker.stdin.flush()
         return self.last_id
 

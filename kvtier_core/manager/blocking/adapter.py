@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from kvtier_core.blocktier import BlockTier
-from kvtier_core.errors import ClosedError, ConfigError, TierOpenError
+from kvtier_core.errors import ClosedError, ConfigError, KvtierError, TierOpenError
 from kvtier_core.hookspecs import hookimpl
 from kvtier_core.keys import OffloadKey
 from kvtier_core.manager.blocking.calls import Fault, describe
@@ -21,6 +21,7 @@ from kvtier_core.manager.blocking.jobs import JobBoard
 from kvtier_core.manager.blocking.presence import PresenceSet
 from kvtier_core.manager.blocking.state import Clocks
 from kvtier_core.manager.blocking.work import Kind
+from kvtier_core.policies import make_policy
 from kvtier_core.tier_settings import TierSettings
 from kvtier_core.units import format_size
 from kvtier_core.values import JobResult, PoolView, TierContext, TierEvent, TierJob, TierUsage
@@ -42,13 +43,17 @@ class BlockTierAdapter:
         monotonic: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
     ) -> None:
-        """No I/O. Raises ``ConfigError`` when the capacity is smaller than one block."""
-        capacity = tier_class.info.default_capacity if context.capacity_bytes is None else context.capacity_bytes
+        """No I/O. Raises ``ConfigError`` for an unknown policy or a capacity smaller than one block."""
+        capacity = (
+            tier_class.info.default_capacity if context.capacity_bytes is None else context.capacity_bytes
+        )
         if capacity is not None and capacity < context.row_bytes:
             raise ConfigError(
                 f"tier {context.name!r}: a capacity of {format_size(capacity)} is smaller than one block "
                 f"({format_size(context.row_bytes)}); set capacity to several blocks at least"
             )
+        if tier_class.info.bounded_by == "core":
+            make_policy(settings.policy, 1)  # refuses an unknown name now rather than when the tier opens
         self._tier_class = tier_class
         self._settings = settings
         self._context = replace(context, capacity_bytes=capacity)
@@ -158,9 +163,9 @@ class BlockTierAdapter:
     @hookimpl
     def reset(self, namespace: str, description: Mapping[str, Any]) -> None:
         """Go on with a new instance for *namespace*; calls in flight end on the old one. Raises ``TierOpenError``."""
-        self._retire_current("the cache was reset")
         self._context = replace(self._context, namespace=namespace, description=description)
         if self._was_opened:
+            self._retire_current("the cache was reset")
             self._open()
 
     @hookimpl
@@ -169,7 +174,9 @@ class BlockTierAdapter:
         give_up = time.monotonic() + timeout_s
         self._shut_down = True
         self._retire_current("the tier was shut down")
-        self._retired = [instance for instance in self._retired if not instance.wait_closed(give_up - time.monotonic())]
+        self._retired = [
+            instance for instance in self._retired if not instance.wait_closed(give_up - time.monotonic())
+        ]
 
     def _open(self) -> None:
         name = self._context.name
@@ -178,12 +185,16 @@ class BlockTierAdapter:
         self._was_opened = True
         try:
             self._check_retired()
-            instance = TierInstance(self._tier_class, self._settings, self._context, self._board, self._clocks)
+            instance = TierInstance(
+                self._tier_class, self._settings, self._context, self._board, self._clocks
+            )
             instance.open()
         except Exception as error:
             with self._lock:
                 self._why_closed = f"could not be opened: {describe(error)}"
-            raise
+            if isinstance(error, KvtierError):
+                raise
+            raise TierOpenError(f"tier {name!r} could not be opened: {describe(error)}") from error
         with self._lock:
             self._current = instance
 

@@ -23,7 +23,9 @@ class Bounds:
     Pinned keys are never victims. ``max_blocks=None`` means no bound, ``ttl=None`` that blocks don't age.
     """
 
-    def __init__(self, *, max_blocks: int | None, ttl: float | None, policy: EvictionPolicy[OffloadKey]) -> None:
+    def __init__(
+        self, *, max_blocks: int | None, ttl: float | None, policy: EvictionPolicy[OffloadKey]
+    ) -> None:
         self._max_blocks = max_blocks
         self._ttl = ttl
         self._policy = policy

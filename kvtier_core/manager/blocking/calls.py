@@ -38,8 +38,8 @@ def describe(error: BaseException) -> str:
 class TierCalls:
     """Calls one tier; safe from any thread as far as the tier is.
 
-    Buffers are handed over as views of our own, released after the call: a tier that kept one cannot read or write
-    a row that has been given to another block meanwhile.
+    Buffers are handed over as views of our own, released after the call: a tier that kept one gets an error instead
+    of a row that belongs to another block meanwhile. (An array it made over the view can't be taken back.)
     """
 
     def __init__(self, name: str, tier: BlockTier) -> None:
@@ -105,7 +105,11 @@ class TierCalls:
     def _expect_none(self, method: str, answer: object) -> Outcome:
         if answer is None:
             return True
-        return answer if isinstance(answer, Fault) else self._wrong(method, answer, "None, or an exception on a fault")
+        return (
+            answer
+            if isinstance(answer, Fault)
+            else self._wrong(method, answer, "None, or an exception on a fault")
+        )
 
     def _expect_bool(self, method: str, answer: object) -> Outcome:
         if isinstance(answer, bool | Fault):
@@ -131,5 +135,7 @@ class TierCalls:
             try:
                 view.release()
             except BufferError:
-                outcomes[index] = self._fault(method, "kept a reference to the block's buffer after it returned")
+                outcomes[index] = self._fault(
+                    method, "kept a reference to the block's buffer after it returned"
+                )
         return outcomes

@@ -24,7 +24,9 @@ _MAX_EXPIRED = 1024  # blocks expired in one go: bounds the time the lock is hel
 class Contents:
     """The belief about one tier instance. *enumerable*: whether ``adopt`` will be told everything it holds."""
 
-    def __init__(self, info: TierInfo, settings: TierSettings, context: TierContext, *, enumerable: bool) -> None:
+    def __init__(
+        self, info: TierInfo, settings: TierSettings, context: TierContext, *, enumerable: bool
+    ) -> None:
         limits = settings.limits
         self._row_bytes = context.row_bytes
         self._capacity = context.capacity_bytes

@@ -11,7 +11,7 @@ from dataclasses import replace
 from kvtier_core.blocktier import BlockTier, SupportsScan
 from kvtier_core.errors import TierOpenError
 from kvtier_core.keys import OffloadKey
-from kvtier_core.manager.blocking.calls import Fault, Outcome, TierCalls, describe
+from kvtier_core.manager.blocking.calls import Fault, Outcome, TierCalls
 from kvtier_core.manager.blocking.contents import Contents
 from kvtier_core.manager.blocking.jobs import JobBoard
 from kvtier_core.manager.blocking.state import Clocks, TierState
@@ -19,7 +19,9 @@ from kvtier_core.manager.blocking.work import Kind, Unit
 from kvtier_core.tier_settings import TierSettings
 from kvtier_core.values import BlockInfo, TierContext, TierJob
 
-_KEYS_A_CALL = 256  # keys asked for or deleted in one call: enough to share its cost, few enough to stay quick
+_KEYS_A_CALL = (
+    256  # keys asked for or deleted in one call: enough to share its cost, few enough to stay quick
+)
 
 
 class TierInstance:
@@ -57,19 +59,18 @@ class TierInstance:
     def open(self) -> None:
         """Open the tier, learn what it holds, make it fit its capacity, start the I/O threads.
 
-        Called once, on the hook thread. Raises ``TierOpenError``. Cost: the tier's ``open`` and ``scan``.
+        Called once, on the hook thread. Raises ``TierOpenError`` or what the tier raises; the tier is closed then.
+        Cost: the tier's ``open`` and ``scan``.
         """
         try:
             self._tier.open()
             self._adopt(self._scan() if self._scan is not None else ())
             for number in range(self._threads):
                 self._start_thread(number)
-        except Exception as error:
+        except Exception:
             self.retire("the tier could not be opened")
             self._leave(0)
-            if isinstance(error, TierOpenError):
-                raise
-            raise TierOpenError(f"tier {self._name!r} could not be opened: {describe(error)}") from error
+            raise
 
     def submit(self, job: TierJob, kind: Kind) -> None:
         """Queue a job, key by key. Never waits for I/O. Not after ``retire``."""
@@ -104,7 +105,9 @@ class TierInstance:
         for begin in range(0, len(surplus), _KEYS_A_CALL):
             fault = self._calls.delete(surplus[begin : begin + _KEYS_A_CALL])
             if fault is not None:
-                raise TierOpenError(f"can't remove blocks that are too old or beyond the capacity: {fault.text}")
+                raise TierOpenError(
+                    f"can't remove blocks that are too old or beyond the capacity: {fault.text}"
+                )
 
     def _start_thread(self, number: int) -> None:
         # A daemon: a call that hangs must not keep the process from ending.

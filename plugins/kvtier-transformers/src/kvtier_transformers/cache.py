@@ -66,9 +66,13 @@ class BlockLayer(CacheLayerMixin):
         if states.shape[0] != 1:
             raise _refuse_batch(f"a batch of {states.shape[0]} sequences")
         if states.dtype != self._key_tokens.dtype:
-            raise CacheError(f"the model computes KV in {states.dtype}, the cache was made for {self._key_tokens.dtype}")
+            raise CacheError(
+                f"the model computes KV in {states.dtype}, the cache was made for {self._key_tokens.dtype}"
+            )
         if states.requires_grad:
-            raise CacheError("kvtier's cache takes no part in gradients: call the model under torch.no_grad()")
+            raise CacheError(
+                "kvtier's cache takes no part in gradients: call the model under torch.no_grad()"
+            )
         if self._length + states.shape[-2] > len(self._key_tokens):
             raise CacheError(
                 f"{self._length + states.shape[-2]} tokens do not fit a cache of {len(self._key_tokens)}: "
@@ -105,7 +109,7 @@ class BlockLayer(CacheLayerMixin):
             raise CacheError(f"crop({tokens_to_remove}): pass the number of tokens to remove, negative")
         self._show(max(0, self._length + tokens_to_remove))
 
-    def reorder_cache(self, beam_idx: torch.Tensor) -> None:
+    def reorder_cache(self, *_beam_idx: torch.Tensor) -> None:
         """Beam search needs several sequences: refused."""
         raise _refuse_batch("beam search")
 

@@ -18,7 +18,9 @@ Progress = Callable[[int], None]
 class GreedyDecoder:
     """Runs one model over one cache. Not thread-safe; keeps nothing but the cache's length."""
 
-    def __init__(self, model: PreTrainedModel, cache: Cache, *, chunk_tokens: int, on_progress: Progress) -> None:
+    def __init__(
+        self, model: PreTrainedModel, cache: Cache, *, chunk_tokens: int, on_progress: Progress
+    ) -> None:
         self._model = model
         self._cache = {cache_keyword(model): cache}
         self._length = cache.get_seq_length()
@@ -28,7 +30,9 @@ class GreedyDecoder:
     def _forward(self, token_ids: Sequence[int]) -> torch.Tensor:
         # logits of the last position only: those of a whole chunk would be 100 MB for SmolLM2
         with torch.inference_mode():
-            output = self._model(input_ids=torch.tensor([token_ids]), use_cache=True, logits_to_keep=1, **self._cache)
+            output = self._model(
+                input_ids=torch.tensor([token_ids]), use_cache=True, logits_to_keep=1, **self._cache
+            )
         self._length += len(token_ids)
         self._on_progress(self._length)
         logits: torch.Tensor = output.logits[0, -1].float()  # (vocab,)
@@ -40,7 +44,9 @@ class GreedyDecoder:
         Raises ``ValueError`` when the cache leaves nothing to compute: the logits come from computing a token.
         """
         if self._length >= len(prompt_ids):
-            raise ValueError(f"{self._length} tokens cached of {len(prompt_ids)}: one must be left to compute")
+            raise ValueError(
+                f"{self._length} tokens cached of {len(prompt_ids)}: one must be left to compute"
+            )
         while True:
             logits = self._forward(prompt_ids[self._length : self._length + self._chunk_tokens])
             if self._length == len(prompt_ids):

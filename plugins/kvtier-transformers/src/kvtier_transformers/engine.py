@@ -57,18 +57,27 @@ class Generation:
 
 
 class Prompt:
-    """A prompt whose cached prefix is loaded, for callers who run the model themselves. Made by ``Engine.cache_for``."""
+    """A prompt whose cached prefix is loaded, for callers who run the model themselves.
 
-    def __init__(self, cache: Cache, token_ids: tuple[int, ...], hit_tokens: int, store: Callable[[Sequence[int]], None]):
+    Made by ``Engine.cache_for``.
+    """
+
+    def __init__(
+        self,
+        cache: Cache,
+        token_ids: tuple[int, ...],
+        hit_tokens: int,
+        store: Callable[[Sequence[int]], None],
+    ) -> None:
         self.cache = cache
         self.token_ids = token_ids
         self.hit_tokens = hit_tokens
         self._store = store
 
     def store(self, sequence: torch.Tensor | Sequence[int]) -> None:
-        """Hand on the blocks of *sequence*: the prompt and what the model made of it, in the order it went through
-        ``cache``. Tokens beyond what the cache holds are left out.
+        """Hand on the blocks of *sequence*: the prompt and what the model made of it.
 
+        The tokens must be those that went through ``cache``, in order; what the cache does not hold is left out.
         Raises ``CacheError`` when *sequence* does not begin with the prompt.
         """
         flat = sequence.reshape(-1).tolist() if isinstance(sequence, torch.Tensor) else list(sequence)
@@ -102,7 +111,9 @@ class Engine:
         keep, ``ConfigError`` and ``TierOpenError`` as ``open_session`` does.
         """
         if chunk_tokens < 1 or max_tokens < 1:
-            raise ConfigError(f"chunk_tokens={chunk_tokens}, max_tokens={max_tokens}: both must be at least 1")
+            raise ConfigError(
+                f"chunk_tokens={chunk_tokens}, max_tokens={max_tokens}: both must be at least 1"
+            )
         checked = check_model(model)
         settings = config if isinstance(config, Settings) else load_settings(file=config)
         kv = DeviceKV(checked, max_tokens=max_tokens, tokens_per_block=settings.pool.block_size)
@@ -183,8 +194,12 @@ class Engine:
             )
 
     @contextmanager
-    def cache_for(self, prompt_ids: torch.Tensor | Sequence[int], *, salt: str | None = None) -> Iterator[Prompt]:
-        """A cache with the prompt's known prefix loaded, for ``model.generate`` or ``model.forward``::
+    def cache_for(
+        self, prompt_ids: torch.Tensor | Sequence[int], *, salt: str | None = None
+    ) -> Iterator[Prompt]:
+        """A cache with the prompt's known prefix loaded, for ``model.generate`` or ``model.forward``.
+
+        Like this::
 
             with engine.cache_for(ids) as prompt:
                 output = model.generate(ids, past_key_values=prompt.cache)
@@ -195,7 +210,9 @@ class Engine:
         """
         if isinstance(prompt_ids, torch.Tensor):
             if prompt_ids.dim() > 1 and prompt_ids.shape[0] != 1:
-                raise CacheError(f"a batch of {prompt_ids.shape[0]} prompts: kvtier's cache holds one sequence")
+                raise CacheError(
+                    f"a batch of {prompt_ids.shape[0]} prompts: kvtier's cache holds one sequence"
+                )
             prompt_ids = prompt_ids.reshape(-1).tolist()
         with self._request(prompt_ids, 0, salt) as (request_id, cache):
             known = len(prompt_ids)
@@ -207,7 +224,9 @@ class Engine:
             yield Prompt(cache, tuple(prompt_ids), cache.get_seq_length(), store)
 
     @contextmanager
-    def _request(self, prompt_ids: Sequence[int], more_tokens: int, salt: str | None) -> Iterator[tuple[str, Cache]]:
+    def _request(
+        self, prompt_ids: Sequence[int], more_tokens: int, salt: str | None
+    ) -> Iterator[tuple[str, Cache]]:
         """One request from its announcement to its end, with a cache that holds what could be loaded."""
         if self._closed:
             raise ClosedError("the engine is closed")
@@ -243,7 +262,9 @@ class Engine:
         # The last request's blocks may still be on their way into the pool; writing into them now would store the
         # next request's bytes under the last one's keys.
         if self._copies_lost:
-            raise CacheError("a copy of an earlier sequence never ended and may still touch the device: open a new engine")
+            raise CacheError(
+                "a copy of an earlier sequence never ended and may still touch the device: open a new engine"
+            )
         if self._last_request is None:
             return
         if not self._session.wait_stored(self._last_request, self._wait_timeout_s):

@@ -20,7 +20,7 @@ _VERSIONS = (2, 3)
 _STRING, _ARRAY = 8, 9
 _SCALARS = {
     code: struct.Struct("<" + letter)
-    for code, letter in {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}.items()
+    for code, letter in zip((0, 1, 2, 3, 4, 5, 6, 7, 10, 11, 12), "BbHhIif?Qqd", strict=True)
 }
 _U32, _U64 = _SCALARS[4], _SCALARS[10]
 _MAX_DIMENSIONS = 4
@@ -94,7 +94,9 @@ class _Cursor:
     def take(self, count: int) -> memoryview:
         end = self.position + count
         if end > len(self._data):
-            raise ConfigError(f"{self._path}: the GGUF header is cut off at byte {len(self._data)}: copy the file again")
+            raise ConfigError(
+                f"{self._path}: the GGUF header is cut off at byte {len(self._data)}: copy the file again"
+            )
         piece = self._data[self.position : end]
         self.position = end
         return piece
@@ -115,7 +117,9 @@ class _Cursor:
                 return [found for (found,) in item.iter_unpack(self.take(item.size * count))]
             return [self.value(inner) for _ in range(count)]
         if code not in _SCALARS:
-            raise ConfigError(f"{self._path}: unknown GGUF metadata type {code}: the file is damaged or too new")
+            raise ConfigError(
+                f"{self._path}: unknown GGUF metadata type {code}: the file is damaged or too new"
+            )
         return self.scalar(_SCALARS[code])
 
 
@@ -131,13 +135,15 @@ class GGUFFile:
         except (OSError, ValueError) as error:  # an empty file can't be mapped
             raise ConfigError(f"{path}: cannot read the model file: {error}") from error
         self.path = path
-        cursor = _Cursor(memoryview(self._data), path)
+        cursor = _Cursor(self._data.data, path)
         if bytes(self._data[:4]) != _MAGIC:
             raise ConfigError(f"{path}: not a GGUF file: it does not start with {_MAGIC.decode()}")
         cursor.take(len(_MAGIC))
         version = cursor.scalar(_U32)
         if version not in _VERSIONS:
-            raise ConfigError(f"{path}: GGUF version {version} is not one of {_VERSIONS}: convert the file again")
+            raise ConfigError(
+                f"{path}: GGUF version {version} is not one of {_VERSIONS}: convert the file again"
+            )
         tensors, entries = cursor.scalar(_U64), cursor.scalar(_U64)
         self.metadata: Mapping[str, Any] = {
             cursor.text(): cursor.value(cursor.scalar(_U32)) for _ in range(entries)

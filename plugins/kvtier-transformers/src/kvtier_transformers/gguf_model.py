@@ -47,7 +47,9 @@ def gguf_config(file: GGUFFile) -> LlamaConfig:
 
     def need(name: str) -> Any:
         if name not in file.metadata:
-            raise UnsupportedModelError(f"{file.path}: the GGUF metadata lacks {name}: convert the model again")
+            raise UnsupportedModelError(
+                f"{file.path}: the GGUF metadata lacks {name}: convert the model again"
+            )
         return file.metadata[name]
 
     heads = need("llama.attention.head_count")

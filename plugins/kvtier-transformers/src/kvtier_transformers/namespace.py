@@ -9,7 +9,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from transformers import PreTrainedModel, PretrainedConfig
+from transformers import PretrainedConfig, PreTrainedModel
 
 from kvtier_core import GroupSpec, Namespace, digest_weights
 from kvtier_transformers.cache import DeviceKV
@@ -70,9 +70,10 @@ def namespace_for(
     """The namespace of *model* with its KV in *kv*.
 
     *files* are the weight files; unset, those of the directory the model was loaded from, if any. *name* stands in
-    for the model's own name, which for a local model is the last part of its path. Weights changed in memory after loading are not seen: give such a model another
-    *name*. Raises ``OSError`` when a weight file can't be read. Cost: two small reads a file, all of it when
-    *full_digest*.
+    for the model's own name, which for a local model is the last part of its path. Weights changed in memory after
+    loading are not seen: give such a model another *name*.
+
+    Raises ``OSError`` when a weight file can't be read. Cost: two small reads a file, all of it when *full_digest*.
     """
     digest = _weights_digest(model, files, full=full_digest)
     layers = tuple(f"model.layers.{index}.self_attn" for index in range(len(kv.tensors) // 2))

@@ -41,11 +41,13 @@ def load_gguf_tokenizer(file: GGUFFile) -> PreTrainedTokenizerFast:
     tokenizer.decoder = decoders.ByteLevel()
     kinds = file.metadata.get(_PREFIX + "token_type", [])
     for kind, add in ((_CONTROL, tokenizer.add_special_tokens), (_USER_DEFINED, tokenizer.add_tokens)):
-        add([
-            AddedToken(token, normalized=False, special=kind == _CONTROL)
-            for token, token_kind in zip(tokens, kinds, strict=False)
-            if token_kind == kind
-        ])
+        add(
+            [
+                AddedToken(token, normalized=False, special=kind == _CONTROL)
+                for token, token_kind in zip(tokens, kinds, strict=False)
+                if token_kind == kind
+            ]
+        )
 
     def named(role: str) -> Any:
         index = file.metadata.get(f"{_PREFIX}{role}_token_id")

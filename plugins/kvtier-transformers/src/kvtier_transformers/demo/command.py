@@ -6,6 +6,8 @@ an empty pool and the disk's page cache dropped. Imports nothing heavy until it 
 
 import argparse
 import json
+import signal
+import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -35,14 +37,34 @@ def _thread_count(text: str) -> int:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
     parser.add_argument(
-        "--tokens", type=_token_count, default=4096, metavar="N", help="tokens of the shared text (default 4096)"
+        "--tokens",
+        type=_token_count,
+        default=4096,
+        metavar="N",
+        help="tokens of the shared text (default 4096)",
     )
     parser.add_argument(
-        "--corrupt", action="store_true", help="flip a bit in some stored files before the new process reads them"
+        "--corrupt",
+        action="store_true",
+        help="flip a bit in some stored files before the new process reads them",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of the table")
-    parser.add_argument("--keep", type=Path, metavar="DIR", help="work in DIR, which must be new or empty, and keep it")
-    parser.add_argument("--threads", type=_thread_count, metavar="N", help="threads the model runs on (default: torch's)")
+    parser.add_argument(
+        "--keep", type=Path, metavar="DIR", help="work in DIR, which must be new or empty, and keep it"
+    )
+    parser.add_argument(
+        "--threads", type=_thread_count, metavar="N", help="threads the model runs on (default: torch's)"
+    )
+
+
+@contextmanager
+def _unwinding_on_sigterm() -> Iterator[None]:
+    """Let a plain kill end the worker and remove the directory, as Ctrl-C does."""
+    before = signal.signal(signal.SIGTERM, lambda number, _frame: sys.exit(128 + number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 @contextmanager
@@ -68,9 +90,13 @@ def run(args: argparse.Namespace) -> int:
 
     from kvtier_transformers.demo.show import Show  # noqa: PLC0415
 
-    with _workplace(args.keep) as directory:
+    with _unwinding_on_sigterm(), _workplace(args.keep) as directory:
         show = Show(
-            directory, Console(stderr=True), prefix_tokens=args.tokens, corrupt=args.corrupt, threads=args.threads
+            directory,
+            Console(stderr=True),
+            prefix_tokens=args.tokens,
+            corrupt=args.corrupt,
+            threads=args.threads,
         )
         results, summary = show.run()
     if args.json:

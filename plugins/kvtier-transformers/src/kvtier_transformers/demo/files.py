@@ -12,7 +12,9 @@ _DAMAGED_FILES = 3
 
 def _block_files(root: Path) -> list[Path]:
     """Files that hold blocks, oldest first: the text that all questions share was stored before the questions."""
-    files = [path for path in root.rglob("*") if path.is_file() and path.stat().st_size >= _SMALLEST_BLOCK_FILE]
+    files = [
+        path for path in root.rglob("*") if path.is_file() and path.stat().st_size >= _SMALLEST_BLOCK_FILE
+    ]
     return sorted(files, key=lambda path: (path.stat().st_mtime_ns, path.name))
 
 

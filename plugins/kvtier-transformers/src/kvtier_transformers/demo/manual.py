@@ -24,7 +24,9 @@ _SLOT = "\x00"
 def _chat_frame(tokenizer: "PreTrainedTokenizerBase") -> tuple[str, str]:
     """What the model's chat template puts before and after a user's message."""
     message = [{"role": "user", "content": _SLOT}]
-    head, tail = str(tokenizer.apply_chat_template(message, tokenize=False, add_generation_prompt=True)).split(_SLOT)
+    head, tail = str(
+        tokenizer.apply_chat_template(message, tokenize=False, add_generation_prompt=True)
+    ).split(_SLOT)
     return head, tail
 
 

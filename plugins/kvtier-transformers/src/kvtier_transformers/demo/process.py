@@ -61,4 +61,6 @@ def run_worker(order: Order) -> Iterator[dict[str, Any]]:
             raise ConfigError(message)
         if status != 0:
             complaints.seek(0)
-            raise KvtierError(f"the demo's worker ended with status {status}:\n{complaints.read()[-_TAIL_CHARACTERS:]}")
+            raise KvtierError(
+                f"the demo's worker ended with status {status}:\n{complaints.read()[-_TAIL_CHARACTERS:]}"
+            )

@@ -50,7 +50,10 @@ class Show:
         self._data = directory / "tier"
 
     def run(self) -> tuple[Results, Summary]:
-        """Answer every question on every leg. Raises ``ConfigError`` when the model or the disk tier is not installed."""
+        """Answer every question on every leg.
+
+        Raises ``ConfigError`` when the model, ``PluginError`` when the disk tier is not installed.
+        """
         settings = self._write_settings()
         with Progress(
             TextColumn("{task.description}"),

@@ -80,7 +80,9 @@ def _row(answers: Sequence[Answer], source: str | None, bytes_per_token: int) ->
 class Results:
     """All answers of one demo run, by leg."""
 
-    def __init__(self, answers: Sequence[Answer], *, prefix_tokens: int, bytes_per_token: int, disk_tier: str) -> None:
+    def __init__(
+        self, answers: Sequence[Answer], *, prefix_tokens: int, bytes_per_token: int, disk_tier: str
+    ) -> None:
         self._answers = answers
         self._prefix_tokens = prefix_tokens
         sources = {Leg.PLAIN: None, Leg.COLD_TIERS: None, Leg.POOL: "pool", Leg.DISK: disk_tier}
@@ -92,7 +94,9 @@ class Results:
 
     def _same_tokens(self, leg: Leg) -> bool:
         return all(
-            answer.token_ids == self._plain[answer.question].token_ids for answer in self._answers if answer.leg is leg
+            answer.token_ids == self._plain[answer.question].token_ids
+            for answer in self._answers
+            if answer.leg is leg
         )
 
     def summary(self, *, max_logit_diff: float, integrity_misses: int, corrupted_files: int) -> Summary:

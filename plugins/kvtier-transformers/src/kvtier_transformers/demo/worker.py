@@ -8,7 +8,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
@@ -61,11 +61,15 @@ class _Worker:
             self._run_tiers(tier_legs)
         self._line.send("report", **self._report.to_json())
 
-    def _run_tiers(self, legs: list[Leg]) -> None:
+    def _run_tiers(self, legs: Sequence[Leg]) -> None:
         room = max(map(len, self._prompts)) + self._order.answer_tokens
         config = Path(self._order.directory) / "kvtier.toml"
         with Engine.open(
-            self._loaded.model, max_tokens=room, config=config, chunk_tokens=_CHUNK_TOKENS, files=self._loaded.files
+            self._loaded.model,
+            max_tokens=room,
+            config=config,
+            chunk_tokens=_CHUNK_TOKENS,
+            files=self._loaded.files,
         ) as engine:
             for leg in legs:
                 # Only the first question meets empty tiers: after it, the text all questions share is in the pool.

@@ -1,0 +1,132 @@
+"""What the blocking interface asks of a tier's own methods, called without the core around them.
+
+The core asks a tier only what it does not know already, so that through the hooks much of this would never be tried.
+"""
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import pytest
+
+from kvtier_core.blocktier import BlockTier, SupportsBatch, SupportsScan
+from kvtier_core.keys import OffloadKey
+from kvtier_core.testing.fixtures import NAMESPACE, TierFixtures
+from kvtier_core.testing.rows import RowMaker, similar_keys
+from kvtier_core.values import TierContext
+
+_CLOCK_SLACK_S = 60.0  # a storage server has a clock of its own
+
+
+class BlockingRules(TierFixtures):
+    """The methods of ``BlockTier`` and its optional parts; skipped for tiers on the hook specs."""
+
+    @pytest.fixture
+    def blocking(
+        self, tier_class: type[Any], tier_settings: Mapping[str, object], maker: RowMaker
+    ) -> Iterator[BlockTier]:
+        """The open tier without the core around it."""
+        if not issubclass(tier_class, BlockTier):
+            pytest.skip("this tier is on the hook specs")
+        tier = tier_class(
+            tier_class.Settings.model_validate({"type": "kit", **tier_settings}),
+            TierContext(name="kit", namespace=NAMESPACE, row_bytes=maker.row_bytes),
+        )
+        tier.open()
+        yield tier
+        tier.close()
+
+    def test_c52_contains_and_load_agree_and_absence_is_no_fault(
+        self, blocking: BlockTier, maker: RowMaker
+    ) -> None:
+        """``load`` returns exactly ``True`` or ``False``, ``contains`` one bool a key."""
+        keys = similar_keys(6)
+        for key in keys[::2]:
+            _store(blocking, key, maker.make(key))
+        assert _contains(blocking, keys) == [True, False] * 3
+        assert [_load(blocking, key, maker.row_bytes) for key in keys] == [
+            maker.make(key) if index % 2 == 0 else None for index, key in enumerate(keys)
+        ]
+        assert _contains(blocking, []) == []
+
+    def test_c52_a_later_store_replaces_the_block(self, blocking: BlockTier, maker: RowMaker) -> None:
+        """Storing under a key that is there is no error; whichever came last is read."""
+        key, other = similar_keys(2)
+        for version in (1, 2, 3):
+            _store(blocking, key, maker.make(key, version))
+            assert _load(blocking, key, maker.row_bytes) == maker.make(key, version)
+        assert _contains(blocking, [key, other]) == [True, False]
+
+    def test_c52_delete_removes_what_is_named_and_nothing_else(
+        self, blocking: BlockTier, maker: RowMaker
+    ) -> None:
+        """Absent keys are no error; a deleted key can be stored again."""
+        keys = similar_keys(5)
+        for key in keys[:4]:
+            _store(blocking, key, maker.make(key))
+        blocking.delete([keys[1], keys[4], keys[2]])
+        blocking.delete([keys[1]])
+        blocking.delete([])
+        assert _contains(blocking, keys) == [True, False, False, True, False]
+        assert _load(blocking, keys[1], maker.row_bytes) is None
+        assert _load(blocking, keys[3], maker.row_bytes) == maker.make(keys[3])
+        _store(blocking, keys[1], maker.make(keys[1], 7))
+        assert _load(blocking, keys[1], maker.row_bytes) == maker.make(keys[1], 7)
+
+    def test_c52_scan_finds_every_block_once(self, blocking: BlockTier, maker: RowMaker) -> None:
+        """With its key, its size and about the time of its store."""
+        if not isinstance(blocking, SupportsScan):
+            pytest.skip("this tier can't enumerate its blocks")
+        keys = similar_keys(20)
+        begin = time.time()
+        for key in keys:
+            _store(blocking, key, maker.make(key))
+        blocking.delete(keys[15:])
+        found = list(blocking.scan())
+        assert sorted(block.key for block in found) == keys[:15]
+        assert all(block.bytes >= maker.row_bytes for block in found)
+        assert all(begin - _CLOCK_SLACK_S <= block.time <= time.time() + _CLOCK_SLACK_S for block in found)
+
+    def test_c52_batches_answer_key_by_key(self, blocking: BlockTier, maker: RowMaker) -> None:
+        """``True`` stored or filled, ``False`` absent, in order."""
+        if not isinstance(blocking, SupportsBatch):
+            pytest.skip("this tier moves blocks one by one")
+        keys = similar_keys(6)
+        rows = [maker.make(key) for key in keys]
+        assert list(blocking.store_many(keys[:4], [memoryview(row) for row in rows[:4]])) == [True] * 4
+        asked = [keys[5], *keys[:4], keys[4]]
+        intos = [bytearray(maker.row_bytes) for _ in asked]
+        assert list(blocking.load_many(asked, [memoryview(into) for into in intos])) == [
+            False,
+            *[True] * 4,
+            False,
+        ]
+        assert intos[1:5] == rows[:4]
+
+    def test_c52_close_twice_is_fine(self, blocking: BlockTier) -> None:
+        """Once more at the end of the test."""
+        blocking.close()
+        blocking.close()
+
+
+def _contains(tier: BlockTier, keys: Sequence[OffloadKey]) -> list[bool]:
+    answers = tier.contains(keys)
+    assert all(isinstance(answer, bool) for answer in answers), (
+        f"contains returned {answers!r}: it returns bools"
+    )
+    return list(answers)
+
+
+def _store(tier: BlockTier, key: OffloadKey, row: bytes) -> None:
+    buffer = bytearray(row)
+    # The interface promises None; an author who returns something else gets told.
+    answer: object = tier.store(key, memoryview(buffer).toreadonly())
+    assert answer is None, f"store returned {answer!r}: it returns None, or raises"
+    buffer[:] = bytes(len(buffer))  # the row is another block's now
+
+
+def _load(tier: BlockTier, key: OffloadKey, row_bytes: int) -> bytes | None:
+    buffer = bytearray(row_bytes)
+    found = tier.load(key, memoryview(buffer))
+    assert isinstance(found, bool), f"load returned {found!r}: it returns True or False, or raises"
+    return bytes(buffer) if found else None

@@ -1,0 +1,61 @@
+"""Reads a file of prompts: one JSON object a line.
+
+Decides what a line may say, and refuses a file with a broken line whole, naming the line, before any model is loaded.
+"""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kvtier_core import ConfigError
+
+_KEYS = {"prompt": str, "max_tokens": int, "salt": str}
+_KINDS = {str: "a text", int: "a whole number"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class PromptLine:
+    """One line of the file. ``number`` counts from 1, as editors do."""
+
+    number: int
+    prompt: str
+    max_tokens: int | None = None
+    salt: str | None = None
+
+
+def read_prompts(path: Path) -> list[PromptLine]:
+    """The prompts in *path*, in order; blank lines are skipped.
+
+    Raises ``ConfigError`` when the file can't be read, has no prompt, or has a line that is not a JSON object with a
+    ``prompt``, an optional ``max_tokens`` and an optional ``salt``.
+    """
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: cannot read the prompts: {error}") from error
+    prompts = [_parse(path, number, line) for number, line in enumerate(lines, start=1) if line.strip()]
+    if not prompts:
+        raise ConfigError(f'{path}: no prompts: write one JSON object a line, such as {{"prompt": "Hello"}}')
+    return prompts
+
+
+def _parse(path: Path, number: int, line: str) -> PromptLine:
+    where = f"{path}, line {number}"
+    try:
+        data: Any = json.loads(line)
+    except json.JSONDecodeError as error:
+        raise ConfigError(f"{where}: not JSON: {error.msg} at column {error.colno}") from error
+    if not isinstance(data, dict):
+        raise ConfigError(f'{where}: not a JSON object such as {{"prompt": "Hello"}}')
+    for name, value in data.items():
+        kind = _KEYS.get(name)
+        if kind is None:
+            raise ConfigError(f"{where}: unknown key {name!r}: allowed are {', '.join(_KEYS)}")
+        if not isinstance(value, kind) or isinstance(value, bool):
+            raise ConfigError(f"{where}: {name} must be {_KINDS[kind]}")
+    if not data.get("prompt"):
+        raise ConfigError(f"{where}: prompt is missing or empty")
+    if data.get("max_tokens", 1) < 1:
+        raise ConfigError(f"{where}: max_tokens must be at least 1")
+    return PromptLine(number=number, **data)

@@ -1,0 +1,341 @@
+"""The primary tier (C10 to C13): what a lookup answers, what gets a row, what may be evicted."""
+
+import pytest
+
+from kvtier_core.testing.scripted import JobHook
+from kvtier_core.testing.world import World, generous_limits, make_keys
+from kvtier_core.values import LookupState, MissReason, RequestInfo
+
+HIT, PENDING, RETRY, MISS = LookupState.HIT, LookupState.HIT_PENDING, LookupState.RETRY, LookupState.MISS
+
+
+def world_with(keys: str, num_rows: int = 4) -> World:
+    """A pool without tiers, in which *keys* lie and a request "r" has begun."""
+    world = World(num_rows)
+    world.new_request("w", "r")
+    world.put("w", make_keys(keys))
+    return world
+
+
+# -- lookups
+
+
+def test_c10_an_empty_pool_misses():
+    world = World(4)
+    world.new_request("r")
+    found = world.lookup("r", make_keys("ab"))
+    assert (list(found.states), found.hits, found.reason) == ([MISS], 0, MissReason.NEVER_STORED)
+    assert found.is_settled
+
+
+def test_c10_many_keys_at_once_end_at_the_first_miss():
+    world = world_with("abd")
+    found = world.lookup("r", make_keys("abcd"))
+    assert list(found.states) == [HIT, HIT, MISS]
+    assert found.hits == 2
+
+
+def test_c10_no_keys_no_answers():
+    world = world_with("a")
+    found = world.lookup("r", [])
+    assert (list(found.states), found.hits, found.is_settled) == ([], 0, True)
+
+
+def test_c10_groups_of_one_hash_are_apart():
+    world = world_with("a")
+    assert list(world.lookup("r", make_keys("a", group=1)).states) == [MISS]
+
+
+def test_c10_a_block_under_way_from_the_device_is_pending():
+    world = World(4)
+    world.new_request("w", "r")
+    prepared = world.prepare_store("w", make_keys("ab"))
+    found = world.lookup("r", make_keys("abc"))
+    assert list(found.states) == [PENDING, PENDING, MISS]
+    assert not found.is_settled
+    world.complete_store(prepared.job_id)
+    assert list(world.lookup("r", make_keys("abc")).states) == [HIT, HIT, MISS]
+
+
+def test_c10_a_lookup_asks_a_tier_once_and_does_nothing_else():
+    world = World(4, ["a"])
+    world.new_request("r")
+    assert list(world.lookup("r", make_keys("abc")).states) == [RETRY]
+    world.lookup("r", make_keys("abc"))
+    assert [call.keys for call in world.hooks.calls if call.hook == "lookup"] == [tuple(make_keys("abc"))]
+    assert world.ledger.num_free == 4
+
+
+# -- prepare_store
+
+
+def test_c11_prepare_store_keeps_order_and_drops_what_is_held():
+    world = world_with("b")
+    prepared = world.prepare_store("r", make_keys("cbda"))
+    assert prepared.keys == make_keys("cda")
+    assert len(set(prepared.rows)) == 3
+    assert prepared.evicted == []
+
+
+def test_c11_duplicates_use_one_row():
+    world = World(4)
+    world.new_request("r")
+    assert world.prepare_store("r", make_keys("abab")).keys == make_keys("ab")
+
+
+def test_c11_nothing_new_has_no_job():
+    world = world_with("ab")
+    prepared = world.prepare_store("r", make_keys("ab"))
+    assert (prepared.keys, prepared.rows) == ((), ())
+    assert not world.coordinator.has_pending_work
+
+
+def test_c11_evicts_as_many_as_needed_the_longest_unused_first():
+    world = world_with("a")
+    world.put("w", make_keys("b"))
+    world.put("w", make_keys("cd"))
+    prepared = world.prepare_store("r", make_keys("ef"))
+    assert prepared.evicted == make_keys("ab")
+
+
+def test_c11_never_evicts_a_key_asked_for():
+    world = world_with("a")
+    world.put("w", make_keys("bcd"))
+    prepared = world.prepare_store("r", make_keys("xya"))
+    assert sorted(prepared.keys) == sorted(make_keys("xy"))
+    assert not set(prepared.evicted) & set(make_keys("a"))
+
+
+def test_c11_none_and_nothing_changed_when_room_cannot_be_made():
+    world = world_with("abcd")
+    assert world.prepare_store("r", make_keys("axyzw")) is None
+    assert list(world.lookup("r", make_keys("abcd")).states) == [HIT] * 4
+
+
+def test_c11_more_keys_than_rows_is_none():
+    world = World(2)
+    world.new_request("r")
+    assert world.prepare_store("r", make_keys("abc")) is None
+    assert world.ledger.num_free == 2
+
+
+def test_c11_the_tail_of_a_prefix_leaves_before_its_head():
+    world = world_with("abcd")
+    assert world.prepare_store("r", make_keys("x")).evicted == make_keys("d")
+
+
+# -- visibility
+
+
+def test_c12_a_failed_device_store_frees_its_rows():
+    world = World(2)
+    world.new_request("r")
+    prepared = world.prepare_store("r", make_keys("ab"))
+    world.complete_store(prepared.job_id, success=False)
+    assert list(world.lookup("r", make_keys("a")).states) == [MISS]
+    assert world.ledger.num_free == 2
+
+
+def test_c12_a_failed_device_store_goes_to_no_tier():
+    world = World(2, ["a"])
+    world.new_request("r")
+    prepared = world.prepare_store("r", make_keys("ab"))
+    world.complete_store(prepared.job_id, success=False)
+    assert world.jobs(JobHook.STORE) == []
+
+
+def test_c12_a_device_that_is_too_slow_loses_its_keys_and_keeps_its_rows():
+    world = World(2, limits=generous_limits(2, device_timeout_s=5.0))
+    world.new_request("w", "r")
+    prepared = world.prepare_store("w", make_keys("ab"))
+    world.advance(5.0)
+    assert list(world.lookup("r", make_keys("a")).states) == [MISS]
+    assert world.prepare_store("r", make_keys("c")) is None
+    assert not world.coordinator.has_pending_work
+    world.complete_store(prepared.job_id)
+    assert list(world.lookup("r", make_keys("a")).states) == [MISS]
+    assert world.ledger.num_free == 2
+
+
+# -- pins and leases
+
+
+def test_c13_half_written_rows_are_not_evicted():
+    world = World(2)
+    world.new_request("w", "r")
+    world.prepare_store("w", make_keys("ab"))
+    assert world.prepare_store("r", make_keys("c")) is None
+
+
+def test_c13_a_device_load_pins_its_rows():
+    world = world_with("ab", num_rows=2)
+    prepared = world.prepare_load("r", make_keys("ab"))
+    world.finish("r")
+    assert world.prepare_store("w", make_keys("c")) is None
+    world.complete_load(prepared.job_id)
+    assert world.prepare_store("w", make_keys("c")) is not None
+
+
+def test_c13_two_loads_pin_twice():
+    world = world_with("ab", num_rows=2)
+    first = world.prepare_load("r", make_keys("ab"))
+    second = world.prepare_load("w", make_keys("ab"))
+    world.complete_load(first.job_id)
+    assert world.prepare_store("w", make_keys("c")) is None
+    world.complete_load(second.job_id)
+    assert world.prepare_store("w", make_keys("c")) is not None
+
+
+def test_c13_prepare_load_ends_the_lease():
+    world = world_with("ab", num_rows=2)
+    world.lookup("r", make_keys("ab"))
+    prepared = world.prepare_load("r", make_keys("a"))
+    world.complete_load(prepared.job_id)
+    assert world.prepare_store("w", make_keys("xy")) is None, "b is leased still"
+    assert world.prepare_store("w", make_keys("x")).evicted == make_keys("a")
+
+
+def test_c13_prepare_load_gives_the_leading_blocks_that_are_there():
+    world = world_with("ab")
+    assert world.prepare_load("r", make_keys("axb")).keys == make_keys("a")
+    assert world.prepare_load("r", make_keys("xab")).keys == ()
+
+
+def test_k3_o1_what_a_lookup_found_stays_until_it_is_loaded():
+    world = world_with("abcd")
+    assert world.lookup("r", make_keys("abcd")).hits == 4
+    world.new_request("s")
+    assert world.prepare_store("s", make_keys("xy")) is None
+    assert world.prepare_load("r", make_keys("abcd")).keys == make_keys("abcd")
+
+
+@pytest.mark.parametrize("end", ["finish", "reset", "timeout", "load"])
+def test_k8_o3_c13_leases_end_however_the_request_ends(end):
+    world = world_with("abcd")
+    assert world.lookup("r", make_keys("abcd")).hits == 4
+    match end:
+        case "finish":
+            world.finish("r")
+        case "reset":
+            world.reset()
+        case "timeout":
+            world.advance(30.0)
+        case "load":
+            world.complete_load(world.prepare_load("r", make_keys("abcd")).job_id)
+    assert world.prepare_store("w", make_keys("efgh")) is not None
+
+
+def test_c13_a_lookup_renews_the_lease():
+    world = world_with("ab", num_rows=2)
+    for _ in range(4):
+        world.lookup("r", make_keys("ab"))
+        world.advance(20.0)
+    assert world.prepare_store("w", make_keys("c")) is None
+
+
+def test_c13_two_leases_of_one_block_end_apart():
+    world = world_with("a", num_rows=1)
+    world.new_request("s")
+    world.lookup("r", make_keys("a"))
+    world.lookup("r", make_keys("a"))
+    world.lookup("s", make_keys("a"))
+    world.finish("r")
+    assert world.prepare_store("w", make_keys("b")) is None
+    world.finish("s")
+    assert world.prepare_store("w", make_keys("b")) is not None
+
+
+def test_c13_a_lease_on_a_block_whose_store_fails_is_gone():
+    world = World(1)
+    world.new_request("w", "r")
+    prepared = world.prepare_store("w", make_keys("a"))
+    world.lookup("r", make_keys("a"))
+    world.complete_store(prepared.job_id, success=False)
+    world.put("w", make_keys("b"))
+    world.finish("r")
+    assert world.prepare_store("w", make_keys("c")).evicted == make_keys("b")
+
+
+def test_k3_o3_a_full_pool_says_so_at_once_and_recovers():
+    world = World(2, ["a"])
+    world.new_request("w", "r")
+    world.put("w", make_keys("x"))
+    world.put("w", make_keys("a"))
+    world.put("w", make_keys("b"))
+    loading = world.prepare_load("w", make_keys("b"))
+    world.put("w", make_keys("c"))
+    second = world.prepare_load("w", make_keys("c"))
+    assert world.prepare_store("r", make_keys("y")) is None
+    found = world.fetch("r", make_keys("x"))
+    assert (list(found.states), found.reason) == ([MISS], MissReason.PRIMARY_FULL)
+    world.complete_load(loading.job_id)
+    assert world.fetch("r", make_keys("x")).hits == 1
+    world.complete_load(second.job_id)
+    assert world.prepare_store("r", make_keys("y")) is not None
+
+
+@pytest.mark.parametrize("success", [True, False])
+def test_c13_counts_return_to_zero(success):
+    world = World(4, ["a"])
+    world.new_request("w", "r")
+    prepared = world.prepare_store("w", make_keys("ab"))
+    world.lookup("r", make_keys("ab"))
+    world.complete_store(prepared.job_id, success=success)
+    world.lookup("r", make_keys("ab"))
+    world.settle()
+    world.check_at_rest()
+
+
+def test_k11_o1_a_store_into_a_pinned_pool_looks_at_no_block():
+    world = World(64)
+    world.new_request("w")
+    for letter in range(64):
+        world.put("w", make_keys(chr(0x100 + letter)))
+        world.prepare_load("w", make_keys(chr(0x100 + letter)))
+    policy = world.ledger._policy
+    assert len(policy) == 0
+    calls = []
+    policy.victims = lambda *arguments: calls.append(arguments) or []  # type: ignore[method-assign]
+    assert world.prepare_store("w", make_keys("ab")) is None
+    assert calls == []
+
+
+# -- requests
+
+
+def test_c26_a_request_id_is_unique_until_it_is_wholly_over():
+    world = World(2)
+    world.new_request("r")
+    prepared = world.prepare_store("r", make_keys("a"))
+    world.finish("r")
+    with pytest.raises(ValueError, match="still known"):
+        world.coordinator.new_request(RequestInfo(request_id="r"), world.now)
+    world.complete_store(prepared.job_id)
+    world.new_request("r")
+
+
+def test_c60_a_block_that_was_evicted_is_told_from_one_never_stored():
+    world = world_with("a", num_rows=1)
+    world.put("w", make_keys("b"))
+    assert world.lookup("r", make_keys("a")).reason is MissReason.EVICTED
+    assert world.lookup("r", make_keys("z")).reason is MissReason.NEVER_STORED
+
+
+def test_c60_a_miss_counts_once_per_request_and_key():
+    world = world_with("a")
+    for _ in range(3):
+        world.lookup("r", make_keys("z"))
+    world.lookup("w", make_keys("z"))
+    assert world.coordinator.counters.misses == {MissReason.NEVER_STORED: 2}
+
+
+def test_c60_hits_count_by_where_they_came_from():
+    world = World(4, ["a"])
+    world.new_request("w", "r")
+    world.put("w", make_keys("ab"))
+    world.reset(tiers=False)
+    world.put("w", make_keys("x"))
+    world.prepare_load("r", make_keys("x"))
+    assert world.fetch("r", make_keys("ab")).hits == 2
+    assert world.prepare_load("r", make_keys("ab")).sources == ["a", "a"]
+    assert world.coordinator.counters.hits == {"pool": 1, "a": 2}

@@ -1,0 +1,198 @@
+"""Resets (C34, C36, K7): nothing of an earlier epoch surfaces, and rows under transfer stay out of use."""
+
+import pytest
+
+from kvtier_core.testing.scripted import Answer, JobHook, TierScript
+from kvtier_core.testing.world import World, make_keys
+from kvtier_core.values import LookupState, MissReason
+
+HIT, PENDING, RETRY, MISS = LookupState.HIT, LookupState.HIT_PENDING, LookupState.RETRY, LookupState.MISS
+
+
+def filled(num_rows: int, *tiers: TierScript | str) -> World:
+    """Requests "w" and "r"; "a" lies in the pool and in every tier."""
+    world = World(num_rows, tiers or ["a"])
+    world.new_request("w", "r")
+    world.put("w", make_keys("a"))
+    return world
+
+
+def test_c34_k7_o4_after_a_reset_every_tier_misses():
+    world = filled(4, "x", TierScript(name="y", resident=True))
+    world.reset()
+    assert world.ledger.num_free == 4
+    assert world.fetch("r", make_keys("a")).hits == 0
+
+
+def test_c34_until_a_tier_serves_the_new_epoch_it_is_neither_asked_nor_given_anything():
+    world = filled(4)
+    world.reset(ready=False)
+    assert world.lookup("r", make_keys("a")).reason is MissReason.TIER_FAILED
+    world.put("w", make_keys("b"), cascade=False)
+    assert world.jobs(JobHook.LOOKUP) == world.jobs(JobHook.STORE) == []
+    world.tier_ready("a")
+    assert list(world.lookup("r", make_keys("a")).states) == [RETRY]
+
+
+def test_c34_a_reset_of_the_pool_alone_keeps_the_tiers():
+    world = filled(4)
+    world.reset(tiers=False)
+    assert world.fetch("r", make_keys("a")).hits == 1
+
+
+def test_c34_a_tier_that_ignores_the_reset_gives_no_stale_bytes():
+    world = filled(4, TierScript(name="a", obeys_reset=False))
+    world.reset()
+    found = world.fetch("r", make_keys("a"))
+    assert (found.hits, found.reason) == (0, MissReason.INTEGRITY)
+
+
+def test_k7_o4_a_store_of_an_earlier_epoch_does_not_surface_later():
+    world = World(4, ["a"])
+    world.new_request("w", "r")
+    world.put("w", make_keys("a"), cascade=False)
+    store = world.jobs(JobHook.STORE)[0]
+    world.reset()
+    world.answer(store)
+    assert list(world.lookup("r", make_keys("a")).states) == [RETRY], "it is not taken as present"
+    assert world.fetch("r", make_keys("a")).hits == 0
+
+
+def test_k7_o4_a_lookup_of_an_earlier_epoch_says_nothing_about_the_new_one():
+    world = filled(4)
+    world.reset(tiers=False)
+    world.advance(60.0)
+    world.lookup("r", make_keys("a"))
+    old = world.jobs(JobHook.LOOKUP)[0]
+    world.reset()
+    world.answer(old, Answer.LIE)
+    assert list(world.lookup("r", make_keys("a")).states) == [RETRY]
+
+
+def test_k7_o4_a_lookup_that_was_late_before_the_reset_says_nothing_either():
+    world = filled(4)
+    world.reset(tiers=False)
+    world.advance(60.0)
+    world.lookup("r", make_keys("a"))
+    old = world.jobs(JobHook.LOOKUP)[0]
+    world.advance(5.0)
+    world.reset()
+    world.answer(old, Answer.LIE)
+    assert list(world.lookup("r", make_keys("a")).states) == [RETRY]
+
+
+@pytest.mark.parametrize("tiers", [False, True])
+def test_c36_the_rows_of_a_device_store_under_way_are_not_handed_out(tiers):
+    world = World(1, ["a"])
+    world.new_request("w", "r")
+    prepared = world.prepare_store("w", make_keys("a"))
+    world.reset(tiers=tiers)
+    assert world.prepare_store("r", make_keys("b")) is None
+    world.complete_store(prepared.job_id)
+    assert world.jobs(JobHook.STORE) == []
+    assert world.fetch("r", make_keys("a")).hits == 0
+    assert world.prepare_store("r", make_keys("b")) is not None
+
+
+def test_c36_a_promotion_after_a_reset_does_not_get_the_row_of_a_device_store_under_way():
+    world = filled(1)
+    prepared = world.prepare_store("w", make_keys("b"))
+    world.reset(tiers=False)
+    found = world.fetch("r", make_keys("a"))
+    assert (found.hits, found.reason) == (0, MissReason.PRIMARY_FULL)
+    world.complete_store(prepared.job_id)
+    assert world.fetch("r", make_keys("a")).hits == 1
+
+
+@pytest.mark.parametrize("tiers", [False, True])
+def test_c36_the_rows_of_a_device_load_under_way_are_not_handed_out(tiers):
+    world = filled(1)
+    prepared = world.prepare_load("r", make_keys("a"))
+    world.reset(tiers=tiers)
+    assert world.prepare_store("w", make_keys("b")) is None
+    world.complete_load(prepared.job_id)
+    assert world.prepare_store("w", make_keys("b")) is not None
+
+
+@pytest.mark.parametrize("tiers", [False, True])
+def test_c31_a_reset_quarantines_the_rows_of_a_tier_load_under_way(tiers):
+    world = filled(1, TierScript(name="a", resident=True))
+    world.reset(tiers=False)
+    world.lookup("r", make_keys("a"))
+    world.end_step()
+    load = world.jobs(JobHook.LOAD)[0]
+    world.reset(tiers=tiers)
+    assert world.coordinator.state.tiers["a"].quarantined_rows == 1
+    assert world.prepare_store("w", make_keys("b")) is None
+    assert not world.coordinator.has_pending_work
+    world.answer(load)
+    assert world.prepare_store("w", make_keys("b")) is not None
+    assert list(world.lookup("r", make_keys("a")).states) == [MISS]
+
+
+@pytest.mark.parametrize("tiers", [False, True])
+def test_c34_a_reset_takes_reservations_back_that_have_not_left(tiers):
+    world = filled(1, TierScript(name="a", resident=True))
+    world.reset(tiers=False)
+    assert list(world.lookup("r", make_keys("a")).states) == [PENDING]
+    world.reset(tiers=tiers)
+    world.end_step()
+    assert world.jobs(JobHook.LOAD) == []
+    assert world.ledger.num_free == 1
+
+
+def test_c34_rows_pinned_for_a_tier_store_stay_pinned_over_a_reset():
+    world = World(1, ["a"])
+    world.new_request("w", "r")
+    world.put("w", make_keys("a"), cascade=False)
+    world.reset()
+    assert world.prepare_store("r", make_keys("b")) is None
+    world.answer_all(JobHook.STORE)
+    assert world.prepare_store("r", make_keys("b")) is not None
+
+
+def test_c34_two_resets_are_as_good_as_one():
+    world = filled(4, "x", TierScript(name="y", resident=True))
+    world.prepare_store("w", make_keys("b"))
+    world.prepare_load("r", make_keys("a"))
+    world.reset(tiers=False)
+    world.lookup("r", make_keys("a"))
+    world.end_step()
+    world.put("w", make_keys("c"), cascade=False)
+    world.reset()
+    world.reset()
+    world.reset(tiers=False)
+    assert world.fetch("r", make_keys("a")).hits == 0
+    world.settle()
+    world.check_at_rest()
+
+
+def test_c13_a_promise_is_withdrawn_by_a_reset_at_prepare_load():
+    world = filled(4)
+    assert world.lookup("r", make_keys("a")).hits == 1
+    world.reset()
+    assert world.prepare_load("r", make_keys("a")).keys == ()
+
+
+def test_c13_a_lease_of_an_earlier_epoch_does_not_free_a_block_of_the_new_one():
+    world = filled(1)
+    world.lookup("r", make_keys("a"))
+    world.reset()
+    world.put("w", make_keys("a"))
+    world.new_request("s")
+    world.lookup("s", make_keys("a"))
+    world.finish("r")
+    assert world.prepare_store("w", make_keys("b")) is None
+
+
+def test_c34_a_finished_request_with_a_store_under_way_ends_after_a_reset_too():
+    world = World(2, ["a"])
+    world.new_request("r")
+    prepared = world.prepare_store("r", make_keys("a"))
+    world.finish("r")
+    world.reset()
+    world.complete_store(prepared.job_id)
+    assert [call.hook for call in world.hooks.calls if call.request == "r"] == [
+        "on_new_request",
+        "on_request_finished",
+    ]

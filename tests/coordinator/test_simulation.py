@@ -1,0 +1,69 @@
+"""Seeded random runs: no rule is ever broken, everything comes to rest, every outcome is seen (K3-O4 and all others)."""
+
+import json
+
+import pytest
+
+from kvtier_core.coordinator.cascades import Cascades
+from kvtier_core.testing.scripted import TierScript
+from kvtier_core.testing.simulation import OUTCOMES, Shape, Simulation, Summary, main, run_seeds
+from kvtier_core.testing.world import generous_limits
+
+
+def test_random_runs_break_no_rule_and_see_every_outcome():
+    summary = run_seeds(0, 60, 500)
+    while summary.unseen_outcomes and summary.seeds < 600 and not summary.violations:
+        more = run_seeds(summary.seeds, 60, 500)
+        summary.seeds += more.seeds
+        summary.seen.update(more.seen)
+        summary.violations += more.violations
+    assert summary.violations == []
+    assert summary.unseen_outcomes == []
+
+
+def test_k3_o4_ten_thousand_requests_leave_no_reference_behind():
+    shape = Shape(
+        num_rows=64,
+        tiers=[TierScript(name="a"), TierScript(name="b", resident=True)],
+        limits=generous_limits(64, max_promotion_rows=32),
+        max_requests=8,
+        max_blocks=24,
+    )
+    simulation = Simulation(64, shape, check_every=50)
+    while simulation.num_requests < 10_000:
+        simulation.step()
+    simulation.come_to_rest()
+    assert simulation.world.ledger.room == 64
+
+
+def test_one_seed_is_one_run():
+    one, two = Simulation(7), Simulation(7)
+    one.run(300)
+    two.run(300)
+    assert one.seen == two.seen
+    assert [*one.world.hooks.calls] == [*two.world.hooks.calls]
+
+
+def test_a_broken_rule_is_reported_with_its_replay(monkeypatch, capsys):
+    monkeypatch.setattr(Cascades, "_unpin", lambda *_: None)
+    assert main(["--seeds", "3", "--steps", "400", "--first-seed", "11", "--json"]) == 1
+    report = json.loads(capsys.readouterr().out)
+    assert len(report["violations"]) == 3
+    assert "--first-seed 11 --seeds 1 --steps 400" in report["violations"][0]
+
+
+def test_the_command_line_reports_what_it_saw(capsys):
+    assert main(["--seeds", "2", "--steps", "50"]) == 0
+    printed = capsys.readouterr().out
+    assert "violations: []" in printed
+    assert "steps: 100" in printed
+
+
+def test_nothing_seen_means_everything_unseen():
+    assert Summary().unseen_outcomes == sorted(OUTCOMES)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_tiny_and_large_worlds_come_to_rest_from_any_step(seed):
+    simulation = Simulation(seed)
+    simulation.run(seed * 37)

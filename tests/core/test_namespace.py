@@ -1,0 +1,154 @@
+"""Namespaces (C02, K1): only interchangeable bytes share one."""
+
+import dataclasses
+import re
+
+import pytest
+
+from kvtier_core.namespace import GroupSpec, Namespace, digest_weights, payload_sizes
+
+
+def namespace(**changes: object) -> Namespace:
+    """A namespace whose every field is known, but for *changes*."""
+    base = Namespace(
+        model="Org/Model-7B",
+        kv_dtype="float16",
+        tokens_per_block=16,
+        groups=(GroupSpec(layers=("0", "1"), block_bytes=4096),),
+        layout="kv-first",
+        revision="a",
+        weights_digest="d1",
+    )
+    return dataclasses.replace(base, **changes)
+
+
+def test_c02_the_same_declaration_gives_the_same_name():
+    assert namespace().name == namespace().name
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"model": "Org/Model-8B"},
+        {"model": "org/model-7b"},
+        {"kv_dtype": "bfloat16"},
+        {"tokens_per_block": 32},
+        {"groups": (GroupSpec(layers=("0",), block_bytes=4096),)},
+        {"groups": (GroupSpec(layers=("0", "1"), block_bytes=8192),)},
+        {"groups": (GroupSpec(layers=("0",), block_bytes=4096), GroupSpec(layers=("1",), block_bytes=4096))},
+        {"layout": "v-first"},
+        {"revision": "b"},
+        {"weights_digest": "d2"},
+        {"block_size_factor": 2},
+        {"parallel": (("tp_size", 2), ("tp_rank", 0))},
+        {"parallel": (("tp_size", 2), ("tp_rank", 1))},
+        {"hash_algorithm": "another"},
+        {"format_version": 2},
+        {"epoch": "e1"},
+    ],
+    ids=lambda changes: "-".join(changes),
+)
+def test_c02_whatever_changes_the_bytes_changes_the_name(changes):
+    assert namespace(**changes).name != namespace().name
+
+
+def test_c02_every_field_is_covered_by_the_test_above():
+    fields = {field.name for field in dataclasses.fields(Namespace)}
+    cases = test_c02_whatever_changes_the_bytes_changes_the_name.pytestmark[0].args[1]
+    assert {name for changes in cases for name in changes} == fields
+
+
+@pytest.mark.parametrize("dtype", ["auto", ""])
+def test_k1_o1_an_unresolved_dtype_is_refused(dtype):
+    with pytest.raises(ValueError, match="resolved"):
+        namespace(kv_dtype=dtype)
+
+
+def test_k1_o1_engines_of_different_dtype_are_apart_and_of_equal_dtype_together():
+    assert namespace(kv_dtype="float16").name != namespace(kv_dtype="bfloat16").name
+    assert namespace(kv_dtype="float16").name == namespace(kv_dtype="float16").name
+
+
+def test_k1_o2_unknown_weights_are_never_reused():
+    one, two = namespace(weights_digest=None), namespace(weights_digest=None)
+    assert one.name != two.name
+    assert one.name == dataclasses.replace(one).name
+
+
+def test_k1_o2_a_changed_weights_file_changes_the_namespace(tmp_path):
+    weights = tmp_path / "model.safetensors"
+    weights.write_bytes(b"one" * 1000)
+    before = namespace(weights_digest=digest_weights([weights]))
+    again = namespace(weights_digest=digest_weights([weights]))
+    weights.write_bytes(b"two" * 1000)
+    after = namespace(weights_digest=digest_weights([weights]))
+    assert before.name == again.name != after.name
+
+
+@pytest.mark.parametrize("position", [0, (1 << 20) - 1, 2 << 20, (3 << 20) - 1])
+def test_k1_o2_the_first_and_last_mebibyte_of_weights_count(tmp_path, position):
+    weights = tmp_path / "model.bin"
+    data = bytearray(3 << 20)
+    weights.write_bytes(data)
+    before = digest_weights([weights])
+    data[position] ^= 1
+    weights.write_bytes(data)
+    assert digest_weights([weights]) != before
+
+
+def test_k1_o2_a_full_digest_sees_the_middle_too(tmp_path):
+    weights = tmp_path / "model.bin"
+    data = bytearray(3 << 20)
+    weights.write_bytes(data)
+    edges, full = digest_weights([weights]), digest_weights([weights], full=True)
+    data[3 << 19] ^= 1
+    weights.write_bytes(data)
+    assert digest_weights([weights]) == edges
+    assert digest_weights([weights], full=True) != full
+
+
+def test_k1_o2_size_and_name_of_weights_count_and_their_order_and_place_do_not(tmp_path):
+    for place in ("here", "there"):
+        (tmp_path / place).mkdir()
+        (tmp_path / place / "a").write_bytes(b"x")
+        (tmp_path / place / "b").write_bytes(b"y")
+    here = [tmp_path / "here" / name for name in "ab"]
+    there = [tmp_path / "there" / name for name in "ba"]
+    assert digest_weights(here) == digest_weights(there)
+    (tmp_path / "here" / "a").write_bytes(b"xx")
+    assert digest_weights(here) != digest_weights(there)
+    (tmp_path / "here" / "a").write_bytes(b"x")
+    renamed = (tmp_path / "here" / "a").rename(tmp_path / "here" / "c")
+    assert digest_weights([renamed, here[1]]) != digest_weights(there)
+
+
+def test_k1_o2_weights_that_cannot_be_read_are_an_error(tmp_path):
+    with pytest.raises(OSError, match="gone"):
+        digest_weights([tmp_path / "gone"])
+
+
+@pytest.mark.parametrize("model", ["Org/Model-7B", "/data/models/ünï", "...", "", "x" * 300, "../../etc"])
+def test_c02_a_name_is_safe_as_a_directory(model):
+    assert re.fullmatch(r"[a-z0-9]([a-z0-9-]*[a-z0-9])?-[0-9a-f]{32}", namespace(model=model).name)
+    assert len(namespace(model=model).name) <= 80
+
+
+def test_c34_every_epoch_is_new():
+    names = {namespace().name}
+    current = namespace()
+    for _ in range(100):
+        current = current.next_epoch()
+        names.add(current.name)
+    assert len(names) == 101
+    assert namespace().next_epoch().name != namespace().next_epoch().name
+
+
+def test_c02_the_description_is_readable():
+    description = namespace().describe()
+    assert description["model"] == "Org/Model-7B"
+    assert description["groups"][0]["block_bytes"] == 4096
+
+
+def test_payload_sizes_are_by_group():
+    groups = [GroupSpec(layers=("0",), block_bytes=10), GroupSpec(layers=("1",), block_bytes=20)]
+    assert payload_sizes(groups) == (10, 20)

@@ -1,0 +1,79 @@
+"""Looks at built distributions, and at what was installed from them: ``python check_dist.py DIRECTORY``.
+
+A program, not a test module: it runs in an environment that has the wheels and nothing else of this repository.
+"""
+
+import sys
+import tarfile
+import zipfile
+from collections.abc import Iterable
+from importlib.metadata import distribution
+from pathlib import Path, PurePosixPath
+
+SDIST_EXTRAS = {
+    "PKG-INFO",
+    "README.md",
+    "LICENSE",
+    "pyproject.toml",
+    ".gitignore",
+}  # hatchling adds two of them
+
+
+def check_wheel(path: Path) -> None:
+    """A wheel holds its one package and its metadata, and says that it is typed."""
+    package = path.name.split("-")[0]
+    with zipfile.ZipFile(path) as archive:
+        names = archive.namelist()
+    strangers = [name for name in names if not name.startswith((f"{package}/", f"{package}-"))]
+    if package == "kvtier_core":
+        assert any(name.endswith("licenses/LICENSE") for name in names), f"{path.name} has no licence"
+    assert not strangers, f"{path.name} ships {strangers}"
+    assert f"{package}/py.typed" in names, f"{path.name} is not marked as typed"
+    refuse_rubbish(path, names)
+
+
+def check_sdist(path: Path) -> None:
+    """A source distribution holds its one package and what its build needs."""
+    package = path.name.split("-")[0]
+    with tarfile.open(path) as archive:
+        names = [str(PurePosixPath(*PurePosixPath(name).parts[1:])) for name in archive.getnames()]
+    strangers = [
+        name
+        for name in names
+        if name not in SDIST_EXTRAS and not name.startswith((package, f"src/{package}"))
+    ]
+    assert not strangers, f"{path.name} ships {strangers}"
+    refuse_rubbish(path, names)
+
+
+def refuse_rubbish(path: Path, names: Iterable[str]) -> None:
+    """Nothing compiled, no tests."""
+    rubbish = [name for name in names if name.endswith(".pyc") or "/tests/" in name]
+    assert not rubbish, f"{path.name} ships {rubbish}"
+
+
+def check_installed() -> None:
+    """What is imported here comes from the wheels, and works without torch."""
+    import kvtier_core
+
+    home = Path(kvtier_core.__file__)
+    assert home.is_relative_to(sys.prefix), f"kvtier_core comes from {home}"
+    assert kvtier_core.__version__ == distribution("kvtier-core").version
+    for name in kvtier_core.__all__:
+        getattr(kvtier_core, name)
+    for entry in kvtier_core.list_tier_types():
+        kvtier_core.load_tier_type(entry.name)
+    assert "torch" not in sys.modules
+
+
+if __name__ == "__main__":
+    directory = Path(sys.argv[1])
+    wheels, sdists = sorted(directory.glob("*.whl")), sorted(directory.glob("*.tar.gz"))
+    assert wheels, f"no wheels in {directory}"
+    assert len(wheels) == len(sdists)
+    for wheel in wheels:
+        check_wheel(wheel)
+    for sdist in sdists:
+        check_sdist(sdist)
+    check_installed()
+    print(f"{len(wheels)} wheels and {len(sdists)} source distributions are as they should be")

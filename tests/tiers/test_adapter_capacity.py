@@ -1,0 +1,311 @@
+"""How the adapter keeps a tier inside its capacity."""
+
+import random
+
+import pytest
+
+from kvtier_core.errors import ConfigError
+from kvtier_core.keys import OffloadKey
+from kvtier_core.manager.blocking.bounds import Bounds
+from kvtier_core.policies import LRU
+from kvtier_core.testing.rows import similar_keys
+from kvtier_core.testing.tiers import assert_contents
+from kvtier_core.values import BlockInfo, TierInfo
+from tests.tiers.scripted import ROW, Gate, ScanningTier, Script, drive, fail, row
+
+KEYS = similar_keys(40)
+A, B, C, D = KEYS[:4]
+PERSISTENT = TierInfo(medium="memory", persistent=True)
+
+
+def rows(*keys):
+    return {key: row(KEYS.index(key)) for key in keys}
+
+
+def used(tier) -> int:
+    usage = tier.usage()
+    assert usage is not None
+    assert usage.bytes == usage.blocks * ROW
+    blocks: int = usage.blocks
+    return blocks
+
+
+def test_c13_the_longest_unused_block_leaves_before_the_new_one_comes():
+    script = Script()
+    with drive(script, capacity_blocks=3) as tier:
+        tier.store(rows(A, B, C))
+        tier.load([A])
+        tier.hooks.touch(keys=[B])
+        tier.store(rows(D))
+        assert_contents(tier, rows(A, B, D), absent=[C])
+    assert script.most_blocks == 3
+    assert script.calls.index(("delete", (C,))) < script.calls.index(("store", (D,)))
+
+
+@pytest.mark.parametrize("threads", [1, 4])
+def test_c13_use_never_passes_the_capacity_at_any_moment(threads):
+    script = Script()
+    rng = random.Random(threads)
+    with drive(script, capacity_blocks=5, threads=threads) as tier:
+        jobs = [tier.start_store(rows(*rng.sample(KEYS, 4))) for _ in range(100)]
+        for job in jobs:
+            error = tier.wait(job).error
+            assert error is None or "full" in error
+        assert used(tier) == len(script.blocks) == 5
+    assert script.most_blocks == 5
+    assert not script.violations
+
+
+def test_c13_a_block_being_loaded_is_no_victim_and_a_full_tier_says_so():
+    script = Script()
+    with drive(script, capacity_blocks=2, threads=4) as tier:
+        tier.store(rows(A, B))
+        script.before = gate = Gate("load")
+        into = [bytearray(ROW), bytearray(ROW)]
+        loads = [tier.start_load([A], into[:1]), tier.start_load([B], into[1:])]
+        gate.wait_entered(2)
+        result = tier.store(rows(C))
+        assert result.failed == (C,)
+        assert result.error is not None
+        assert "full" in result.error
+        assert [method for method, keys in script.calls if C in keys] == []
+        gate.open()
+        for load in loads:
+            assert tier.wait(load).error is None
+        assert into == [rows(A)[A], rows(B)[B]]
+        assert_contents(tier, rows(A, B), absent=[C])
+        assert tier.store(rows(C)).error is None
+
+
+def test_c13_a_block_whose_load_waits_is_no_victim():
+    script = Script()
+    with drive(script, capacity_blocks=2, threads=1) as tier:
+        tier.store(rows(A, B))
+        script.before = gate = Gate("store")
+        storing = tier.start_store(rows(C))  # takes the room of A
+        gate.wait_entered()
+        (into,) = [bytearray(ROW)]
+        waiting = tier.start_load([B], [into])
+        next_store = tier.start_store(rows(D))
+        gate.open()
+        assert tier.wait(waiting).error is None
+        assert into == rows(B)[B]
+        tier.wait(storing)
+        tier.wait(next_store)
+        assert used(tier) == 2
+
+
+def test_k3_o2_room_of_removed_blocks_is_used_again():
+    script = Script()
+    with drive(script, capacity_blocks=10, threads=1) as tier:
+        for index in range(50):
+            keys = [KEYS[(index * 5 + offset) % 40] for offset in range(5)]
+            assert tier.store(rows(*keys)).error is None
+            tier.plugin.discard(keys)
+            assert tier.store({}).error is None
+            assert tier.load(keys).rows == {}
+        assert tier.store(rows(*KEYS[:10])).error is None
+        assert tier.lookup(KEYS) == [True] * 10 + [False] * 30
+        assert used(tier) == len(script.blocks) == 10
+        assert script.count("delete") >= 10
+
+
+def test_k5_o2_a_failed_store_takes_no_room():
+    script = Script()
+    with drive(script, capacity_blocks=4) as tier:
+        script.before = lambda method, keys: fail(OSError(28, "full")) if method == "store" else None
+        for _ in range(10):
+            assert set(tier.store(rows(A, B, C)).failed) == {A, B, C}
+            assert used(tier) == 0
+        script.before = lambda method, keys: None
+        assert tier.store(rows(A, B, C, D)).error is None
+        assert_contents(tier, rows(A, B, C, D))
+
+
+def test_c30_when_room_cannot_be_made_the_store_fails_and_the_old_blocks_stay():
+    script = Script()
+    with drive(script, capacity_blocks=2) as tier:
+        tier.store(rows(A, B))
+        script.before = lambda method, keys: (
+            fail(OSError(30, "Read-only file system")) if method == "delete" else None
+        )
+        result = tier.store(rows(C))
+        assert result.failed == (C,)
+        assert result.error is not None
+        assert "no room could be made" in result.error
+        assert "Read-only" in result.error
+        assert_contents(tier, rows(A, B), absent=[C])
+        assert used(tier) == 2
+        script.before = lambda method, keys: None
+        assert tier.store(rows(C)).error is None
+        assert used(tier) == 2
+
+
+def test_c13_a_block_stored_anew_leaves_before_it_comes():
+    script = Script()
+    with drive(script, capacity_blocks=1, threads=1) as tier:
+        tier.store(rows(A))
+        script.before = lambda method, keys: fail(OSError("bad sector")) if method == "load" else None
+        tier.load([A])
+        script.before = lambda method, keys: None
+        assert used(tier) == 1
+        assert tier.store({A: row(9)}).error is None
+        assert tier.load([A]).rows == {A: row(9)}
+        assert [call for call in script.calls if call[0] in {"store", "delete"}] == [
+            ("store", (A,)),
+            ("delete", (A,)),
+            ("store", (A,)),
+        ]
+
+
+def test_c13_at_the_start_the_oldest_blocks_beyond_the_capacity_leave():
+    script = Script()
+    script.times = {key: float(index) for index, key in enumerate(KEYS)}
+    with drive(script, ScanningTier, info=PERSISTENT, seed=rows(*KEYS), capacity_blocks=7) as tier:
+        assert set(script.blocks) == set(KEYS[-7:])
+        assert used(tier) == 7
+        tier.store(rows(A))
+        assert_contents(tier, rows(A, *KEYS[-6:]), absent=KEYS[1:-6])
+
+
+def test_c54_a_capacity_smaller_than_a_block_is_refused():
+    with pytest.raises(
+        ConfigError, match=r"'scripted': a capacity of 0 B is smaller than one block \(4.0 KiB\)"
+    ):
+        drive(Script(), capacity_blocks=0)
+
+
+def test_c54_an_unknown_policy_is_refused_before_anything_opens():
+    script = Script()
+    with pytest.raises(ConfigError, match="known are"):
+        drive(script, policy="fifo2")
+    assert script.calls == []
+
+
+def test_the_default_capacity_of_the_tier_type_holds_where_none_is_set():
+    script = Script()
+    with drive(script, info=TierInfo(medium="memory", default_capacity=3 * ROW)) as tier:
+        tier.store(rows(*KEYS[:10]))
+        usage = tier.usage()
+        assert usage is not None
+        assert usage.capacity_bytes == 3 * ROW
+        assert used(tier) == len(script.blocks) == 3
+        assert script.contexts[0].capacity_bytes == 3 * ROW
+
+
+# The bookkeeping alone.
+
+
+class BoundsWorld:
+    """Random calls on ``Bounds`` beside a plain set of what the tier would really hold."""
+
+    def __init__(self, seed: int) -> None:
+        self.rng = random.Random(seed)
+        self.most = self.rng.randint(1, 5)
+        self.bounds = Bounds(max_blocks=self.most, ttl=self.rng.choice([None, 20.0]), policy=LRU())
+        self.really: set[OffloadKey] = set()
+        self.arriving: dict[OffloadKey, list[OffloadKey]] = {}  # with victims whose delete has not ended
+        self.pins: list[OffloadKey] = []
+        self.outcomes: set[str] = set()
+        self.now = 0
+
+    def busy(self) -> set[OffloadKey]:
+        return {*self.arriving, *(victim for victims in self.arriving.values() for victim in victims)}
+
+    def step(self) -> None:
+        self.now += 1
+        action = self.rng.choice(
+            [self.reserve, self.finish] * 2 + [self.pin, self.unpin, self.remove, self.use]
+        )
+        action(self.rng.choice(KEYS[:8]))
+        for old in self.bounds.expired(self.now, limit=2):
+            self.outcomes.add("expired")
+            assert not self.bounds.serves(old, self.now)
+        assert self.bounds.blocks == len(self.really)
+
+    def reserve(self, key: OffloadKey) -> None:
+        if key in self.busy() or self.bounds.serves(key, self.now):
+            return
+        self.bounds.pin(key)
+        victims = self.bounds.reserve(key)
+        if victims is None:
+            self.outcomes.add("full")
+            self.bounds.unpin(key)
+            return
+        self.outcomes.add("itself" if key in victims else f"{len(victims)} victims")
+        assert not [victim for victim in victims if victim in self.pins and victim != key]
+        self.arriving[key] = victims
+
+    def finish(self, _key: OffloadKey) -> None:
+        if not self.arriving:
+            return
+        key = self.rng.choice(list(self.arriving))
+        victims = self.arriving.pop(key)
+        if victims and self.rng.random() < 0.2:
+            self.bounds.stay(victims)
+            self.bounds.abandon(key)
+        else:
+            self.bounds.left(victims)
+            self.really.difference_update(victims)
+            self.store(key)
+        self.bounds.unpin(key)
+
+    def store(self, key: OffloadKey) -> None:
+        if self.rng.random() < 0.2:
+            self.bounds.abandon(key)
+            return
+        self.really.add(key)
+        assert len(self.really) <= self.most
+        self.bounds.commit(key, self.now)
+        assert self.bounds.serves(key, self.now)
+
+    def pin(self, key: OffloadKey) -> None:
+        self.bounds.pin(key)
+        self.pins.append(key)
+
+    def unpin(self, _key: OffloadKey) -> None:
+        if self.pins:
+            self.bounds.unpin(self.pins.pop(self.rng.randrange(len(self.pins))))
+
+    def remove(self, key: OffloadKey) -> None:
+        if key not in self.busy():
+            self.bounds.forget(key)
+            self.really.discard(key)
+
+    def use(self, key: OffloadKey) -> None:
+        if self.rng.random() < 0.5:
+            self.bounds.touch(key)
+        else:
+            self.bounds.distrust(key)
+            assert not self.bounds.serves(key, self.now)
+
+    def rest(self) -> None:
+        """End everything under way: nothing may stay pinned."""
+        while self.arriving:
+            self.finish(A)
+        while self.pins:
+            self.unpin(A)
+        assert self.bounds.reserve(KEYS[-1]) is not None
+
+
+def test_c13_bounds_never_give_away_more_slots_than_there_are():
+    """A seeded simulation that has seen each outcome."""
+    outcomes: set[str] = set()
+    for seed in range(20):
+        world = BoundsWorld(seed)
+        for _ in range(2000):
+            world.step()
+        world.rest()
+        outcomes |= world.outcomes
+    assert outcomes == {"full", "0 victims", "1 victims", "itself", "expired"}
+
+
+def test_c13_adopting_keeps_the_newest_that_fit_and_are_not_too_old():
+    bounds = Bounds(max_blocks=3, ttl=10.0, policy=LRU())
+    found = [BlockInfo(key=key, bytes=ROW, time=float(index)) for index, key in enumerate(KEYS[:8])]
+    kept, surplus = bounds.adopt(random.Random(0).sample(found, 8), now=13.5)
+    assert kept == KEYS[5:8]
+    assert set(surplus) == set(KEYS[:5])
+    assert bounds.blocks == 3
+    assert bounds.expired(15.5, limit=10) == [KEYS[5]]
+    assert bounds.reserve(A) == [KEYS[5]]

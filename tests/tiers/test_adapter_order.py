@@ -1,0 +1,218 @@
+"""Which calls a blocking tier gets, in which order, and which never together."""
+
+import random
+from collections.abc import Sequence
+
+import pytest
+
+from kvtier_core.testing.rows import similar_keys
+from kvtier_core.values import TierInfo
+from tests.tiers.scripted import ROW, BatchTier, Clock, Gate, Script, ScriptedTier, drive, row
+
+KEYS = similar_keys(12)
+A, B, C, D = KEYS[:4]
+ASKED = TierInfo(medium="memory", persistent=True, bounded_by="tier")
+
+
+def rows(*keys):
+    return {key: row(KEYS.index(key)) for key in keys}
+
+
+def buffers(count: int) -> list[bytearray]:
+    return [bytearray(ROW) for _ in range(count)]
+
+
+def methods(script: Script) -> list[str]:
+    return [method for method, _ in script.calls if method not in {"init", "open", "close", "scan"}]
+
+
+def test_c28_loads_go_before_lookups_before_deletes_before_stores():
+    script = Script()
+    with drive(script, info=ASKED, threads=1, seed=rows(A, B)) as tier:
+        script.before = gate = Gate("store", keys=[C])
+        jobs = [tier.start_store(rows(C))]
+        gate.wait_entered()
+        jobs.append(tier.start_store(rows(D)))
+        tier.plugin.discard([B])
+        jobs.append(tier.start_lookup([A]))
+        jobs.append(tier.start_load([A], buffers(1)))
+        gate.open()
+        for job in jobs:
+            assert tier.wait(job).error is None
+    assert methods(script) == ["store", "load", "contains", "delete", "store"]
+
+
+def test_c52_a_block_that_is_stored_already_is_not_stored_again():
+    script = Script()
+    with drive(script) as tier:
+        script.before = gate = Gate("store")
+        jobs = [tier.start_store(rows(A)) for _ in range(5)]
+        gate.open()
+        for job in jobs:
+            assert tier.wait(job).error is None
+        assert tier.store(rows(A)).error is None
+        assert script.count("store") == 1
+
+
+def test_c52_after_a_failed_store_the_one_waiting_behind_it_is_tried():
+    script = Script()
+    failures = iter([OSError("once")])
+
+    def before(method: str, keys: Sequence[bytes]) -> None:
+        if method == "store" and (error := next(failures, None)) is not None:
+            raise error
+
+    script.before = before
+    with drive(script) as tier:
+        first, second = tier.start_store(rows(A)), tier.start_store(rows(A))
+        assert {tuple(tier.wait(first).failed), tuple(tier.wait(second).failed)} == {(), (A,)}
+        assert tier.load([A]).rows == rows(A)
+
+
+@pytest.mark.parametrize("threads", [1, 4])
+def test_k2_o2_a_load_of_a_key_being_stored_waits_for_it(threads):
+    script = Script()
+    with drive(script, info=ASKED, threads=threads) as tier:
+        script.before = gate = Gate("store")
+        store = tier.start_store(rows(A))
+        gate.wait_entered()
+        (buffer,) = buffers(1)
+        load = tier.start_load([A], [buffer])
+        assert tier.unanswered() == {store, load}
+        gate.open()
+        result = tier.wait(load)
+        assert not result.missing
+        assert buffer == rows(A)[A]
+        tier.wait(store)
+    assert not script.violations
+
+
+def test_c52_a_delete_waits_for_a_load_and_a_store_for_the_delete():
+    script = Script()
+    with drive(script) as tier:
+        tier.store(rows(A))
+        script.before = gate = Gate("load")
+        (buffer,) = buffers(1)
+        load = tier.start_load([A], [buffer])
+        gate.wait_entered()
+        tier.plugin.discard([A])
+        store = tier.start_store(rows(A))
+        assert tier.unanswered() == {load, store}
+        gate.open()
+        assert tier.wait(load).error is None
+        assert tier.wait(store).error is None
+        assert methods(script) == ["store", "load", "delete", "store"]
+        assert tier.load([A]).rows == rows(A)
+    assert not script.violations
+
+
+def test_c52_batches_are_as_large_as_the_limit_allows():
+    script = Script()
+    with drive(script, BatchTier, threads=1, limits={"max_batch": 3 * ROW}) as tier:
+        script.before = gate = Gate("store_many", keys=[A])
+        first = tier.start_store(rows(A))
+        gate.wait_entered()
+        second = tier.start_store(rows(*KEYS[1:9]))
+        gate.open()
+        tier.wait(first)
+        tier.wait(second)
+        assert [len(keys) for method, keys in script.calls if method == "store_many"] == [1, 3, 3, 2]
+        assert tier.load(KEYS[:9]).rows == rows(*KEYS[:9])
+
+
+def test_c52_a_block_larger_than_the_batch_limit_still_moves():
+    with drive(Script(), BatchTier, limits={"max_batch": 1}) as tier:
+        assert tier.store(rows(A, B)).error is None
+        assert tier.load([A, B]).rows == rows(A, B)
+
+
+def test_c31_work_not_started_by_its_deadline_fails_without_a_call():
+    script, clock = Script(), Clock()
+    with drive(script, threads=1, monotonic=clock) as tier:
+        tier.store(rows(A))
+        script.before = gate = Gate("store", keys=[B])
+        running = tier.start_store(rows(B), deadline=clock.now + 1)
+        gate.wait_entered()
+        late = [
+            tier.start_load([A], buffers(1), deadline=clock.now + 5),
+            tier.start_store(rows(C), deadline=clock.now + 5),
+            tier.start_store(rows(B), deadline=clock.now + 5),
+        ]
+        in_time = tier.start_load([A], buffers(1), deadline=clock.now + 50)
+        clock.now += 5
+        # The only thread is busy: the results come nevertheless.
+        for job in late:
+            result = tier.wait(job)
+            assert result.failed
+            assert not result.missing
+            assert result.error is not None
+            assert "deadline" in result.error
+        gate.open()
+        assert tier.wait(running).error is None
+        assert tier.wait(in_time).error is None
+        assert tier.lookup([A, B, C]) == [True, True, False]
+    assert script.count("load") == 1
+
+
+def test_c31_a_deadline_that_passed_before_the_job_came_fails_it():
+    clock = Clock()
+    with drive(Script(), monotonic=clock) as tier:
+        result = tier.wait(tier.start_store(rows(A, B), deadline=clock.now))
+        assert result.failed == (A, B)
+        assert tier.lookup([A, B]) == [False, False]
+
+
+def test_c31_cancelled_work_fails_unless_it_runs():
+    script = Script()
+    with drive(script, threads=1) as tier:
+        script.before = gate = Gate("store")
+        running = tier.start_store(rows(A, B))
+        gate.wait_entered()
+        queued, kept = tier.start_store(rows(C)), tier.start_store(rows(D))
+        tier.hooks.cancel_jobs(job_ids=[running, queued, 999])
+        assert tier.wait(queued).failed == (C,)
+        gate.open()
+        assert tier.wait(running).failed == (B,)
+        assert tier.wait(kept).error is None
+        assert tier.lookup([A, B, C, D]) == [True, False, False, True]
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_c52_random_jobs_never_overlap_on_a_key_and_give_exact_bytes(seed):
+    """Loads, stores, discards and evictions at once: every answer is right bytes or a miss."""
+    rng = random.Random(seed)
+    script = Script()
+    capacity = rng.choice([None, 3, 6])
+    with drive(script, rng.choice([BatchTier, ScriptedTier]), capacity_blocks=capacity, threads=4) as tier:
+        jobs: list[int] = []
+        loads = []
+        errors = []
+        for _ in range(400):
+            if rng.random() < 0.2 and jobs:
+                errors.append(tier.wait(jobs.pop(0)).error)
+            keys = rng.sample(KEYS, rng.randint(0, 4))
+            action = rng.random()
+            if action < 0.45:
+                jobs.append(tier.start_store(rows(*keys)))
+            elif action < 0.9:
+                into = buffers(len(keys))
+                loads.append((tier.start_load(keys, into), keys, into))
+            else:
+                tier.plugin.discard(keys)
+        found = 0
+        for job, keys, into in loads:
+            result = tier.wait(job)
+            assert not result.failed
+            for key, buffer in zip(keys, into, strict=True):
+                if key not in result.missing:
+                    assert buffer == rows(key)[key]
+                    found += 1
+        assert found > 0
+        errors += [tier.wait(job).error for job in jobs]
+        assert all(error is None or "full" in error for error in errors)
+        assert None in errors
+        assert tier.hooks.drain_jobs(timeout_s=0) == []
+        usage = tier.usage()
+        assert usage is not None
+        assert capacity is None or usage.blocks <= script.most_blocks <= capacity
+    assert not script.violations

@@ -1,0 +1,59 @@
+import pytest
+
+from kvtier_core import ConfigError
+from kvtier_transformers.prompts import PromptLine, read_prompts
+
+
+def write(tmp_path, text):
+    file = tmp_path / "prompts.jsonl"
+    file.write_text(text)
+    return file
+
+
+def test_lines_with_and_without_options_in_order(tmp_path):
+    file = write(tmp_path, '{"prompt": "é"}\n\n  \n{"prompt": "b", "max_tokens": 3, "salt": "x"}')
+    assert read_prompts(file) == [
+        PromptLine(number=1, prompt="é"),
+        PromptLine(number=4, prompt="b", max_tokens=3, salt="x"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("line", "problem"),
+    [
+        ('{"prompt": "a"', "not JSON: .* at column 15"),
+        ('["a"]', "not a JSON object"),
+        ('"a"', "not a JSON object"),
+        ("{}", "prompt is missing"),
+        ('{"prompt": ""}', "prompt is missing or empty"),
+        ('{"prompt": 3}', "prompt must be a text"),
+        ('{"prompt": null}', "prompt must be a text"),
+        ('{"prompt": "a", "max_token": 3}', "unknown key 'max_token': allowed are prompt, max_tokens, salt"),
+        ('{"prompt": "a", "max_tokens": 0}', "max_tokens must be at least 1"),
+        ('{"prompt": "a", "max_tokens": -2}', "max_tokens must be at least 1"),
+        ('{"prompt": "a", "max_tokens": "3"}', "max_tokens must be a whole number"),
+        ('{"prompt": "a", "max_tokens": true}', "max_tokens must be a whole number"),
+        ('{"prompt": "a", "salt": 1}', "salt must be a text"),
+    ],
+)
+def test_k9_o3_a_broken_line_is_named_with_what_is_wrong(tmp_path, line, problem):
+    file = write(tmp_path, '{"prompt": "fine"}\n' + line)
+    with pytest.raises(ConfigError, match=rf"prompts\.jsonl, line 2: {problem}"):
+        read_prompts(file)
+
+
+def test_a_missing_file_is_named(tmp_path):
+    with pytest.raises(ConfigError, match=r"absent\.jsonl: cannot read"):
+        read_prompts(tmp_path / "absent.jsonl")
+
+
+def test_a_file_that_is_not_text_is_named(tmp_path):
+    file = tmp_path / "prompts.jsonl"
+    file.write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(ConfigError, match=r"prompts\.jsonl: cannot read"):
+        read_prompts(file)
+
+
+def test_a_file_without_prompts_says_what_to_write(tmp_path):
+    with pytest.raises(ConfigError, match='no prompts: write one JSON object a line, such as {"prompt"'):
+        read_prompts(write(tmp_path, "\n\n"))

@@ -1,0 +1,130 @@
+import json
+
+import pytest
+
+from kvtier_core.cli.main import main
+from tests.transformers.tiny import save_model, tiny_model, write_settings
+
+TEXT = "The quick brown fox jumps over the lazy dog. " * 3
+
+
+@pytest.fixture(scope="session")
+def model_path(tmp_path_factory):
+    return save_model(tiny_model(), tmp_path_factory.mktemp("model"))
+
+
+def write_prompts(tmp_path, *lines):
+    file = tmp_path / "prompts.jsonl"
+    file.write_text("".join((line if isinstance(line, str) else json.dumps(line)) + "\n" for line in lines))
+    return file
+
+
+def run(capsys, *arguments):
+    status = main(["run", *map(str, arguments)])
+    out, err = capsys.readouterr()
+    return status, out, err
+
+
+def test_a_second_run_reuses_what_the_first_one_stored(tmp_path, model_path, capsys):
+    prompts = write_prompts(tmp_path, {"prompt": TEXT + "A"}, {"prompt": TEXT + "B", "max_tokens": 3})
+    options = [
+        "--model",
+        model_path,
+        "--prompts",
+        prompts,
+        "--config",
+        write_settings(tmp_path),
+        "--max-tokens",
+        5,
+    ]
+    runs = []
+    for _ in range(2):
+        status, out, _err = run(capsys, *options, "--json")
+        assert status == 0
+        runs.append([json.loads(line) for line in out.splitlines()])
+    for first, second in zip(*runs, strict=True):
+        assert first["token_ids"] == second["token_ids"]
+        assert first["text"] == second["text"]
+    assert [record["line"] for record in runs[0]] == [1, 2]
+    assert [len(record["token_ids"]) for record in runs[0]] == [5, 3]
+    assert [record["hits_by_tier"] for record in runs[0]] == [{}, {"pool": 128}]
+    assert runs[1][0]["hits_by_tier"] == {"disk": 128}
+    assert runs[1][0]["hit_tokens"] == 128
+    assert runs[1][0]["prompt_tokens"] == len(TEXT) + 1
+
+
+def test_salted_lines_share_nothing(tmp_path, model_path, capsys):
+    prompts = write_prompts(
+        tmp_path, {"prompt": TEXT, "salt": "a"}, {"prompt": TEXT, "salt": "b"}, {"prompt": TEXT, "salt": "a"}
+    )
+    status, out, _err = run(
+        capsys,
+        *["--model", model_path, "--prompts", prompts, "--config", write_settings(tmp_path)],
+        *["--max-tokens", 1, "--json"],
+    )
+    assert status == 0
+    assert [json.loads(line)["hit_tokens"] for line in out.splitlines()] == [0, 0, 128]
+
+
+def test_for_people_each_completion_says_what_was_restored(tmp_path, model_path, capsys):
+    prompts = write_prompts(tmp_path, {"prompt": TEXT}, {"prompt": TEXT})
+    status, out, _err = run(
+        capsys,
+        *[
+            "--model",
+            model_path,
+            "--prompts",
+            prompts,
+            "--config",
+            write_settings(tmp_path),
+            "--max-tokens",
+            2,
+        ],
+    )
+    assert status == 0
+    assert "[line 1] 135 prompt tokens, 0 restored, first token" in out
+    assert "[line 2] 135 prompt tokens, 128 restored (128 from pool), first token" in out
+
+
+def test_k9_mistakes_are_one_message_and_status_2(tmp_path, model_path, capsys):
+    good = write_prompts(tmp_path, {"prompt": "x"})
+    settings = write_settings(tmp_path)
+
+    def fails(message, *, model=model_path, prompts=good, config=settings):
+        status, out, err = run(capsys, "--model", model, "--prompts", prompts, "--config", config)
+        assert (status, out) == (2, "")
+        assert err.startswith("kvtier: error: ")
+        assert "Traceback" not in err
+        assert message in err
+
+    fails("absent: no such model", model=tmp_path / "absent")
+    fails("no config.json", model=tmp_path)
+    (tmp_path / "x.gguf").write_bytes(b"nothing")
+    fails("not a GGUF file", model=tmp_path / "x.gguf")
+    fails("cannot read the prompts", prompts=tmp_path / "absent.jsonl")
+    fails("absent.toml", config=tmp_path / "absent.toml")
+
+    broken = tmp_path / "broken.jsonl"
+    broken.write_text('{"prompt": "x"}\n{"prompt": 3}\n')
+    fails("broken.jsonl, line 2: prompt must be a text", prompts=broken)
+    long = tmp_path / "long.jsonl"
+    long.write_text('{"prompt": "x"}\n' + json.dumps({"prompt": "y" * 500}) + "\n")
+    fails(
+        "long.jsonl, line 2: 500 prompt tokens and 128 more exceed the model's context of 512", prompts=long
+    )
+
+    gpt2 = tmp_path / "gpt2"
+    gpt2.mkdir()
+    (gpt2 / "config.json").write_text('{"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"]}')
+    fails("'gpt2' is not one of llama", model=gpt2)
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    (empty / "config.json").write_bytes((model_path / "config.json").read_bytes())
+    fails("transformers cannot load the model", model=empty)
+
+
+def test_usage_errors_are_status_2(capsys):
+    with pytest.raises(SystemExit) as caught:
+        main(["run", "--model", "x", "--prompts", "y", "--max-tokens", "0"])
+    assert caught.value.code == 2
+    assert "'0' is not a number of at least 1" in capsys.readouterr().err
