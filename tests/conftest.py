@@ -1,13 +1,17 @@
 """What every test gets: no network but loopback, nothing left in /dev/shm, and distributions made to order."""
 
-import importlib
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import hypothesis
 import pytest
+
+from tests.plugins.distributions import TIER_SOURCE, Site
+
+# Before anything imports torch: on cores that others use too, its threads must not spin for one another.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 SHARED_MEMORY = Path("/dev/shm")
 
@@ -30,34 +34,6 @@ def _no_settings_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
             monkeypatch.delenv(name)
 
 
-class Site:
-    """A directory on the import path into which a test installs distributions of its own making."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def install(
-        self,
-        name: str,
-        entry_points: Mapping[str, Mapping[str, str]],
-        modules: Mapping[str, str],
-        *,
-        version: str = "1.0",
-    ) -> None:
-        """Write the metadata of distribution *name* and its modules (source by module name)."""
-        metadata = self.path / f"{name.replace('-', '_')}-{version}.dist-info"
-        metadata.mkdir()
-        (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
-        lines = [
-            f"[{group}]\n" + "".join(f"{key} = {target}\n" for key, target in names.items())
-            for group, names in entry_points.items()
-        ]
-        (metadata / "entry_points.txt").write_text("\n".join(lines))
-        for module, source in modules.items():
-            (self.path / f"{module}.py").write_text(source)
-        importlib.invalidate_caches()
-
-
 @pytest.fixture
 def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
     """A ``Site`` on ``sys.path``; its modules are forgotten afterwards."""
@@ -68,36 +44,6 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
     for name, module in list(sys.modules.items()):
         if str(getattr(module, "__file__", None)).startswith(str(tmp_path)):
             del sys.modules[name]
-
-
-TIER_SOURCE = """
-from pydantic import Field, SecretStr, field_validator, model_validator
-
-from kvtier_core import BlockTier, Duration, Size, TierInfo, TierSettings
-
-
-class Settings(TierSettings):
-    root: str
-    url: str = "fake://"
-    password: SecretStr | None = None
-    storage_options: dict[str, str] = Field(default_factory=dict)
-    hosts: list[str] = Field(default_factory=list)
-    chunk: Size = 4096
-    pause: Duration | None = None
-
-
-class Tier(BlockTier):
-    Settings = Settings
-    info = TierInfo(medium="fake")
-
-    def open(self): ...
-    def contains(self, keys): return [False] * len(keys)
-    def store(self, key, block): ...
-    def load(self, key, into): return False
-    def delete(self, keys): ...
-    def close(self): ...
-"""
-"""A tier type that is as it should be, with settings of every kind."""
 
 
 @pytest.fixture

@@ -71,13 +71,18 @@ OUTCOMES = frozenset(
 
 @dataclass(frozen=True, kw_only=True)
 class Shape:
-    """How large a run's world is. ``max_requests`` bounds those alive at once, ``max_blocks`` their prefixes."""
+    """How large a run's world is.
+
+    ``max_requests`` bounds those alive at once, ``max_blocks`` their prefixes, ``num_roots`` is the number of different
+    first blocks: the fewer, the more is shared.
+    """
 
     num_rows: int
     tiers: Sequence[TierScript]
     limits: PoolLimits
     max_requests: int
     max_blocks: int
+    num_roots: int = 3
 
     @staticmethod
     def draw(random: Random) -> "Shape":
@@ -217,7 +222,7 @@ class Simulation:
 
     def _draw_prefix(self) -> list[OffloadKey]:
         """A path through a tree of blocks: requests share prefixes and part somewhere."""
-        path = self.random.choice("abc")
+        path = f"{self.random.randrange(self.shape.num_roots)}:"
         keys = []
         for _ in range(self.random.randint(1, self.shape.max_blocks)):
             path += "0" if self.random.random() < 0.85 else "1"

@@ -150,7 +150,14 @@ class World:
 
     def prepare_store(self, request_id: str, keys: Sequence[OffloadKey]) -> PreparedTransfer | None:
         """Begin a device store: from now on its rows are half-written."""
+        held = {key for key in keys if self.ledger.find(key) is not None}
         prepared = self.coordinator.prepare_store(request_id, keys, self.now)
+        if prepared is not None and list(prepared.keys) != [
+            key for key in dict.fromkeys(keys) if key not in held
+        ]:
+            raise InvariantError(f"asked to store {keys}, of which {held} were held, got {prepared} (C11)")
+        if prepared is not None and not set(keys).isdisjoint(prepared.evicted):
+            raise InvariantError(f"a key asked for was evicted: {prepared} (C11)")
         if prepared is not None and prepared.keys:
             contents = [Content(Payload(key, self.epoch)) for key in prepared.keys]
             self.transfers[prepared.job_id] = DeviceTransfer(request_id, prepared, contents, is_store=True)
@@ -381,10 +388,12 @@ class World:
     def check(self) -> None:
         """Check what must hold after every step. Cost: proportional to the pool and the jobs under way.
 
-        The coordinator's books agree; no row is written by one transfer while another may touch it; every block that
-        answers HIT has exactly its own bytes of this epoch, with a proof that holds where one is claimed.
+        The coordinator's books agree; the limits on rows hold; no row is written by one transfer while another may touch
+        it; every block that answers HIT has exactly its own bytes of this epoch, with a proof that holds where one is
+        claimed.
         """
         self.coordinator.check()
+        self._check_limits()
         self._check_rows_in_use()
         for block in self.ledger.blocks:
             if block.state is not BlockState.READY:
@@ -393,6 +402,16 @@ class World:
             content = self.rows[block.row]
             if content.payload != name or (block.sealed and not content.proves(name)):
                 raise InvariantError(f"{block} answers HIT in epoch {self.epoch} but its row holds {content}")
+
+    def _check_limits(self) -> None:
+        state = self.coordinator.state
+        over = [name for name, tier in state.tiers.items() if tier.cascade_rows > tier.max_cascade_rows]
+        if over or state.cascade_rows > state.limits.max_cascade_rows:
+            raise InvariantError(
+                f"too many rows are pinned for cascades, to {over or 'all tiers together'} (C28)"
+            )
+        if state.promoting_rows > state.limits.max_promotion_rows:
+            raise InvariantError(f"{state.promoting_rows} rows are reserved for promotions (C21)")
 
     def _check_rows_in_use(self) -> None:
         written: set[int] = set()

@@ -1,4 +1,4 @@
-"""Cascades (C20, C26, C28): what a stored block goes on to, in which order a tier hears of it, and when it is dropped."""
+"""Cascades (C20, C26, C28): what a stored block goes on to, in which order tiers hear of it, when it is dropped."""
 
 import pytest
 

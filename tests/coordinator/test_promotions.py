@@ -390,13 +390,12 @@ def test_k6_o3_a_late_answer_serves_later_requests():
 
 def test_k6_o3_answers_that_lapse_at_once_do_not_make_a_request_wait_for_ever():
     world = world_behind("ab", 4, TierScript.limited("x", presence_ttl=0.0), "y")
+    answers = []
     for _ in range(20):
-        found = world.lookup("r", make_keys("ab"))
-        if found.is_settled:
-            break
+        answers.append(world.lookup("r", make_keys("ab")))
         world.answer_all(JobHook.LOOKUP)
         world.advance(5.0)
-    assert found.is_settled
+    assert any(answer.is_settled for answer in answers)
 
 
 def test_c23_a_load_past_its_deadline_is_a_miss_and_its_key_may_be_stored_elsewhere():

@@ -1,4 +1,4 @@
-"""A world of one or two rows and three keys, driven by Hypothesis: small enough that it finds a shortest failing run."""
+"""A world of one or two rows and three keys, driven by Hypothesis: small enough to find a shortest failing run."""
 
 from hypothesis import settings
 from hypothesis import strategies as st

@@ -4,6 +4,7 @@ import os
 import struct
 import subprocess
 import sys
+from typing import Any
 
 import numpy as np
 import pytest
@@ -101,7 +102,8 @@ def test_c01_hashing_in_pieces_equals_hashing_at_once(tokens, size, cut, start, 
 def test_c01_lists_tuples_and_arrays_hash_alike():
     expected = hash_blocks(TOKENS, 16, NOBODY)
     assert hash_blocks(tuple(TOKENS), 16, NOBODY) == expected
-    assert hash_blocks(np.array(TOKENS, dtype=np.int32), 16, NOBODY) == expected
+    array: Any = np.array(TOKENS, dtype=np.int32)
+    assert hash_blocks(array, 16, NOBODY) == expected
     assert hash_blocks(range(1, 65), 16, NOBODY) == expected
 
 

@@ -2,13 +2,14 @@
 
 import dataclasses
 import re
+from typing import Any
 
 import pytest
 
 from kvtier_core.namespace import GroupSpec, Namespace, digest_weights, payload_sizes
 
 
-def namespace(**changes: object) -> Namespace:
+def namespace(**changes: Any) -> Namespace:
     """A namespace whose every field is known, but for *changes*."""
     base = Namespace(
         model="Org/Model-7B",
@@ -46,7 +47,7 @@ def test_c02_the_same_declaration_gives_the_same_name():
         {"format_version": 2},
         {"epoch": "e1"},
     ],
-    ids=lambda changes: "-".join(changes),
+    ids="-".join,
 )
 def test_c02_whatever_changes_the_bytes_changes_the_name(changes):
     assert namespace(**changes).name != namespace().name

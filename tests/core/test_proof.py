@@ -4,14 +4,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvtier_core.keys import make_offload_key
+from kvtier_core.keys import OffloadKey, make_offload_key
 from kvtier_core.proof import PROOF_BYTES, ROW_ALIGNMENT, Sealer, row_bytes_for
 
 KEY = make_offload_key(b"k" * 32, 0)
 PAYLOAD = 5000
 
 
-def sealed(payload_bytes: int = PAYLOAD, namespace: str = "ns", key: bytes = KEY) -> bytearray:
+def sealed(payload_bytes: int = PAYLOAD, namespace: str = "ns", key: OffloadKey = KEY) -> bytearray:
     """A row whose payload is a pattern, sealed."""
     row = bytearray(b"\xff" * row_bytes_for(payload_bytes))
     row[:payload_bytes] = bytes(i * 7 % 251 for i in range(payload_bytes))
@@ -20,7 +20,7 @@ def sealed(payload_bytes: int = PAYLOAD, namespace: str = "ns", key: bytes = KEY
 
 
 def holds(
-    row: bytes | bytearray, payload_bytes: int = PAYLOAD, namespace: str = "ns", key: bytes = KEY
+    row: bytes | bytearray, payload_bytes: int = PAYLOAD, namespace: str = "ns", key: OffloadKey = KEY
 ) -> bool:
     """Whether the row's proof holds."""
     return Sealer(namespace).check(key, memoryview(row), payload_bytes)

@@ -1,6 +1,7 @@
 import functools
 from typing import Any, cast
 
+import pluggy
 import pytest
 from pydantic import ConfigDict, Field
 
@@ -14,7 +15,7 @@ from kvtier_core import (
     check_tier_class,
     hookimpl,
 )
-from kvtier_core.hookspecs import REQUIRED_HOOKS
+from kvtier_core.hookspecs import PROJECT, REQUIRED_HOOKS
 
 
 class Block(BlockTier):
@@ -84,6 +85,14 @@ def test_c51_every_hook_can_be_implemented():
             members[name] = hookimpl(scope[name])
     assert set(REQUIRED_HOOKS) < set(members)
     check_tier_class(_make(Hooks, **members))
+
+
+def test_c51_what_is_accepted_pluggy_accepts_and_calls():
+    manager = pluggy.PluginManager(PROJECT)
+    manager.add_hookspecs(TierHookSpecs)
+    manager.register(Hooks(None, None))
+    manager.check_pending()
+    assert manager.hook.get_finished_jobs() == []
 
 
 async def _coroutine(self, job): ...
@@ -167,8 +176,6 @@ def test_c51_a_hook_without_any_marker_is_refused():
 
 
 def test_c51_another_projects_marker_does_not_count():
-    import pluggy
-
     def lookup(self, job): ...
 
     marked = pluggy.HookimplMarker("other")(lookup)

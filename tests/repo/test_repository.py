@@ -77,3 +77,27 @@ def test_warnings_are_errors(request):
     assert request.config.getini("filterwarnings")[0] == "error"
     assert request.config.getini("timeout_method") == "thread"
     assert request.config.pluginmanager.hasplugin("randomly")
+
+
+SOURCES = [
+    path
+    for pattern in (
+        "*.toml",
+        "*.md",
+        "*.py",
+        "*.txt",
+        "kvtier_core/**/*.py",
+        "plugins/**/*.*",
+        "tests/**/*.py",
+        "docs/**/*",
+    )
+    for path in ROOT.glob(pattern)
+    if path.is_file() and path.suffix in {".toml", ".md", ".py", ".txt"}
+]
+REGISTRIES = ["py" + "pi.org", "python" + "hosted", "pytorch" + ".org/whl", "index" + "-url"]
+
+
+@pytest.mark.parametrize("word", REGISTRIES)
+def test_no_file_names_a_package_registry(word):
+    assert len(SOURCES) > 50
+    assert [str(path) for path in SOURCES if word in path.read_text()] == []

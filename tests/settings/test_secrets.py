@@ -7,7 +7,7 @@ import pytest
 from kvtier_core import KvtierError, load_settings
 from kvtier_core.masking import MASK, mask_text, mask_value
 from kvtier_core.settings import show_settings
-from tests.conftest import TIER_SOURCE
+from tests.plugins.distributions import TIER_SOURCE
 
 SECRET = "hunter2-very-secret"
 

@@ -1,6 +1,6 @@
-"""Tiers that each break one rule. Collected by ``test_kit`` in a process of its own: every one of them must fail.
+"""Tiers that each break one rule: ``test_kit`` runs this file in a process of its own.
 
-The name of a test class ends in the name of its mutant; ``KILLED_BY`` says which test must fail for it.
+It also says which test must fail for which tier. The test class of each is called ``Test`` and its name.
 """
 
 from collections.abc import Sequence
@@ -189,31 +189,6 @@ class DiskRulesFor(TierTests):
         return {"root": tmp_path}
 
 
-KILLED_BY: dict[type[Any], str] = {
-    ShortKeys: "test_c52_keys_that_differ_in_their_last_bytes_are_apart",
-    GroupBlind: "test_k12_o1_groups_of_one_block_hash_are_apart",
-    SharedDict: "test_k13_o4_instances_share_nothing",
-    KeepsReference: "test_c29_a_store_keeps_no_reference_to_its_buffer",
-    AbsentIsFault: "test_c52_contains_and_load_agree_and_absence_is_no_fault",
-    AnswersWithInts: "test_c52_contains_and_load_agree_and_absence_is_no_fault",
-    DeletesNothing: "test_c52_delete_removes_what_is_named_and_nothing_else",
-    KeepsFirst: "test_c52_a_later_store_replaces_the_block",
-    HalfLoad: "test_c29_rows_come_back_whole_and_proven",
-    DropsProof: "test_c29_rows_come_back_whole_and_proven",
-    Forgetful: "test_k7_o1_a_persistent_tier_has_its_blocks_after_a_restart",
-    ScanForgets: "test_c52_scan_finds_every_block_once",
-    NamespaceBlind: "test_c02_namespaces_are_apart",
-    WritesLate: "test_c29_buffers_are_left_alone_after_the_result",
-    ResultTwice: "test_c30_every_job_has_exactly_one_result",
-    NothingForEmptyJobs: "test_c30_every_job_has_exactly_one_result",
-    ShortLookup: "test_c10_a_lookup_has_one_bool_a_key_in_order",
-    ResetKeeps: "test_k7_o4_c34_after_a_reset_everything_misses",
-    InFlightSurfaces: "test_k7_o4_c34_after_a_reset_everything_misses",
-    MissingAsFailed: "test_c30_absent_keys_are_missing_and_not_failed",
-    CancelForgets: "test_c30_cancelled_jobs_have_their_result",
-}
-
-
 def _make(mutant: type[Any]) -> type[TierTests]:
     def tier_class(self):
         return mutant
@@ -222,5 +197,8 @@ def _make(mutant: type[Any]) -> type[TierTests]:
     return type(f"Test{mutant.__name__}", (base,), {"tier_class": pytest.fixture(tier_class)})
 
 
-for _mutant in KILLED_BY:
-    globals()[f"Test{_mutant.__name__}"] = _make(_mutant)
+for _mutant in [
+    one for one in globals().copy().values() if isinstance(one, type) and one.__module__ == __name__
+]:
+    if not issubclass(_mutant, TierTests):
+        globals()[f"Test{_mutant.__name__}"] = _make(_mutant)

@@ -53,7 +53,7 @@ def f32(values):
 
 
 def to_llama_cpp_rope_order(weight, heads):
-    """Rows of Q or K as llama.cpp keeps them: within a head, row ``i`` of the first half before row ``i`` of the second."""
+    """Rows of Q or K as llama.cpp keeps them: within a head, the two halves' rows take turns."""
     head_dim = weight.shape[0] // heads
     order = [
         head * head_dim + half * head_dim // 2 + row

@@ -14,7 +14,7 @@ for name in ("demo", "run"):
     command = load_command(name)
     command.add_arguments(argparse.ArgumentParser())
     assert command.help
-for heavy in ("torch", "transformers", "numpy", "rich"):
+for heavy in ("torch", "transformers", "rich"):
     assert heavy not in sys.modules, heavy
 print("fine")
 """

@@ -1,3 +1,4 @@
+import io
 import json
 import os
 import signal
@@ -47,6 +48,12 @@ def summarize(*changed, max_logit_diff=1e-5):
     return results, results.summary(max_logit_diff=max_logit_diff, integrity_misses=0, corrupted_files=0)
 
 
+def rendered(results, summary):
+    text = io.StringIO()
+    Console(width=200, file=text).print(results.render(summary))
+    return text.getvalue()
+
+
 def test_c60_the_numbers_are_medians_and_the_worst_restored_count():
     _, summary = summarize(
         answer(Leg.PLAIN, 1, ttft_s=30.0),
@@ -70,9 +77,7 @@ def test_c60_the_numbers_are_medians_and_the_worst_restored_count():
 def test_one_other_token_on_any_leg_is_not_identical(leg):
     results, summary = summarize(answer(leg, 2, token_ids=(1, 2, 4)))
     assert not summary.identical
-    console = Console(width=200, record=True, quiet=True)
-    console.print(results.render(summary))
-    text = console.export_text()
+    text = rendered(results, summary)
     assert text.count("NO ") == 1
     assert "All answers NOT IDENTICAL" in text
 
@@ -84,9 +89,7 @@ def test_logits_beyond_the_tolerance_are_not_identical():
 
 def test_the_table_shows_each_leg():
     results, summary = summarize()
-    console = Console(width=200, record=True, quiet=True)
-    console.print(results.render(summary))
-    text = console.export_text()
+    text = rendered(results, summary)
     for leg in Leg:
         assert leg.heading in text
     assert "20.0 x" in text

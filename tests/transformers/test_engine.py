@@ -1,10 +1,11 @@
 from pathlib import Path
+from typing import cast
 
 import pytest
 import torch
 from transformers import DynamicCache
 
-from kvtier_core import ClosedError, ConfigError, UnsupportedModelError
+from kvtier_core import ClosedError, ConfigError, EngineSession, UnsupportedModelError
 from kvtier_transformers.cache import CacheError, DeviceKV
 from kvtier_transformers.compat import cache_keyword
 from kvtier_transformers.decoding import GreedyDecoder
@@ -171,7 +172,7 @@ def test_the_end_token_ends_the_completion(model, settings, monkeypatch):
     expected, _ = plain(model, prompt)
     monkeypatch.setattr(model.generation_config, "eos_token_id", [expected[3], 9999])
     length = expected.index(expected[3]) + 1
-    seen = []
+    seen: list[int] = []
     with open_engine(model, settings) as engine:
         stopped = engine.generate(prompt, max_tokens=NEW, on_token=seen.append)
         ignored = engine.generate(prompt, max_tokens=NEW, ignore_eos=True)
@@ -244,7 +245,7 @@ def test_cache_for_generate_skips_what_is_loaded_and_stores_what_was_made(model,
     prompt = torch.tensor([tokens(100)])
     options = {"max_new_tokens": 20, "do_sample": False, "attention_mask": torch.ones_like(prompt)}
     expected = model.generate(prompt, **options)
-    hits = []
+    hits, output = [], prompt
     with open_engine(model, settings) as engine:
         for _ in range(2):
             with engine.cache_for(prompt) as cached:
@@ -318,7 +319,7 @@ class SlowSession:
 def slow_engine(model):
     session = SlowSession()
     kv = DeviceKV(model, max_tokens=64, tokens_per_block=BLOCK)
-    return Engine(model, kv, session), kv, session
+    return Engine(model, kv, cast("EngineSession", session)), kv, session
 
 
 def test_k4_o1_device_blocks_are_not_written_while_they_are_being_stored(model):

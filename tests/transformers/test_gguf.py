@@ -10,9 +10,9 @@ from kvtier_transformers.gguf import GGUFFile
 from kvtier_transformers.gguf_model import load_gguf_model
 from kvtier_transformers.models import find_smollm2
 from tests.transformers.gguf_writer import F16, Q4_1, Q8_0, f32, to_llama_cpp_rope_order, write_gguf
-from tests.transformers.tiny import SIZES, tokens
+from tests.transformers.tiny import SIZES, VOCAB, tokens
 
-LETTERS = [f"t{number}" for number in range(SIZES["vocab_size"])]
+LETTERS = [f"t{number}" for number in range(VOCAB)]
 METADATA = {
     "general.architecture": "llama",
     "llama.block_count": 2,
@@ -110,7 +110,7 @@ def test_q4_1_values_one_by_one(tmp_path):
     )
     found = decoded(tmp_path, Q4_1, (2, 64), raw).reshape(4, 32)
     for block in range(4):
-        scale, minimum = np.float32(edges[block])
+        scale, minimum = edges[block].astype(np.float32)
         for item in range(32):
             assert found[block, item] == scale * np.float32(quants[block, item]) + minimum
 

@@ -7,7 +7,7 @@ from transformers import AutoModelForCausalLM
 
 from kvtier_transformers.cache import DeviceKV
 from kvtier_transformers.namespace import namespace_for
-from tests.transformers.tiny import BLOCK, save_model, tiny_model
+from tests.transformers.tiny import BLOCK, tiny_model
 
 
 def namespace(model, *, tokens_per_block=BLOCK, **options):

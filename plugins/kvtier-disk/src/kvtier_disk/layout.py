@@ -26,8 +26,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from kvtier_core.keys import OffloadKey
-from kvtier_core.values import BlockInfo
+from kvtier_core import BlockInfo, OffloadKey
 
 _BLOCK_NAME = re.compile(r"((?:[0-9a-f]{2})+)\.kv")
 _FAN_OUT_NAME = re.compile(r"[0-9a-f]{2}")

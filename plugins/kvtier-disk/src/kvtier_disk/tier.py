@@ -6,11 +6,7 @@ How blocks lie on the disk is ``FileLayout``'s; capacity, eviction and threads a
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from kvtier_core.blocktier import BlockTier
-from kvtier_core.errors import TierOpenError
-from kvtier_core.keys import OffloadKey
-from kvtier_core.tier_settings import TierSettings
-from kvtier_core.values import BlockInfo, TierContext, TierInfo
+from kvtier_core import BlockInfo, BlockTier, OffloadKey, TierContext, TierInfo, TierOpenError, TierSettings
 from kvtier_disk.layout import FileLayout
 
 

@@ -3,11 +3,7 @@
 import time
 from collections.abc import Sequence
 
-from kvtier_core.blocktier import BlockTier
-from kvtier_core.keys import OffloadKey
-from kvtier_core.tier_settings import TierSettings
-from kvtier_core.units import Duration
-from kvtier_core.values import TierContext, TierInfo
+from kvtier_core import BlockTier, Duration, OffloadKey, TierContext, TierInfo, TierSettings
 
 
 class MemorySettings(TierSettings):

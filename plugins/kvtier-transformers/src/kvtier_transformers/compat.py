@@ -1,9 +1,12 @@
-"""What differs between the transformers releases supported, in one place."""
+"""What differs between the transformers releases supported, and what they do unasked, in one place."""
 
 import inspect
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from transformers import PretrainedConfig, PreTrainedModel
+from transformers.utils import logging
 
 _CACHE_NAMES = ("cache", "past_key_values")
 
@@ -22,3 +25,15 @@ def rope_settings(config: PretrainedConfig) -> dict[str, Any]:
     scaling = getattr(config, "rope_scaling", None) or {}
     kind = scaling.get("rope_type", scaling.get("type", "default"))
     return {"rope_theta": getattr(config, "rope_theta", None)} | scaling | {"rope_type": kind}
+
+
+@contextmanager
+def no_progress_bar() -> Iterator[None]:
+    """Load weights without transformers' progress bar, which writes to stderr and would garble a program's own."""
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()

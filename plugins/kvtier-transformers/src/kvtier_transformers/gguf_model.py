@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
-from transformers.utils import logging
 
 from kvtier_core import UnsupportedModelError
+from kvtier_transformers.compat import no_progress_bar
 from kvtier_transformers.gguf import Floats, GGUFFile
 
 _LAYER_NAMES = {
@@ -115,16 +115,11 @@ def load_gguf_model(file: GGUFFile) -> LlamaForCausalLM:
     """The model of *file* in fp32 on the CPU, ready to generate. Cost: the weights once in memory."""
     config = gguf_config(file)
     state = gguf_state_dict(file, config)
-    shown = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()  # the weights are in memory already: a bar would flash by and say nothing
-    try:
+    with no_progress_bar():
         # Constructing the model directly would first draw 135 million random weights, 3 s for SmolLM2.
         model, report = LlamaForCausalLM.from_pretrained(
             None, config=config, state_dict=state, dtype=torch.float32, output_loading_info=True
         )
-    finally:
-        if shown:
-            logging.enable_progress_bar()
     wrong = {problem: names for problem, names in report.items() if names}
     if wrong:
         raise UnsupportedModelError(f"{file.path}: the weights are not those of a plain Llama model: {wrong}")

@@ -11,6 +11,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTra
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
 from kvtier_core import ConfigError
+from kvtier_transformers.compat import no_progress_bar
 from kvtier_transformers.gguf import GGUFFile
 from kvtier_transformers.gguf_model import load_gguf_model
 from kvtier_transformers.namespace import weight_files
@@ -58,7 +59,8 @@ def load(path: Path) -> LoadedModel:
         raise ConfigError(f"{path}: the directory has no config.json, so it is no transformers model")
     try:
         check_config(AutoConfig.from_pretrained(path, local_files_only=True))
-        model = AutoModelForCausalLM.from_pretrained(path, local_files_only=True, dtype="auto")
+        with no_progress_bar():
+            model = AutoModelForCausalLM.from_pretrained(path, local_files_only=True, dtype="auto")
         tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True)
     except (OSError, ValueError) as error:  # how transformers reports missing and damaged files
         raise ConfigError(f"{path}: transformers cannot load the model: {error}") from error

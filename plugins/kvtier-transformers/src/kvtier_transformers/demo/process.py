@@ -22,7 +22,9 @@ _TAIL_CHARACTERS = 4000
 
 def _environment() -> dict[str, str]:
     kept = {name: value for name, value in os.environ.items() if not name.startswith("KVTIER_")}
-    return kept | {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+    # Where other programs share the cores, torch's threads spinning for one another cost a factor of ten; asleep,
+    # they cost nothing that shows. The same for every leg.
+    return {"OMP_WAIT_POLICY": "PASSIVE"} | kept | {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
 
 
 def run_worker(order: Order) -> Iterator[dict[str, Any]]:
