@@ -61,17 +61,24 @@ def secrets_in_text(text: str) -> set[str]:
 
 
 def mask_value(name: str, value: object) -> object:
-    """*value* of the setting *name* in a form that may be shown: the same shape, with secrets replaced."""
-    if value is None or isinstance(value, bool | int | float):
+    """*value* of the setting *name* as it may be shown: secrets replaced, settings tables as dictionaries."""
+    if value is None or value == "" or isinstance(value, bool | int | float):
         return value
     if hasattr(value, "get_secret_value") or is_secret_name(name):
         return MASK
-    if isinstance(value, Mapping):
-        if holds_only_secrets(name):
-            return dict.fromkeys(value, MASK)
-        return {key: mask_value(str(key), item) for key, item in value.items()}
+    table = _as_table(value)
+    if table is not None:
+        hide = holds_only_secrets(name)
+        return {key: MASK if hide else mask_value(str(key), item) for key, item in table.items()}
     if isinstance(value, list | tuple | set | frozenset):
         return [mask_value(name, item) for item in value]
     text = str(value)
     masked = mask_text(text)
     return value if masked == text else masked
+
+
+def _as_table(value: object) -> Mapping[object, object] | None:
+    if isinstance(value, Mapping):
+        return value
+    fields = getattr(type(value), "model_fields", None)  # a settings table inside another
+    return None if fields is None else {field: getattr(value, field) for field in fields}

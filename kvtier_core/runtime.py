@@ -18,6 +18,7 @@ from kvtier_core.policies import make_policy
 from kvtier_core.proof import row_bytes_for
 from kvtier_core.session import EngineSession
 from kvtier_core.settings import Settings, load_settings
+from kvtier_core.settings.fields import find_secrets
 from kvtier_core.tier_settings import TierSettings
 from kvtier_core.transfer.pool import Pool, PoolGeometry
 from kvtier_core.units import format_size
@@ -87,6 +88,7 @@ def _tier_builds(settings: Settings, row_bytes: int) -> list[TierBuild]:
                 info=tier_type.cls.info,
                 limits=tier.limits,
                 capacity_bytes=tier.capacity,
+                secrets=frozenset(find_secrets(type(tier), dict(tier))),
                 build=partial(_build_tier, tier_type, tier),
             )
         )

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from kvtier_core.masking import mask_text, mask_value
+from kvtier_core.masking import mask_value
 from kvtier_core.units import Duration, Size
 
 
@@ -69,10 +69,4 @@ class TierSettings(BaseModel):
     def __repr_args__(self) -> Iterator[tuple[str | None, Any]]:
         """The fields, with secrets masked (C53)."""
         for name, value in super().__repr_args__():
-            yield name, value if isinstance(value, BaseModel) else mask_value(name or "", value)
-
-    def __repr__(self) -> str:
-        """Every field, without secrets, those of nested tables included."""
-        return mask_text(super().__repr__())
-
-    __str__ = __repr__
+            yield name, mask_value(name or "", value)

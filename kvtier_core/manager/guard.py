@@ -2,11 +2,14 @@
 
 import logging
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any
 
 from kvtier_core.masking import mask_text
+
+_MAX_KINDS = 1000
+"""Kinds of faults told apart; past that counting starts again."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,22 +27,23 @@ class TierIdentity:
 
 @dataclass(frozen=True, slots=True)
 class HookFault:
-    """What a hook raised."""
+    """What a hook raised, or what was wrong with its answer. ``str`` hides no secrets: the guard's messages do."""
 
     hook: str
     error: BaseException
 
     def __str__(self) -> str:
-        return f"{self.hook} raised {type(self.error).__name__}: {mask_text(str(self.error))}"
+        return f"{self.hook} raised {type(self.error).__name__}: {self.error}"
 
 
 class Guard:
     """Calls one tier instance's hooks. Used by its hook thread only."""
 
-    def __init__(self, identity: TierIdentity, log: logging.Logger) -> None:
+    def __init__(self, identity: TierIdentity, secrets: Collection[str], log: logging.Logger) -> None:
         self._identity = identity
+        self._secrets = secrets
         self._log = log
-        self._seen: Counter[tuple[str, type[BaseException]]] = Counter()
+        self._seen: Counter[tuple[str, str]] = Counter()
 
     def call(self, hook: str, function: Callable[..., Any], **arguments: Any) -> Any | HookFault:
         """What *function* returns, or the fault when it raises.
@@ -53,12 +57,24 @@ class Guard:
             return self.report(HookFault(hook, error))
 
     def report(self, fault: HookFault) -> HookFault:
-        """Log *fault*, the first of its kind and then ever more rarely (at powers of two), with their number."""
-        kind = (fault.hook, type(fault.error))
-        self._seen[kind] += 1
-        count = self._seen[kind]
+        """Log what a hook did wrong."""
+        self._warn(fault.hook, type(fault.error).__name__, str(fault))
+        return fault
+
+    def note_failed_job(self, what: str, error: str) -> None:
+        """Log why a job failed, in the tier's own words."""
+        self._warn(what, error, f"a {what} job failed: {error}")
+
+    def _warn(self, hook: str, kind: str, text: str) -> None:
+        """Log the first of its kind and then ever more rarely (at powers of two), with their number."""
+        if len(self._seen) >= _MAX_KINDS:
+            self._seen.clear()
+        self._seen[hook, kind] += 1
+        count = self._seen[hook, kind]
         if count & (count - 1) == 0:
             self._log.warning(
-                "%s: %s; it costs hits and nothing else. Seen %d times.", self._identity, fault, count
+                "%s: %s; it costs hits and nothing else. Seen %d times.",
+                self._identity,
+                mask_text(text, self._secrets),
+                count,
             )
-        return fault

@@ -8,7 +8,7 @@ once a second, so that an idle engine stays idle.
 
 import logging
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from queue import Empty, SimpleQueue
@@ -34,13 +34,20 @@ _OVERDUE_POLL_S = 1.0
 class _Running:
     """A job that the tier has accepted and not answered; *sealer* is there for loads."""
 
+    hook: str
     job: TierJob
     sealer: Sealer | None
 
 
 def _is_well_formed(result: JobResult) -> bool:
     lists: tuple[object, ...] = (result.missing, result.failed)
-    return all(isinstance(keys, Sequence) and all(isinstance(key, bytes) for key in keys) for keys in lists)
+    present: object = result.present
+    error: object = result.error
+    return (
+        all(isinstance(keys, Sequence) and all(isinstance(key, bytes) for key in keys) for keys in lists)
+        and (present is None or isinstance(present, Sequence))
+        and (error is None or isinstance(error, str))
+    )
 
 
 class TierHost:
@@ -50,6 +57,7 @@ class TierHost:
         self,
         identity: TierIdentity,
         *,
+        secrets: Collection[str],
         pool: Pool,
         clock: Callable[[], float],
         emit: Callable[[Event], None],
@@ -61,7 +69,7 @@ class TierHost:
         self._clock = clock
         self._emit = emit
         self._verify = verify
-        self._guard = Guard(identity, log)
+        self._guard = Guard(identity, secrets, log)
         self._inbox: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._running: dict[int, _Running] = {}
         self._plugin: Any = None
@@ -139,9 +147,14 @@ class TierHost:
                 call = None
             if call is not None:
                 self._pause = _FIRST_POLL_S
-                call()
+                self._guarded(call)
             if self._running and not self._stopping:
-                self._collect()
+                self._guarded(self._collect)
+
+    def _guarded(self, work: Callable[[], None]) -> None:
+        """Run a turn of this thread; an answer so odd that it trips us must not end the thread."""
+        if isinstance(self._guard.call("hook thread", work), HookFault):
+            self._fault()
 
     def _poll_timeout(self) -> float | None:
         if not self._running:
@@ -186,24 +199,17 @@ class TierHost:
             buffers=buffers,
             deadline=plan.deadline,
         )
-        self._running[job.id] = _Running(job, sealer)
+        self._running[job.id] = _Running(hook, job, sealer)
         answer = self._call(hook, job=job)
         if isinstance(answer, HookFault):
-            self._running.pop(job.id, None)
+            del self._running[job.id]
             self._report(JobResult(job_id=job.id, error=str(answer)))
         elif hook == "lookup" and answer is not None:
-            self._running.pop(job.id, None)
-            self._report(JobResult(job_id=job.id, present=answer))
+            self._take(JobResult(job_id=job.id, present=answer))
 
     def _collect(self) -> None:
-        results = self._call("get_finished_jobs")
+        results = self._guard.call("get_finished_jobs", self._list_results)
         if isinstance(results, HookFault):
-            self._fault()
-            return
-        try:
-            results = [*results] if results is not None else []
-        except TypeError as error:
-            self._guard.report(HookFault("get_finished_jobs", error))
             self._fault()
             return
         if results:
@@ -211,17 +217,24 @@ class TierHost:
         for result in results:
             self._take(result)
 
+    def _list_results(self) -> list[object]:
+        results = self._hooks.get_finished_jobs()
+        return [] if results is None else list(results)
+
     def _take(self, result: object) -> None:
         """Pass on one result. One for a job that is not running is never passed on: its rows may be another's."""
-        running = self._running.pop(result.job_id, None) if isinstance(result, JobResult) else None
+        job_id: object = result.job_id if isinstance(result, JobResult) else None
+        running = self._running.pop(job_id, None) if isinstance(job_id, int) else None
         if running is None or not isinstance(result, JobResult):
             error = ValueError(f"{result!r} fits no job that this tier has under way")
             self._guard.report(HookFault("get_finished_jobs", error))
             self._fault()
             return
         if not _is_well_formed(result):
-            self._guard.report(HookFault("get_finished_jobs", TypeError(f"malformed result {result!r}")))
+            self._guard.report(HookFault(running.hook, TypeError(f"malformed result {result!r}")))
             result = JobResult(job_id=running.job.id, error="the tier's result was malformed")
+        elif result.error is not None:
+            self._guard.note_failed_job(running.hook, result.error)
         if running.sealer is not None:
             self._verify(self.identity.name, running.job, result, running.sealer)
         else:

@@ -52,6 +52,8 @@ class TierBuild:
     info: TierInfo
     limits: TierLimits
     capacity_bytes: int | None
+    secrets: frozenset[str] = frozenset()
+    """What must not show in a message, whatever the tier raises."""
     build: Callable[[TierContext], object]
 
 
@@ -97,6 +99,7 @@ class TierManager:
     def _host(self, build: TierBuild) -> TierHost:
         return TierHost(
             build.identity,
+            secrets=build.secrets,
             pool=self._pool,
             clock=self._clock,
             emit=self._events.put,

@@ -2,8 +2,8 @@
 
 import types
 import typing
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, TypeGuard
 
 from pydantic import BaseModel, SecretBytes, SecretStr
 from pydantic.fields import FieldInfo
@@ -35,6 +35,10 @@ def _alternatives(annotation: object) -> list[object]:
             if item is not type(None)
         ]
     return [annotation]
+
+
+def _is_model(annotation: object) -> TypeGuard[type[BaseModel]]:
+    return isinstance(annotation, type) and issubclass(annotation, BaseModel)
 
 
 def nested_model(annotation: object) -> type[BaseModel] | None:
@@ -98,16 +102,26 @@ def find_secrets(model: type[BaseModel] | None, table: Mapping[str, Any]) -> set
             found |= {leaf for leaf in _leaves(value) if len(leaf) >= _UNKNOWN_MIN}
         elif holds_only_secrets(name) or {SecretStr, SecretBytes} & set(_parts(field.annotation)):
             found |= set(_leaves(value))
-        elif isinstance(value, Mapping):
-            inner = nested_model(field.annotation)
-            found |= find_secrets(inner, value) if inner is not None else _secrets_of(_leaves(value))
         else:
-            found |= _secrets_of(_leaves(value))
+            found |= _search(value, [part for part in _parts(field.annotation) if _is_model(part)])
     return found
 
 
-def _secrets_of(texts: Iterable[str]) -> set[str]:
-    return {secret for text in texts for secret in secrets_in_text(text)}
+def _search(value: object, models: Sequence[type[BaseModel]]) -> set[str]:
+    """The secrets in a value whose type may be, or hold, any of *models*."""
+    found: set[str] = set()
+    if isinstance(value, Mapping):
+        for model in models:
+            found |= find_secrets(model, value)
+        for name, item in value.items():
+            found |= set(_leaves(item)) if holds_only_secrets(str(name)) else _search(item, ())
+    elif isinstance(value, list | tuple | set | frozenset):
+        for item in value:
+            found |= _search(item, models)
+    else:
+        for text in _leaves(value):
+            found |= secrets_in_text(text)
+    return found
 
 
 def field_paths(model: type[BaseModel], prefix: tuple[str, ...]) -> Iterator[tuple[str, ...]]:

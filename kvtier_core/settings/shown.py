@@ -66,17 +66,22 @@ def sources_of(
 
 
 def show_settings(settings: Settings) -> list[ShownValue]:
-    """Every value of *settings* with its source, secrets masked, tiers in lookup order."""
+    """Every value of *settings* with its source, secrets masked, tiers in lookup order.
+
+    An unset ``capacity`` is shown as the tier type's own default, which is what holds.
+    """
     top = TopSettings(on_reset=settings.on_reset, lookup_order=settings.lookup_order)
-    return [
-        ShownValue(
-            name=dotted(item.path),
-            value=_plain(item.value),
-            text=_text(_plain(item.value), item.unit),
-            source=settings.sources.get(dotted(item.path), DEFAULT),
-        )
-        for item in _all_values(settings.pool, top, settings.tiers)
-    ]
+    capacities: dict[SettingPath, int | None] = {
+        ("tiers", name, "capacity"): tier_type.cls.info.default_capacity
+        for name, tier_type in settings.tier_types.items()
+    }
+    shown = []
+    for item in _all_values(settings.pool, top, settings.tiers):
+        value = _plain(capacities.get(item.path) if item.value is None else item.value)
+        name = dotted(item.path)
+        source = settings.sources.get(name, DEFAULT)
+        shown.append(ShownValue(name=name, value=value, text=_text(value, item.unit), source=source))
+    return shown
 
 
 def _plain(value: object) -> object:

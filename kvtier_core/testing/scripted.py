@@ -9,7 +9,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Self
 
-from kvtier_core.coordinator import JobPlan
+from kvtier_core.coordinator import JobPlan, PreparedTransfer
 from kvtier_core.keys import OffloadKey
 from kvtier_core.tier_settings import TierLimits
 from kvtier_core.values import JobResult, TierInfo
@@ -130,6 +130,16 @@ class RunningJob:
     """The core has told the tier that nobody waits for it."""
     is_stale: bool = False
     """A reset came after it."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceTransfer:
+    """A device transfer under way, and what its rows held when it began (a load) or will hold (a store)."""
+
+    request: str
+    prepared: PreparedTransfer
+    contents: Sequence[Content]
+    is_store: bool
 
 
 @dataclass(frozen=True, kw_only=True)

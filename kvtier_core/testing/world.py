@@ -7,7 +7,6 @@ places that raise ``InvariantError``. It decides nothing that the coordinator de
 
 from collections import Counter
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
 from typing import Any, assert_never
 
 from kvtier_core.coordinator import (
@@ -29,12 +28,14 @@ from kvtier_core.coordinator import (
     TierSpec,
 )
 from kvtier_core.keys import OffloadKey, make_offload_key
-from kvtier_core.ledger import BlockState, Ledger
+from kvtier_core.ledger import Ledger
 from kvtier_core.policies import make_policy
+from kvtier_core.testing import invariants
 from kvtier_core.testing.hook_order import HookOrder, InvariantError
 from kvtier_core.testing.scripted import (
     Answer,
     Content,
+    DeviceTransfer,
     JobHook,
     JunkSource,
     Payload,
@@ -43,16 +44,6 @@ from kvtier_core.testing.scripted import (
     TierScript,
 )
 from kvtier_core.values import JobResult, RequestInfo
-
-
-@dataclass(frozen=True, slots=True)
-class DeviceTransfer:
-    """A device transfer under way, and what its rows held when it began (a load) or will hold (a store)."""
-
-    request: str
-    prepared: PreparedTransfer
-    contents: Sequence[Content]
-    is_store: bool
 
 
 Tell = TellNewRequest | TellRequestFinished | CancelJobs | TellStepEnd | TellTouched
@@ -388,52 +379,19 @@ class World:
     def check(self) -> None:
         """Check what must hold after every step. Cost: proportional to the pool and the jobs under way.
 
-        The coordinator's books agree; the limits on rows hold; no row is written by one transfer while another may touch
-        it; every block that answers HIT has exactly its own bytes of this epoch, with a proof that holds where one is
-        claimed.
+        The coordinator's books agree; the limits on rows hold; no row is written by one transfer while another may
+        touch it; every block that answers HIT has exactly its own bytes of this epoch.
         """
         self.coordinator.check()
-        self._check_limits()
-        self._check_rows_in_use()
-        for block in self.ledger.blocks:
-            if block.state is not BlockState.READY:
-                continue
-            name = Payload(block.key, self.epoch)
-            content = self.rows[block.row]
-            if content.payload != name or (block.sealed and not content.proves(name)):
-                raise InvariantError(f"{block} answers HIT in epoch {self.epoch} but its row holds {content}")
+        invariants.check_limits(self.coordinator.state)
+        invariants.check_rows_in_use(self.running.values(), self.transfers.values())
+        invariants.check_hits(self.ledger, self.rows, self.epoch)
 
-    def _check_limits(self) -> None:
-        state = self.coordinator.state
-        over = [name for name, tier in state.tiers.items() if tier.cascade_rows > tier.max_cascade_rows]
-        if over or state.cascade_rows > state.limits.max_cascade_rows:
-            raise InvariantError(
-                f"too many rows are pinned for cascades, to {over or 'all tiers together'} (C28)"
-            )
-        if state.promoting_rows > state.limits.max_promotion_rows:
-            raise InvariantError(f"{state.promoting_rows} rows are reserved for promotions (C21)")
-
-    def _check_rows_in_use(self) -> None:
-        written: set[int] = set()
-        read: set[int] = set()
-        for running in self.running.values():
-            if running.hook is JobHook.LOAD:
-                self._claim(written, running.plan.rows, running)
-            elif running.hook is JobHook.STORE and not running.is_cancelled:
-                read.update(running.plan.rows)
-        for transfer in self.transfers.values():
-            if transfer.is_store:
-                self._claim(written, transfer.prepared.rows, transfer)
-            else:
-                read.update(transfer.prepared.rows)
-        if not written.isdisjoint(read):
-            raise InvariantError(f"rows {sorted(written & read)} are read by one job and written by another")
-
-    @staticmethod
-    def _claim(written: set[int], rows: Sequence[int], owner: object) -> None:
-        if not written.isdisjoint(rows):
-            raise InvariantError(f"{owner} writes rows that another job writes")
-        written.update(rows)
+    def check_at_rest(self) -> None:
+        """After ``settle``: every count is zero and every row can be had again (C13, K3-O4)."""
+        invariants.check_at_rest(self.coordinator.state)
+        if self.hooks.open:
+            raise InvariantError(f"tiers were not told of the end of {sorted(self.hooks.open)} (C26)")
 
     def settle(self) -> None:
         """Bring everything to rest: end all transfers, answer all jobs, finish all requests."""
@@ -446,17 +404,3 @@ class World:
         self.finish(*[name for name, request in requests.items() if not request.finished])
         while self.running:
             self.answer(next(iter(self.running)))
-
-    def check_at_rest(self) -> None:
-        """After ``settle``: every count is zero and every row can be had again (C13, K3-O4)."""
-        state = self.coordinator.state
-        if state.jobs or state.requests or self.hooks.open or self.coordinator.has_pending_work:
-            raise InvariantError(
-                f"not at rest: {list(state.jobs.values())}, {list(state.requests)}, {self.hooks.open}"
-            )
-        counts = [state.promoting_rows, state.cascade_rows, self.ledger.num_detached]
-        for tier in state.tiers.values():
-            counts += [tier.quarantined_rows, tier.cascade_rows]
-        held = [block for block in self.ledger.blocks if not Ledger.is_idle(block)]
-        if any(counts) or held or self.ledger.room != self.ledger.num_rows:
-            raise InvariantError(f"counts at rest: {counts}, held: {held}, room: {self.ledger.room}")

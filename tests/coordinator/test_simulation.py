@@ -5,8 +5,11 @@ import json
 import pytest
 
 from kvtier_core.coordinator.cascades import Cascades
+from kvtier_core.testing.outcomes import OUTCOMES
+from kvtier_core.testing.random_run import Simulation
 from kvtier_core.testing.scripted import TierScript
-from kvtier_core.testing.simulation import OUTCOMES, Shape, Simulation, Summary, main, run_seeds
+from kvtier_core.testing.shapes import Shape
+from kvtier_core.testing.simulation import Summary, main, run_seeds
 from kvtier_core.testing.world import generous_limits
 
 
@@ -42,7 +45,7 @@ def test_one_seed_is_one_run():
     one, two = Simulation(7), Simulation(7)
     one.run(300)
     two.run(300)
-    assert one.seen == two.seen
+    assert one.watcher.seen == two.watcher.seen
     assert [*one.world.hooks.calls] == [*two.world.hooks.calls]
 
 

@@ -31,7 +31,14 @@ def content(number: int) -> bytes:
 class Bench:
     """Drives a manager the way an engine does, with the device copies done by hand."""
 
-    def __init__(self, num_rows: int, names: list[str], limits: TierLimits, device_timeout_s: float) -> None:
+    def __init__(
+        self,
+        num_rows: int,
+        names: list[str],
+        limits: TierLimits,
+        device_timeout_s: float,
+        secrets: frozenset[str],
+    ) -> None:
         self.pool = Pool.create(PoolGeometry(num_rows=num_rows, row_bytes=row_bytes_for(PAYLOAD)))
         self.tiers: dict[str, FaultyTier] = {}
         self.prepare: Callable[[FaultyTier], None] = lambda tier: None
@@ -49,6 +56,7 @@ class Bench:
                 info=TierInfo(medium="memory"),
                 limits=limits,
                 capacity_bytes=None,
+                secrets=secrets,
                 build=self._build,
             )
             for name in names
@@ -139,9 +147,10 @@ def make_bench() -> Iterator[Callable[..., Bench]]:
         num_rows: int = 16,
         prepare: Callable[[FaultyTier], None] | None = None,
         device_timeout_s: float = 60.0,
+        secrets: frozenset[str] = frozenset(),
         **limits: float,
     ) -> Bench:
-        bench = Bench(num_rows, names or ["one"], TierLimits(**limits), device_timeout_s)
+        bench = Bench(num_rows, names or ["one"], TierLimits(**limits), device_timeout_s, secrets)
         benches.append(bench)
         if prepare is not None:
             bench.prepare = prepare

@@ -6,7 +6,7 @@ import time
 import pytest
 
 from kvtier_core.keys import make_offload_key
-from kvtier_core.values import JobResult
+from kvtier_core.values import JobResult, MissReason
 
 HOOKS = ["lookup", "submit_store", "submit_load", "get_finished_jobs", "on_new_request", "on_request_finished"]
 
@@ -105,7 +105,8 @@ def test_an_idle_process_with_a_quarantined_job_uses_no_cpu(make_bench):
         JobResult(job_id=10**9),
         "not a result",
         None,
-        JobResult(job_id="1"),  # type: ignore[arg-type]
+        JobResult(job_id="1"),
+        JobResult(job_id=[1]),
     ],
 )
 def test_c30_a_result_that_fits_no_job_is_a_fault_and_harms_nobody(make_bench, nonsense):
@@ -201,3 +202,27 @@ def test_c31_a_tier_that_keeps_failing_is_taken_out_of_the_path_and_tried_again(
         return bench.manager.describe_tiers()["one"]["stores"] == "closed"
 
     bench.until(closes)
+
+
+@pytest.mark.parametrize("answer", [7, "yes", [True, True], [], [1], [None], iter([True])])
+def test_c30_a_lookup_answer_of_wrong_length_or_type_is_a_fault_and_a_miss(make_bench, monkeypatch, answer):
+    bench = make_bench()
+    bench.new("a")
+    bench.tiers["one"].hold.add("lookup")
+    assert bench.manager.lookup("a", [make_offload_key((1).to_bytes(32, "big"), 0)]).hits == 0
+    bench.until(lambda: bool(bench.tiers["one"].held))
+    job = bench.tiers["one"].held.pop()[1]
+    bench.tiers["one"].extra_results.append(JobResult(job_id=job.id, present=answer))
+    bench.tiers["one"].context.wake()
+    assert bench.lookup("a", 1) == 0
+    assert bench.manager.counters.misses == {MissReason.TIER_FAILED: 1}
+
+
+def test_c30_a_failed_job_is_logged_with_tier_package_and_cause_and_without_secrets(make_bench, caplog):
+    bench = make_bench(secrets=frozenset({"hunter22"}))
+    bench.tiers["one"].raise_in["submit_store"] = OSError("login as hunter22 refused")
+    bench.new("a")
+    bench.store("a", 1)
+    bench.settle()
+    assert "tier 'one' (type 'faulty' of test-dist 9.9): submit_store raised OSError: login as ***" in caplog.text
+    assert "hunter22" not in caplog.text

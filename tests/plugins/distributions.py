@@ -5,9 +5,15 @@ from collections.abc import Mapping
 from pathlib import Path
 
 TIER_SOURCE = """
-from pydantic import Field, SecretStr, field_validator, model_validator
+from pydantic import BaseModel, Field, SecretStr, field_validator, model_validator
 
 from kvtier_core import BlockTier, Duration, Size, TierInfo, TierSettings
+
+
+class Account(BaseModel):
+    user: str = ""
+    password: str = ""
+    auth: SecretStr | None = None
 
 
 class Settings(TierSettings):
@@ -18,11 +24,14 @@ class Settings(TierSettings):
     hosts: list[str] = Field(default_factory=list)
     chunk: Size = 4096
     pause: Duration | None = None
+    account: Account = Account()
+    accounts: list[Account] = Field(default_factory=list)
+    named: dict[str, Account] = Field(default_factory=dict)
 
 
 class Tier(BlockTier):
     Settings = Settings
-    info = TierInfo(medium="fake")
+    info = TierInfo(medium="fake", default_capacity=8 << 20)
 
     def open(self): ...
     def contains(self, keys): return [False] * len(keys)

@@ -393,6 +393,10 @@ def test_c53_every_value_can_be_shown_with_its_source(config):
     )
     assert by_name["pool.lease_timeout"].text == '"30s"'
     assert by_name["tiers.cold.pause"].text == "-"
+    assert (by_name["tiers.cold.capacity"].text, by_name["tiers.cold.capacity"].source) == (
+        '"8MiB"',
+        "default",
+    )
     assert by_name["tiers.cold.chunk"].text == '"4KiB"'
     assert by_name["tiers.cold.root"].source.startswith("file:")
     assert set(by_name) == set(_load(file=config(TWO_TIERS)).sources)
@@ -403,7 +407,10 @@ def test_c53_what_is_shown_can_be_read_again(config, tmp_path):
     settings = _load(file=config(TWO_TIERS), overrides={"pool": {"capacity": "5MiB", "lease_timeout": "90s"}})
     tables: dict[str, list[str]] = {}
     for item in show_settings(settings):
-        if item.text not in ("-", '"{}"'):
+        derived = (
+            item.name.endswith(".capacity") and item.source == "default"
+        )  # the type's, where nothing is set
+        if item.text not in ("-", '"{}"') and not derived:
             table, _, name = item.name.rpartition(".")
             tables.setdefault(table, []).append(f"{name} = {item.text}\n")
     again = tmp_path / "again.toml"

@@ -70,6 +70,9 @@ BAD_PLACES = {
     "a plugin's message about everything": f"type = 'leaky'\nroot = '/'\nmode = 'tell'\npassword = '{SECRET}'",
     "a plugin's own exception": f"type = 'leaky'\nroot = '/'\nmode = 'explode'\npassword = '{SECRET}'",
     "a url parameter": f"type = 'leaky'\nroot = '/'\nurl = 'https://host/?sig={SECRET}&x=1'",
+    "a nested table in a plugin's message": f"type='leaky'\nroot='/'\nmode='tell'\naccount = {{password = '{SECRET}'}}",
+    "nested tables in a plugin's message": f"type='leaky'\nroot='/'\nmode='tell'\naccounts = [{{auth = '{SECRET}'}}]",
+    "named tables in a plugin's message": f"type='leaky'\nroot='/'\nmode='tell'\nnamed = {{a = {{auth = '{SECRET}'}}}}",
     "options in a plugin's message": f"type='leaky'\nroot='/'\nmode='tell'\nstorage_options = {{any = '{SECRET}'}}",
 }
 
@@ -114,7 +117,10 @@ def test_k9_o2_valid_secrets_are_usable_but_never_shown(tmp_path):
         file=_file(
             tmp_path,
             f"[tiers.cold]\ntype = 'fake'\nroot = '/'\npassword = '{SECRET}'\n"
-            f"url = 's3://me:{SECRET}@host/path'\nstorage_options = {{anything = '{SECRET}'}}\n",
+            f"url = 's3://me:{SECRET}@host/path'\nstorage_options = {{anything = '{SECRET}'}}\n"
+            f"account = {{user = 'me', password = '{SECRET}'}}\n"
+            f"accounts = [{{user = 'you', password = '{SECRET}'}}]\n"
+            f"named = {{a = {{auth = '{SECRET}'}}}}\n",
         ),
         environ={},
     )
@@ -124,6 +130,7 @@ def test_k9_o2_valid_secrets_are_usable_but_never_shown(tmp_path):
     for text in (repr(settings), str(cold), repr(cold), f"{cold}", str(show_settings(settings))):
         assert SECRET not in text
         assert "host/path" in text
+        assert "you" in text
 
 
 @pytest.mark.parametrize(

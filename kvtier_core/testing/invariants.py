@@ -1,0 +1,69 @@
+"""What must hold after every step of a world. Each function looks, and raises ``InvariantError``; none changes anything."""
+
+from collections.abc import Iterable, Sequence
+
+from kvtier_core.coordinator.state import State
+from kvtier_core.ledger import BlockState, Ledger
+from kvtier_core.testing.hook_order import InvariantError
+from kvtier_core.testing.scripted import Content, DeviceTransfer, JobHook, Payload, RunningJob
+
+
+def check_limits(state: State) -> None:
+    """Rows lent to cascades and promotions are within their limits (C21, C28)."""
+    over = [name for name, tier in state.tiers.items() if tier.cascade_rows > tier.max_cascade_rows]
+    if over or state.cascade_rows > state.limits.max_cascade_rows:
+        raise InvariantError(
+            f"too many rows are pinned for cascades, to {over or 'all tiers together'} (C28)"
+        )
+    if state.promoting_rows > state.limits.max_promotion_rows:
+        raise InvariantError(f"{state.promoting_rows} rows are reserved for promotions (C21)")
+
+
+def check_rows_in_use(running: Iterable[RunningJob], transfers: Iterable[DeviceTransfer]) -> None:
+    """A row that one transfer writes is touched by no other, quarantined loads counted in (C31, C36).
+
+    A cascade that was given up may still read: its proof gives the changed bytes away (C28).
+    """
+    written: set[int] = set()
+    read: set[int] = set()
+    for job in running:
+        if job.hook is JobHook.LOAD:
+            _claim(written, job.plan.rows, job)
+        elif job.hook is JobHook.STORE and not job.is_cancelled:
+            read.update(job.plan.rows)
+    for transfer in transfers:
+        if transfer.is_store:
+            _claim(written, transfer.prepared.rows, transfer)
+        else:
+            read.update(transfer.prepared.rows)
+    if not written.isdisjoint(read):
+        raise InvariantError(f"rows {sorted(written & read)} are read by one job and written by another")
+
+
+def _claim(written: set[int], rows: Sequence[int], owner: object) -> None:
+    if not written.isdisjoint(rows):
+        raise InvariantError(f"{owner} writes rows that another job writes")
+    written.update(rows)
+
+
+def check_hits(ledger: Ledger, rows: Sequence[Content], epoch: int) -> None:
+    """Every block that answers HIT has exactly its own bytes of *epoch*, with a proof where it says so (C03, C12)."""
+    for block in ledger.blocks:
+        if block.state is not BlockState.READY:
+            continue
+        name = Payload(block.key, epoch)
+        content = rows[block.row]
+        if content.payload != name or (block.sealed and not content.proves(name)):
+            raise InvariantError(f"{block} answers HIT in epoch {epoch} but its row holds {content}")
+
+
+def check_at_rest(state: State) -> None:
+    """No job, no request, every count zero, every row free or evictable (C13, K3-O4)."""
+    if state.jobs or state.requests:
+        raise InvariantError(f"not at rest: {list(state.jobs.values())}, {list(state.requests)}")
+    counts = [state.promoting_rows, state.cascade_rows, state.ledger.num_detached]
+    for tier in state.tiers.values():
+        counts += [tier.quarantined_rows, tier.cascade_rows]
+    held = [block for block in state.ledger.blocks if not Ledger.is_idle(block)]
+    if any(counts) or held or state.ledger.room != state.ledger.num_rows:
+        raise InvariantError(f"counts at rest: {counts}, held: {held}, room: {state.ledger.room}")

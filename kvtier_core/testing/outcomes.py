@@ -1,0 +1,123 @@
+"""Which outcomes a simulated run has seen: a run that never meets a case proves nothing about it. It only looks."""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import fields
+
+from kvtier_core.coordinator import Lookup, TierCounters
+from kvtier_core.coordinator.breaker import BreakerState
+from kvtier_core.keys import OffloadKey
+from kvtier_core.testing.scripted import JobHook, Junk, Payload, RunningJob
+from kvtier_core.testing.world import World
+from kvtier_core.values import LookupState, MissReason
+
+OUTCOMES = frozenset(
+    [f"lookup {state.value}" for state in LookupState]
+    + [f"miss {reason.value}" for reason in MissReason]
+    + [f"tier {counter.name}" for counter in fields(TierCounters)]
+    + [
+        "a breaker closed again",
+        "a breaker opened",
+        "a cascade was read too late",
+        "a finish waited for a device store",
+        "a late result freed its rows",
+        "a lease lapsed",
+        "a load brought only a part",
+        "a planned promotion was handed over",
+        "a promotion was shared",
+        "a prefix came in waves",
+        "a reset met a device load",
+        "a reset met a device store",
+        "a reset met a tier load",
+        "a reset met a tier store",
+        "a reset took what was promised",
+        "a result came twice",
+        "a result came from another tier",
+        "a tier wrote into quarantined rows",
+        "a whole block of another epoch was caught",
+        "a whole block of another key was caught",
+        "no room for a store",
+        "the device failed a store",
+        "the device took too long",
+        "the pool evicted",
+        "the quarantine was full",
+    ]
+)
+"""What every large enough set of runs must see at least once."""
+
+
+class Watcher:
+    """Counts the outcomes of one run in ``seen``."""
+
+    def __init__(self, world: World) -> None:
+        self.seen: Counter[str] = Counter()
+        self._world = world
+        self._breakers: dict[tuple[str, int], BreakerState] = {}
+
+    def note(self, outcome: str, happened: bool = True) -> None:  # noqa: FBT001, FBT002 - reads as a sentence
+        """Count *outcome* if it happened. It must be one of ``OUTCOMES``."""
+        assert outcome in OUTCOMES, outcome
+        self.seen[outcome] += happened
+
+    def saw_lookup(self, request_id: str, keys: Sequence[OffloadKey], found: Lookup) -> None:
+        """A lookup was answered."""
+        for answer in found.states:
+            self.note(f"lookup {answer.value}")
+        waves = LookupState.RETRY in found.states
+        self.note(
+            "a prefix came in waves",
+            waves and self._world.coordinator.state.requests[request_id].promoting > 0,
+        )
+        pending = [k for k, s in zip(keys, found.states, strict=False) if s is LookupState.HIT_PENDING]
+        if pending:
+            self.note("a promotion was shared", self._others_load(request_id, pending))
+
+    def _others_load(self, request_id: str, keys: Sequence[OffloadKey]) -> bool:
+        return any(
+            running.hook is JobHook.LOAD
+            and running.plan.request.request_id != request_id
+            and not running.is_cancelled
+            and not set(keys).isdisjoint(running.plan.keys)
+            for running in self._world.running.values()
+        )
+
+    def before_answer(self, job: RunningJob) -> None:
+        """A tier is about to answer *job*."""
+        self.note("a late result freed its rows", job.hook is JobHook.LOAD and job.is_cancelled)
+        for key, row in zip(job.plan.keys, job.plan.rows, strict=False):
+            name = Payload(key, job.epoch)
+            if job.hook is JobHook.STORE:
+                self.note("a cascade was read too late", self._world.rows[row].payload != name)
+                continue
+            content = self._world.tiers[job.plan.tier].contents.get(key)
+            if content is not None and not content.proves(name) and not isinstance(content.payload, Junk):
+                other = "epoch" if content.payload.key == key else "key"
+                self.note(f"a whole block of another {other} was caught")
+
+    def before_reset(self) -> None:
+        """A reset is about to come."""
+        for transfer in self._world.transfers.values():
+            self.note("a reset met a device store" if transfer.is_store else "a reset met a device load")
+        self.note("a reset met a tier load", bool(self._world.jobs(JobHook.LOAD)))
+        self.note("a reset met a tier store", bool(self._world.jobs(JobHook.STORE)))
+
+    def after_step(self) -> None:
+        """A step is over."""
+        for name, tier in self._world.coordinator.state.tiers.items():
+            for index, breaker in enumerate(tier.breakers):
+                if breaker.state is self._breakers.get((name, index), BreakerState.CLOSED):
+                    continue
+                self._breakers[name, index] = breaker.state
+                self.note("a breaker opened", breaker.state is BreakerState.OPEN)
+                self.note("a breaker closed again", breaker.state is BreakerState.CLOSED)
+            self.note("the quarantine was full", tier.quarantined_rows >= tier.max_quarantined_rows)
+
+    def at_the_end(self) -> None:
+        """The run is over: what the coordinator itself has counted."""
+        counters = self._world.coordinator.counters
+        self.note("the pool evicted", counters.evicted > 0)
+        for reason, count in counters.misses.items():
+            self.note(f"miss {reason.value}", count > 0)
+        for tier in counters.tiers.values():
+            for counter in fields(TierCounters):
+                self.note(f"tier {counter.name}", getattr(tier, counter.name) > 0)

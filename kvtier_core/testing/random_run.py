@@ -1,0 +1,286 @@
+"""One seeded random run of a ``World``: an engine whose requests share prefixes, and tiers of changing moods.
+
+One seed is one run, the same on every machine and in every process. This module decides what happens next and sees to
+it that everything can be brought to rest at the end; the world checks the rules after every step.
+"""
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import accumulate
+from random import Random
+
+from kvtier_core.coordinator import Lookup
+from kvtier_core.keys import OffloadKey, make_offload_key
+from kvtier_core.ledger import BlockState
+from kvtier_core.testing.outcomes import Watcher
+from kvtier_core.testing.scripted import LOOKUP_ANSWERS, MOVE_ANSWERS, Answer, JobHook, RunningJob
+from kvtier_core.testing.shapes import Shape
+from kvtier_core.testing.world import World
+from kvtier_core.values import JobResult
+
+
+@dataclass(eq=False, slots=True)
+class _Request:
+    """A request as the engine sees it. ``computed`` leading blocks are on the device."""
+
+    name: str
+    keys: list[OffloadKey]
+    computed: int = 0
+    offered: int = 0
+    is_running: bool = False
+    load_job: int | None = None
+
+
+class Simulation:
+    """One run. ``watcher.seen`` counts the outcomes."""
+
+    def __init__(self, seed: int, shape: Shape | None = None, *, check_every: int = 1) -> None:
+        self.random = Random(seed)  # noqa: S311 - replay, not secrecy
+        self.shape = Shape.draw(self.random) if shape is None else shape
+        self.world = World(
+            self.shape.num_rows, self.shape.tiers, limits=self.shape.limits, check_every=check_every
+        )
+        self.watcher = Watcher(self.world)
+        self.num_requests = 0
+        self.num_steps = 0
+        self._requests: dict[str, _Request] = {}
+        self._keys: dict[str, OffloadKey] = {}
+        self._moods = dict.fromkeys(self.world.tiers, "good")
+        self._last_answered: int | None = None
+        self._actions, self._weights = self._plan()
+
+    def _plan(self) -> tuple[list[Callable[[], bool]], list[int]]:
+        weights: dict[Callable[[], bool], int] = {
+            self._new_request: 30,
+            self._ask: 60,
+            self._compute: 40,
+            self._end_device_transfer: 50,
+            self._end_step: 25,
+            self._answer: 80,
+            self._pass_time: 20,
+            self._end_request: 40,
+            self._preempt: 5,
+            self._misbehave: 3,
+            self._change_a_tier: 6,
+            self._lose_a_block: 2,
+            self._reset: 1,
+        }
+        return list(weights), list(accumulate(weights.values()))
+
+    def run(self, steps: int) -> None:
+        """Take *steps* steps, then bring everything to rest and check it. Raises ``AssertionError``."""
+        for _ in range(steps):
+            self.step()
+        self.come_to_rest()
+
+    def step(self) -> None:
+        """Take one step; the world checks itself at its end."""
+        self.num_steps += 1
+        while not self.random.choices(self._actions, cum_weights=self._weights)[0]():
+            """There was nothing to do of that kind: draw again. Time can always pass."""
+        self.watcher.after_step()
+
+    def come_to_rest(self) -> None:
+        """End everything; then every row is free or evictable, and a whole pool of new blocks fits."""
+        world = self.world
+        world.settle()
+        world.check_at_rest()
+        world.new_request("last")
+        keys = [
+            make_offload_key(hashlib.sha256(b"last%d" % i).digest(), 0) for i in range(world.ledger.num_rows)
+        ]
+        world.put("last", keys)
+        world.settle()
+        world.check_at_rest()
+        self.watcher.at_the_end()
+
+    # -- the engine
+
+    def _new_request(self) -> bool:
+        if len(self._requests) >= self.shape.max_requests:
+            return False
+        self.num_requests += 1
+        name = f"r{self.num_requests}"
+        request = _Request(name, self._draw_prefix())
+        self._requests[name] = request
+        names = list(self.world.tiers)
+        restricted = self.random.random() < 0.1
+        self.world.new_request(
+            name,
+            load_tiers=names[1:] if restricted else None,
+            store_tiers=names[:1] if restricted else None,
+        )
+        return True
+
+    def _draw_prefix(self) -> list[OffloadKey]:
+        """A path through a tree of blocks: requests share prefixes and part somewhere."""
+        path = f"{self.random.randrange(self.shape.num_roots)}:"
+        keys = []
+        for _ in range(self.random.randint(1, self.shape.max_blocks)):
+            path += "0" if self.random.random() < 0.85 else "1"
+            if path not in self._keys:
+                self._keys[path] = make_offload_key(hashlib.sha256(path.encode()).digest(), 0)
+            keys.append(self._keys[path])
+        return keys
+
+    def _pick(self, *, is_running: bool) -> _Request | None:
+        requests = [r for r in self._requests.values() if r.is_running is is_running and r.load_job is None]
+        return self.random.choice(requests) if requests else None
+
+    def _ask(self) -> bool:
+        request = self._pick(is_running=False)
+        if request is None:
+            return False
+        found = self.world.lookup(request.name, request.keys)
+        self.watcher.saw_lookup(request.name, request.keys, found)
+        if found.is_settled or self.random.random() < 0.05:
+            request.is_running = True
+            if found.hits and self.random.random() < 0.9:
+                self._load(request, found)
+        return True
+
+    def _load(self, request: _Request, found: Lookup) -> None:
+        if self.random.random() < 0.01:
+            self._reset()
+        prepared = self.world.prepare_load(request.name, request.keys[: found.hits])
+        if len(prepared.keys) < found.hits:
+            self.watcher.note("a reset took what was promised")
+        if prepared.keys:
+            request.load_job = prepared.job_id
+            request.computed = request.offered = len(prepared.keys)
+
+    def _compute(self) -> bool:
+        request = self._pick(is_running=True)
+        if request is None or request.offered == len(request.keys):
+            return False
+        request.computed = min(len(request.keys), request.computed + self.random.randint(1, 3))
+        prepared = self.world.prepare_store(request.name, request.keys[request.offered : request.computed])
+        if prepared is None:
+            self.watcher.note("no room for a store")
+        else:
+            request.offered = request.computed
+        return True
+
+    def _end_device_transfer(self) -> bool:
+        if not self.world.transfers:
+            return False
+        job_id = self.random.choice(list(self.world.transfers))
+        transfer = self.world.transfers[job_id]
+        if transfer.is_store:
+            success = self.random.random() < 0.9
+            self.watcher.note("the device failed a store", not success)
+            self.watcher.note("the device took too long", self.world.coordinator.state.jobs[job_id].overdue)
+            self.world.complete_store(job_id, success=success)
+            return True
+        self.world.complete_load(job_id)
+        request = self._requests.get(transfer.request)
+        if request is not None and request.load_job == job_id:
+            request.load_job = None
+        return True
+
+    def _end_step(self) -> bool:
+        self.world.end_step()
+        return True
+
+    def _end_request(self) -> bool:
+        if not self._requests:
+            return False
+        request = self.random.choice(list(self._requests.values()))
+        if request.offered < len(request.keys) and self.random.random() < 0.9:
+            return False
+        state = self.world.coordinator.state
+        known = state.requests[request.name]
+        planned = [block for blocks in known.planned.values() for block in blocks]
+        self.watcher.note("a finish waited for a device store", known.device_stores > 0)
+        self.world.finish(request.name)
+        kept = any(block.state is BlockState.ARRIVING for block in planned)
+        self.watcher.note("a planned promotion was handed over", kept)
+        del self._requests[request.name]
+        return True
+
+    def _preempt(self) -> bool:
+        request = self._pick(is_running=True)
+        if request is None:
+            return False
+        request.is_running = False
+        request.computed = request.offered = 0
+        return True
+
+    # -- the tiers
+
+    def _answer(self) -> bool:
+        running = [r for r in self.world.running.values() if self._moods[r.plan.tier] != "silent"]
+        if not running:
+            return False
+        job = self.random.choice(running)
+        answers = LOOKUP_ANSWERS if job.hook is JobHook.LOOKUP else MOVE_ANSWERS
+        honest = 0.97 if self._moods[job.plan.tier] == "good" else 0.3
+        answer = Answer.OK if self.random.random() < honest else self.random.choice(answers)
+        chosen = [key for key in job.plan.keys if self.random.random() < 0.5]
+        self.watcher.before_answer(job)
+        loaded = self._loaded(job)
+        self.world.answer(job.plan.id, answer, chosen)
+        self._last_answered = job.plan.id
+        if job.hook is JobHook.LOAD and 0 < self._loaded(job) - loaded < len(job.plan.keys):
+            self.watcher.note("a load brought only a part")
+        return True
+
+    def _loaded(self, job: RunningJob) -> int:
+        return self.world.coordinator.counters.tiers[job.plan.tier].loaded
+
+    def _pass_time(self) -> bool:
+        state = self.world.coordinator.state
+        leases = sum(len(request.leases) for request in state.requests.values())
+        longest = self.random.choice((0.1, 0.1, 0.1, 1.0, 1.0, 3.0, 12.0))
+        self.world.advance(self.random.uniform(0, longest))
+        left = sum(len(request.leases) for request in state.requests.values())
+        self.watcher.note("a lease lapsed", left < leases)
+        return True
+
+    def _misbehave(self) -> bool:
+        name = self.random.choice(list(self.world.tiers))
+        running = self.world.running
+        match self.random.choice(("fault", "twice", "foreign", "unknown", "scribble", "scribble")):
+            case "fault":
+                self.world.fault(name)
+            case "twice" if self._last_answered is not None:
+                self.watcher.note("a result came twice")
+                self.world.answer_again(self._last_answered)
+            case "foreign" if any(job.plan.tier != name for job in running.values()):
+                self.watcher.note("a result came from another tier")
+                job_id = self.random.choice([i for i, job in running.items() if job.plan.tier != name])
+                self.world.report(name, JobResult(job_id=job_id, present=[True]))
+            case "scribble" if loads := self.world.jobs(JobHook.LOAD):
+                job_id = self.random.choice(loads)
+                self.world.scribble(job_id)
+                overdue = self.world.coordinator.state.jobs[job_id].overdue
+                self.watcher.note("a tier wrote into quarantined rows", overdue)
+            case "unknown":
+                self.world.report(name, JobResult(job_id=self.random.randint(10**9, 10**10)))
+            case _:
+                return False
+        return True
+
+    def _change_a_tier(self) -> bool:
+        name = self.random.choice(list(self.world.tiers))
+        if not self.world.coordinator.state.tiers[name].serving:
+            self.world.tier_ready(name)
+        else:
+            self._moods[name] = self.random.choice(("good", "good", "good", "bad", "silent"))
+        return True
+
+    def _lose_a_block(self) -> bool:
+        tier = self.random.choice(list(self.world.tiers.values()))
+        if not tier.contents:
+            return False
+        del tier.contents[self.random.choice(list(tier.contents))]
+        return True
+
+    def _reset(self) -> bool:
+        world = self.world
+        self.watcher.before_reset()
+        world.reset(tiers=self.random.random() < 0.5, ready=self.random.random() < 0.5)
+        for request in self._requests.values():
+            request.offered = 0
+        return True

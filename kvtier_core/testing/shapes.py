@@ -1,0 +1,66 @@
+"""How large and how strict a simulated world is. It decides nothing else."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from random import Random
+
+from kvtier_core.coordinator import PoolLimits
+from kvtier_core.testing.scripted import TierScript
+from kvtier_core.tier_settings import TierLimits
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shape:
+    """How large a run's world is.
+
+    ``max_requests`` bounds those alive at once, ``max_blocks`` their prefixes, ``num_roots`` is the number of different
+    first blocks: the fewer, the more is shared.
+    """
+
+    num_rows: int
+    tiers: Sequence[TierScript]
+    limits: PoolLimits
+    max_requests: int
+    max_blocks: int
+    num_roots: int = 3
+
+    @staticmethod
+    def draw(random: Random) -> "Shape":
+        """A tiny world: little room makes every conflict frequent."""
+        num_rows = random.randint(2, 16)
+        tiers = [_draw_tier(random, name) for name in "xyz"[: random.randint(1, 3)]]
+        limits = PoolLimits(
+            max_promotion_rows=max(1, num_rows // random.choice((1, 2, 2, 4))),
+            max_cascade_rows=max(1, num_rows // random.choice((1, 2))),
+            lease_timeout_s=10.0,
+            device_timeout_s=20.0,
+        )
+        return Shape(
+            num_rows=num_rows,
+            tiers=tiers,
+            limits=limits,
+            max_requests=random.randint(1, 6),
+            max_blocks=random.randint(2, num_rows + 4),
+        )
+
+
+def _draw_tier(random: Random, name: str) -> TierScript:
+    return TierScript(
+        name=name,
+        resident=random.random() < 0.4,
+        remembers=random.choice((4, 1000)),
+        shared=random.random() < 0.3,
+        obeys_reset=random.random() < 0.5,
+        limits=TierLimits(
+            lookup_timeout=2.0,
+            load_timeout=5.0,
+            store_timeout=6.0,
+            miss_ttl=random.choice((1.0, 4.0)),
+            presence_ttl=random.choice((0.5, 3.0)),
+            max_quarantined=random.choice((0.1, 0.5)),
+            max_cascade=random.choice((0.25, 1.0)),
+            breaker_failures=random.choice((2, 3)),
+            breaker_pause=1.0,
+            breaker_max_pause=8.0,
+        ),
+    )
