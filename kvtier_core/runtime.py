@@ -131,6 +131,8 @@ def open_session(
         limits=_limits(settings, geometry.num_rows),
         reset_tiers=settings.on_reset == "all",
     )
+    if settings.pool.prefault:
+        pool.prefault()
     try:
         manager.open(open_timeout_s)
         device = CPUDevice(layout, pool, pool.control, on_finished=manager.notify)

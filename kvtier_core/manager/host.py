@@ -23,7 +23,7 @@ from kvtier_core.manager.events import Event, Fault, OpenFailed, Serving
 from kvtier_core.manager.guard import Guard, HookFault, TierIdentity
 from kvtier_core.proof import Sealer
 from kvtier_core.transfer.pool import Pool
-from kvtier_core.values import JobResult, PoolView, RequestInfo, TierJob
+from kvtier_core.values import JobResult, PoolView, TierJob
 
 _FIRST_POLL_S = 0.001
 _LAST_POLL_S = 0.05
@@ -114,7 +114,7 @@ class TierHost:
         """Hand a store job to the tier."""
         self._post(partial(self._submit, "submit_store", plan, None))
 
-    def tell(self, hook: str, **arguments: Any) -> None:
+    def tell(self, hook: str, **arguments: object) -> None:
         """Call a hook whose answer nobody waits for."""
         self._post(partial(self._tell, hook, arguments))
 
@@ -166,7 +166,7 @@ class TierHost:
         self._pause = min(pause * 2, _LAST_POLL_S)
         return pause
 
-    def _call(self, hook: str, **arguments: Any) -> Any:
+    def _call(self, hook: str, **arguments: object) -> Any:  # noqa: ANN401 - a plugin's answer
         return self._guard.call(hook, getattr(self._hooks, hook), **arguments)
 
     def _fault(self) -> None:

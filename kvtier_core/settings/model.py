@@ -22,6 +22,8 @@ class PoolSettings(BaseModel):
 
     capacity: Size = 1 << 30
     """Bytes of host memory."""
+    prefault: bool = True
+    """Take the memory at the start, in the background, instead of page by page when a row is first used."""
     policy: str = "lru"
     """Eviction policy of the pool."""
     block_size: Annotated[int, Field(ge=1)] = 16

@@ -6,12 +6,14 @@ misbehaviour is switched on by the test.
 
 import threading
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kvtier_core.hookspecs import hookimpl
-from kvtier_core.keys import OffloadKey
 from kvtier_core.tier_settings import TierSettings
 from kvtier_core.values import JobResult, OffloadPolicy, PoolView, RequestInfo, TierContext, TierInfo, TierJob
+
+if TYPE_CHECKING:
+    from kvtier_core.keys import OffloadKey
 
 
 class FaultyTier:

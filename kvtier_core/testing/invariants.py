@@ -1,4 +1,4 @@
-"""What must hold after every step of a world. Each function looks, and raises ``InvariantError``; none changes anything."""
+"""What must hold after every step of a world. Each function looks, raises ``InvariantError``, and changes nothing."""
 
 from collections.abc import Iterable, Sequence
 

@@ -45,7 +45,6 @@ from kvtier_core.testing.scripted import (
 )
 from kvtier_core.values import JobResult, RequestInfo
 
-
 Tell = TellNewRequest | TellRequestFinished | CancelJobs | TellStepEnd | TellTouched
 
 

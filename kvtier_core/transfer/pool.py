@@ -25,6 +25,7 @@ import numpy.typing as npt
 
 from kvtier_core.transfer.control import PAGE_BYTES, ControlPage, control_words_bytes
 from kvtier_core.transfer.memory import find_memory_limit
+from kvtier_core.transfer.prefault import Prefault
 
 _MAGIC = b"kvtpool\x01"
 _HEADER = struct.Struct("<8sQQQQ")
@@ -81,6 +82,7 @@ class Pool:
         self.control = ControlPage(self._view[_HEADER_BYTES : geometry.rows_offset], geometry.num_workers)
         flat = np.frombuffer(self._mapping, dtype=np.uint8, offset=geometry.rows_offset)
         self._rows: npt.NDArray[np.uint8] | None = flat.reshape(geometry.num_rows, geometry.row_bytes)
+        self._prefault: Prefault | None = None
 
     @classmethod
     def create(cls, geometry: PoolGeometry) -> Self:
@@ -122,6 +124,12 @@ class Pool:
             os.close(fd)
             raise
 
+    def prefault(self) -> Prefault:
+        """Take the pool's pages from the machine now, in the background; ``close`` ends that."""
+        if self._prefault is None:
+            self._prefault = Prefault(self.address, self.geometry.num_rows * self.geometry.row_bytes)
+        return self._prefault
+
     @property
     def fd(self) -> int:
         """The file descriptor of the memory. Row 0 is at ``geometry.rows_offset``."""
@@ -162,6 +170,8 @@ class Pool:
         False: somebody still holds a row or the array, so the mapping is kept (a write to it stays harmless)
         until that is dropped and ``close`` called again, or the process ends.
         """
+        if self._prefault is not None:
+            self._prefault.stop()
         if self._fd is not None:
             os.close(self._fd)
             self._fd = None

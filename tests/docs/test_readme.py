@@ -32,7 +32,16 @@ def test_every_marked_block_is_used():
 
 
 def test_kvtier_run_with_the_readmes_files_twice(workplace, capsys):
-    command = ["run", "--model", "DIR_OR_GGUF", "--prompts", "prompts.jsonl", "--config", "kvtier.toml", "--json"]
+    command = [
+        "run",
+        "--model",
+        "DIR_OR_GGUF",
+        "--prompts",
+        "prompts.jsonl",
+        "--config",
+        "kvtier.toml",
+        "--json",
+    ]
     runs = []
     for _ in range(2):
         assert main(command) == 0
@@ -54,6 +63,9 @@ def test_the_tier_example_is_found_by_its_entry_point_and_holds_blocks(workplace
     config = workplace / "dict.toml"
     config.write_text('[pool]\ncapacity = "64MiB"\n\n[tiers.mine]\ntype = "dict"\n')
     (workplace / "one.jsonl").write_text(json.dumps({"prompt": "a" * 100, "max_tokens": 2}) + "\n")
-    assert main(["run", "--model", "DIR_OR_GGUF", "--prompts", "one.jsonl", "--config", str(config), "--json"]) == 0
+    assert (
+        main(["run", "--model", "DIR_OR_GGUF", "--prompts", "one.jsonl", "--config", str(config), "--json"])
+        == 0
+    )
     assert main(["list"]) == 0
     assert "my-package" in capsys.readouterr().out

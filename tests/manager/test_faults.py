@@ -8,7 +8,14 @@ import pytest
 from kvtier_core.keys import make_offload_key
 from kvtier_core.values import JobResult, MissReason
 
-HOOKS = ["lookup", "submit_store", "submit_load", "get_finished_jobs", "on_new_request", "on_request_finished"]
+HOOKS = [
+    "lookup",
+    "submit_store",
+    "submit_load",
+    "get_finished_jobs",
+    "on_new_request",
+    "on_request_finished",
+]
 
 
 @pytest.mark.parametrize("error", [OSError("disk gone"), ValueError(), SystemExit(3), KeyboardInterrupt()])
@@ -23,7 +30,9 @@ def test_c30_any_exception_from_any_hook_costs_hits_only(make_bench, hook, error
     assert bench.load("a", 1, 2) == [True, True]
     bench.manager.request_finished("a")
     bench.settle()
-    bench.until(lambda: bench.manager.counters.tiers["bad"].faults > 0 or hook in {"lookup", "submit_load", "submit_store"})
+    # A failed job is counted as such, anything else that raises as a fault.
+    bad = bench.manager.counters.tiers["bad"]
+    bench.until(lambda: bad.faults > 0 or hook in {"lookup", "submit_load", "submit_store"})
     ledger = bench.manager.coordinator.state.ledger
     assert all(not block.pins and not block.leases for block in ledger.blocks)
 
@@ -105,8 +114,8 @@ def test_an_idle_process_with_a_quarantined_job_uses_no_cpu(make_bench):
         JobResult(job_id=10**9),
         "not a result",
         None,
-        JobResult(job_id="1"),
-        JobResult(job_id=[1]),
+        JobResult(job_id="1"),  # type: ignore[arg-type]
+        JobResult(job_id=[1]),  # type: ignore[arg-type]
     ],
 )
 def test_c30_a_result_that_fits_no_job_is_a_fault_and_harms_nobody(make_bench, nonsense):
@@ -224,5 +233,8 @@ def test_c30_a_failed_job_is_logged_with_tier_package_and_cause_and_without_secr
     bench.new("a")
     bench.store("a", 1)
     bench.settle()
-    assert "tier 'one' (type 'faulty' of test-dist 9.9): submit_store raised OSError: login as ***" in caplog.text
+    assert (
+        "tier 'one' (type 'faulty' of test-dist 9.9): submit_store raised OSError: login as ***"
+        in caplog.text
+    )
     assert "hunter22" not in caplog.text

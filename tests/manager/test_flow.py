@@ -91,7 +91,9 @@ def test_a_tier_that_cannot_open_is_named_with_its_package(make_bench):
     def prepare(tier):
         tier.raise_in["on_open"] = TierOpenError("the cupboard is locked; unlock it")
 
-    with pytest.raises(TierOpenError, match=r"tier 'one' \(type 'faulty' of test-dist 9.9\).*cupboard is locked"):
+    with pytest.raises(
+        TierOpenError, match=r"tier 'one' \(type 'faulty' of test-dist 9.9\).*cupboard is locked"
+    ):
         make_bench(prepare=prepare)
 
 

@@ -16,6 +16,7 @@ from kvtier_core.tier_settings import TierLimits, TierSettings
 from kvtier_core.transfer import CPUDevice, KVLayout
 from tests.session.toy import LAYERS, PATIENCE_S, TOKENS, Toy
 
+
 @pytest.fixture
 def tiers() -> dict[str, FaultyTier]:
     """The tiers of the session under test, by name, as soon as it is open."""
@@ -48,7 +49,8 @@ def make_toy(monkeypatch: pytest.MonkeyPatch, tiers: dict[str, FaultyTier]) -> I
             pool=PoolSettings(capacity=num_rows * row_bytes_for(layout.payload_bytes)),
             tiers={name: TierSettings(type="faulty", limits=TierLimits(**limits)) for name in names},
             tier_types={
-                name: TierType(name="faulty", cls=Registered, distribution="test", version="1") for name in names
+                name: TierType(name="faulty", cls=Registered, distribution="test", version="1")
+                for name in names
             },
         )
         namespace = Namespace(

@@ -6,7 +6,6 @@ import time
 import pytest
 
 from kvtier_core.keys import RequestIdentity
-
 from tests.session.toy import PATIENCE_S, TOKENS
 
 PROMPT = list(range(1, 18))  # 4 blocks and one token

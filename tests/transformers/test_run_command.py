@@ -121,6 +121,8 @@ def test_k9_mistakes_are_one_message_and_status_2(tmp_path, model_path, capsys):
     empty.mkdir()
     (empty / "config.json").write_bytes((model_path / "config.json").read_bytes())
     fails("transformers cannot load the model", model=empty)
+    (empty / "model.safetensors").write_bytes(b"damaged" * 10)
+    fails("transformers cannot load the model", model=empty)
 
 
 def test_usage_errors_are_status_2(capsys):

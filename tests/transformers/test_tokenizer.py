@@ -42,6 +42,12 @@ def test_an_unknown_pre_tokenizer_is_refused_by_name(tmp_path):
         tokenizer(tmp_path, **{"tokenizer.ggml.pre": "llama-bpe"})
 
 
+def test_missing_metadata_is_named(tmp_path):
+    metadata = {name: value for name, value in METADATA.items() if name != "tokenizer.ggml.merges"}
+    with pytest.raises(UnsupportedModelError, match=r"lacks tokenizer\.ggml\.merges"):
+        load_gguf_tokenizer(GGUFFile(write_gguf(tmp_path / "t.gguf", metadata, {})))
+
+
 @pytest.mark.real_model
 def test_smollm2_round_trip_and_known_tokens():
     real = load_gguf_tokenizer(GGUFFile(find_smollm2()))

@@ -4,6 +4,7 @@ Decides what of a file is understood. Never guesses: an unknown tensor type, a t
 be true is an error before any value is used. Knows nothing of models; ``gguf_model`` turns the values into one.
 """
 
+import math
 import struct
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -164,6 +165,14 @@ class GGUFFile:
         """The tensors' names, in file order."""
         return tuple(self._tensors)
 
+    def need(self, name: str) -> Any:
+        """One metadata value. Raises ``UnsupportedModelError`` when the file lacks it."""
+        if name not in self.metadata:
+            raise UnsupportedModelError(
+                f"{self.path}: the GGUF metadata lacks {name}: convert the model again"
+            )
+        return self.metadata[name]
+
     def tensor(self, name: str) -> Floats:
         """One tensor's values in fp32, slowest dimension first, a copy.
 
@@ -178,7 +187,7 @@ class GGUFFile:
                 f"{self.path}: tensor {name} has GGUF type {entry.type_code}; supported types are {known}: "
                 "quantise the model to one of them or use its safetensors"
             )
-        blocks, rest = divmod(int(np.prod(entry.shape, dtype=np.int64)), kind.block_weights)
+        blocks, rest = divmod(math.prod(entry.shape), kind.block_weights)
         begin = self._data_start + entry.offset
         end = begin + blocks * kind.block_bytes
         if rest or end > len(self._data):

@@ -5,8 +5,6 @@ for (scaled positions, biases, experts) is refused by name, because leaving it o
 wrongly.
 """
 
-from typing import Any
-
 import numpy as np
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -44,26 +42,18 @@ def gguf_config(file: GGUFFile) -> LlamaConfig:
         raise UnsupportedModelError(
             f"{file.path}: rotary positions scaled by {scaling!r} are not read from GGUF: use the model's safetensors"
         )
-
-    def need(name: str) -> Any:
-        if name not in file.metadata:
-            raise UnsupportedModelError(
-                f"{file.path}: the GGUF metadata lacks {name}: convert the model again"
-            )
-        return file.metadata[name]
-
-    heads = need("llama.attention.head_count")
-    hidden = need("llama.embedding_length")
+    heads = file.need("llama.attention.head_count")
+    hidden = file.need("llama.embedding_length")
     return LlamaConfig(
-        vocab_size=len(need("tokenizer.ggml.tokens")),
+        vocab_size=len(file.need("tokenizer.ggml.tokens")),
         hidden_size=hidden,
-        intermediate_size=need("llama.feed_forward_length"),
-        num_hidden_layers=need("llama.block_count"),
+        intermediate_size=file.need("llama.feed_forward_length"),
+        num_hidden_layers=file.need("llama.block_count"),
         num_attention_heads=heads,
         num_key_value_heads=file.metadata.get("llama.attention.head_count_kv", heads),
         head_dim=file.metadata.get("llama.attention.key_length", hidden // heads),
-        max_position_embeddings=need("llama.context_length"),
-        rms_norm_eps=need("llama.attention.layer_norm_rms_epsilon"),
+        max_position_embeddings=file.need("llama.context_length"),
+        rms_norm_eps=file.need("llama.attention.layer_norm_rms_epsilon"),
         rope_theta=file.metadata.get("llama.rope.freq_base", 10000.0),
         bos_token_id=file.metadata.get("tokenizer.ggml.bos_token_id"),
         eos_token_id=file.metadata.get("tokenizer.ggml.eos_token_id"),

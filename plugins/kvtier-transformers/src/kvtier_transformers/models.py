@@ -7,6 +7,7 @@ import importlib.util
 from dataclasses import dataclass
 from pathlib import Path
 
+from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
@@ -62,6 +63,6 @@ def load(path: Path) -> LoadedModel:
         with no_progress_bar():
             model = AutoModelForCausalLM.from_pretrained(path, local_files_only=True, dtype="auto")
         tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True)
-    except (OSError, ValueError) as error:  # how transformers reports missing and damaged files
+    except (OSError, ValueError, SafetensorError) as error:  # missing, misspelt and damaged files
         raise ConfigError(f"{path}: transformers cannot load the model: {error}") from error
     return LoadedModel(model=check_model(model), tokenizer=tokenizer, files=tuple(weight_files(path)))

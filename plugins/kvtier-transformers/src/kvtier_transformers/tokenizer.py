@@ -33,8 +33,8 @@ def _pre_tokenizer(file: GGUFFile) -> pre_tokenizers.PreTokenizer:
 def load_gguf_tokenizer(file: GGUFFile) -> PreTrainedTokenizerFast:
     """The tokenizer of *file*, chat template included. Raises ``UnsupportedModelError`` when it is not a known one."""
     pre_tokenizer = _pre_tokenizer(file)
-    tokens: list[str] = file.metadata[_PREFIX + "tokens"]
-    merges = [tuple(pair.split(" ", 1)) for pair in file.metadata[_PREFIX + "merges"]]
+    tokens: list[str] = file.need(_PREFIX + "tokens")
+    merges = [tuple(pair.split(" ", 1)) for pair in file.need(_PREFIX + "merges")]
     vocabulary = {token: index for index, token in enumerate(tokens)}
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=merges))
     tokenizer.pre_tokenizer = pre_tokenizer

@@ -8,8 +8,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, Any
 
@@ -53,8 +52,10 @@ class _Worker:
         self._line.send("ready")
         if Leg.PLAIN in self._order.legs:
             for question in self._order.questions:
-                with self._told(Leg.PLAIN, question) as progress:
-                    generation = self._plain(self._prompts[question], progress, self._order.answer_tokens)
+                self._line.send("started", leg=Leg.PLAIN, question=question)
+                generation = self._plain(
+                    self._prompts[question], self._tell_tokens, self._order.answer_tokens
+                )
                 self._answered(Leg.PLAIN, question, generation)
         tier_legs = [leg for leg in self._order.legs if leg is not Leg.PLAIN]
         if tier_legs:
@@ -75,10 +76,10 @@ class _Worker:
                 # Only the first question meets empty tiers: after it, the text all questions share is in the pool.
                 questions = self._order.questions[:1] if leg is Leg.COLD_TIERS else self._order.questions
                 for question in questions:
-                    with self._told(leg, question):
-                        generation = engine.generate(
-                            self._prompts[question], max_tokens=self._order.answer_tokens, ignore_eos=True
-                        )
+                    self._line.send("started", leg=leg, question=question)
+                    generation = engine.generate(
+                        self._prompts[question], max_tokens=self._order.answer_tokens, ignore_eos=True
+                    )
                     self._answered(leg, question, generation)
             if not engine.flush(_FLUSH_TIMEOUT_S):
                 raise KvtierError(f"the disk tier did not take all blocks within {_FLUSH_TIMEOUT_S:g} s")
@@ -111,10 +112,8 @@ class _Worker:
             first_logits=first_logits,
         )
 
-    @contextmanager
-    def _told(self, leg: Leg, question: int) -> Iterator[Progress]:
-        self._line.send("started", leg=leg, question=question)
-        yield lambda tokens: self._line.send("tokens", tokens=tokens)
+    def _tell_tokens(self, tokens: int) -> None:
+        self._line.send("tokens", tokens=tokens)
 
     def _answered(self, leg: Leg, question: int, generation: Generation) -> None:
         logits_file = f"logits-{os.getpid()}-{leg}-{question}.npy"

@@ -1,0 +1,53 @@
+"""Takes the pool's pages from the machine before they are needed, in the background.
+
+Without it the first write to each row pays for its page faults: 190 MB read from the page cache took 0.13 s into fresh
+rows and 0.04 s into rows that had their pages. Decides nothing about rows: contents stay as they are, whoever uses
+them meanwhile (``MADV_POPULATE_WRITE``, Linux 5.14; older kernels go without).
+"""
+
+import ctypes
+import errno
+import logging
+import os
+import threading
+
+_MADV_POPULATE_WRITE = 23
+_CHUNK_BYTES = 16 << 20
+"""A few milliseconds of work: how long ``stop`` waits at most."""
+
+_log = logging.getLogger("kvtier.pool")
+
+
+class Prefault:
+    """One background pass over a mapping. The interpreter goes on meanwhile: ctypes lets go of its lock."""
+
+    def __init__(self, address: int, length: int) -> None:
+        """Start at once. *address* is page-aligned and mapped until ``stop`` has returned."""
+        self._address = address
+        self._length = length
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="kvtier-prefault", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the pass where it is, and return when it no longer touches the mapping. Twice is fine."""
+        self._stopping.set()
+        self._thread.join()
+
+    def wait(self, timeout_s: float) -> bool:
+        """Wait for the end of the pass; whether it came in time."""
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    def _run(self) -> None:
+        madvise = ctypes.CDLL(None, use_errno=True).madvise
+        for offset in range(0, self._length, _CHUNK_BYTES):
+            if self._stopping.is_set():
+                return
+            size = min(_CHUNK_BYTES, self._length - offset)
+            start = ctypes.c_void_p(self._address + offset)
+            if madvise(start, ctypes.c_size_t(size), _MADV_POPULATE_WRITE) != 0:
+                code = ctypes.get_errno()
+                if code != errno.EINVAL:  # EINVAL: a kernel before 5.14
+                    _log.warning("the pool's memory is taken as it is used: %s", os.strerror(code))
+                return
