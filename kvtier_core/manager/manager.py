@@ -351,6 +351,7 @@ class TierManager:
             name: {
                 "identity": str(self._hosts[name].identity),
                 "serving": tier.serving,
+                "lookups": tier.lookup_breaker.state.value,
                 "loads": tier.load_breaker.state.value,
                 "stores": tier.store_breaker.state.value,
                 "quarantined_rows": tier.quarantined_rows,
