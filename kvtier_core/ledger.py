@@ -33,7 +33,7 @@ _NOTHING: frozenset[OffloadKey] = frozenset()
 class Block:
     """One row in use. Identity matters: after a detach, another ``Block`` may carry the same key."""
 
-    __slots__ = ("cascades", "key", "leases", "pins", "row", "sealed", "source", "state")
+    __slots__ = ("cascades", "key", "leases", "pins", "row", "source", "state")
 
     def __init__(self, key: OffloadKey, row: int) -> None:
         self.key = key
@@ -43,8 +43,6 @@ class Block:
         self.leases = 0
         self.cascades = 0
         """Tier stores among the pins."""
-        self.sealed = False
-        """The row carries a valid proof, or one is on its way ahead of every reader."""
         self.source = ""
         """The tier the bytes come from, empty when the engine computed them."""
 

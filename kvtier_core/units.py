@@ -5,7 +5,6 @@ TB) powers of 1000, as IEC 80000-13 has them. Negative, infinite and unit-less n
 shows what would be right.
 """
 
-import math
 import re
 from typing import Annotated
 
@@ -17,6 +16,7 @@ _SIZE_UNITS = {"": 1, "b": 1} | {
     for infix in ("i", "")
 }
 _TIME_UNITS = {"": 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
+_LIMIT = 1 << 62
 _QUANTITY = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*")
 
 
@@ -28,8 +28,8 @@ def _parse(value: object, units: dict[str, float] | dict[str, int], example: str
         if match is None or match[2].lower() not in units:
             raise ValueError(f"expected a quantity such as {example}")
         value = float(match[1]) * units[match[2].lower()]
-    if not math.isfinite(value) or value < 0:
-        raise ValueError(f"expected a finite quantity of at least 0, such as {example}")
+    if not 0 <= value < _LIMIT:  # "not in", so that a NaN is refused too
+        raise ValueError(f"expected a quantity of at least 0, and not beyond all measure, such as {example}")
     return value
 
 

@@ -13,7 +13,7 @@ from kvtier_core.values import RequestInfo
 
 @dataclass(frozen=True, slots=True)
 class JobPlan:
-    """A tier job without its buffers; ``rows`` is empty for a lookup."""
+    """A job without its buffers; ``rows`` is empty for a lookup, ``tier`` for sealing."""
 
     id: int
     tier: str
@@ -39,9 +39,9 @@ class LoadFromTier:
 
 @dataclass(frozen=True, slots=True)
 class StoreToTiers:
-    """Seal the rows that have no proof yet, then hand each store job to its tier."""
+    """Seal the rows of *seal* and report that, then hand each store job to its tier."""
 
-    seal: Sequence[tuple[OffloadKey, int]]
+    seal: JobPlan
     jobs: Sequence[JobPlan]
 
 

@@ -4,6 +4,7 @@ A tier that is behind, out of the path or at its limit is left out and counted: 
 passes its deadline is unpinned; should the tier read the row later, the proof gives the changed bytes away.
 """
 
+import math
 from collections.abc import Sequence
 
 from kvtier_core.coordinator.actions import CancelJobs, JobPlan, StoreToTiers
@@ -82,10 +83,19 @@ class Cascades:
             tier.store_breaker.submitted()
             plans.append(state.plan(job))
         if plans:
-            seal = [(block.key, block.row) for block in touched if not block.sealed]
-            for block in touched:
-                block.sealed = True
-            state.outbox.append(StoreToTiers(seal, plans))
+            state.outbox.append(StoreToTiers(self._plan_sealing(request, list(touched)), plans))
+
+    def _plan_sealing(self, request: RequestState, blocks: Sequence[Block]) -> JobPlan:
+        """Sealing writes into the rows: it holds pins of its own until it is over, whatever the stores' deadlines."""
+        for block in blocks:
+            self._state.ledger.pin(block)
+        keys = [block.key for block in blocks]
+        return self._state.plan(self._state.start_job(JobKind.SEAL, request, keys, blocks, math.inf))
+
+    def finish_sealing(self, job: Job) -> None:
+        """The rows of *job* have their proofs."""
+        for block in reversed(job.blocks):
+            self._state.ledger.unpin(block)
 
     def _admit(self, tier: TierState, blocks: Sequence[Block], now: float) -> list[Block]:
         """The blocks *tier* does not hold, as far as its limits allow; what they don't allow is counted."""

@@ -179,6 +179,12 @@ class Coordinator:
 
     # -- results
 
+    def on_sealed(self, job_id: int) -> None:
+        """The rows of a ``StoreToTiers`` have their proofs."""
+        job = self._state.jobs.pop(job_id)
+        assert job.kind is JobKind.SEAL, job
+        self._cascades.finish_sealing(job)
+
     def on_finished(self, finished: Finished, now: float) -> None:
         """A tier handed out a result. One that fits no job of that tier is a fault of the tier (C30)."""
         state = self._state

@@ -76,7 +76,6 @@ class Promotions:
         for block in reversed(job.blocks):
             reason = lost.get(block.key)
             if reason is None:
-                block.sealed = True
                 state.ledger.make_ready(block)
                 tier.counters.loaded += 1
             else:

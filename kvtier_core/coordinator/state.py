@@ -24,6 +24,7 @@ class JobKind(enum.Enum):
     """What a job moves, and between whom."""
 
     LOOKUP = "lookup"
+    SEAL = "seal"
     TIER_STORE = "tier_store"
     TIER_LOAD = "tier_load"
     DEVICE_STORE = "device_store"
@@ -37,7 +38,7 @@ class Job:
     id: int
     kind: JobKind
     tier: str
-    """Empty for device transfers."""
+    """Empty for device transfers and sealing."""
     request: "RequestState"
     keys: Sequence[OffloadKey]
     blocks: Sequence[Block]

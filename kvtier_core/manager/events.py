@@ -14,6 +14,13 @@ class Fault:
 
 
 @dataclass(frozen=True, slots=True)
+class Sealed:
+    """The rows of a sealing job have their proofs."""
+
+    job_id: int
+
+
+@dataclass(frozen=True, slots=True)
 class Serving:
     """A tier has opened, or has gone over to the current namespace number *generation*."""
 
@@ -35,4 +42,4 @@ class Wake:
     """Somebody outside the tiers (a device) wants the waiting engine's thread to look."""
 
 
-Event = Finished | Fault | Serving | OpenFailed | Wake
+Event = Finished | Fault | Sealed | Serving | OpenFailed | Wake

@@ -35,7 +35,7 @@ class _Running:
     """A job that the tier has accepted and not answered; *sealer* is there for loads."""
 
     hook: str
-    job: TierJob
+    plan: JobPlan
     sealer: Sealer | None
 
 
@@ -61,7 +61,7 @@ class TierHost:
         pool: Pool,
         clock: Callable[[], float],
         emit: Callable[[Event], None],
-        verify: Callable[[str, TierJob, JobResult, Sealer], None],
+        verify: Callable[[JobPlan, JobResult, Sealer], None],
         log: logging.Logger,
     ) -> None:
         self.identity = identity
@@ -160,7 +160,7 @@ class TierHost:
         if not self._running:
             return None
         now = self._clock()
-        if all(running.job.deadline <= now for running in self._running.values()):
+        if all(running.plan.deadline <= now for running in self._running.values()):
             return _OVERDUE_POLL_S
         pause = self._pause
         self._pause = min(pause * 2, _LAST_POLL_S)
@@ -188,9 +188,8 @@ class TierHost:
         if plan.deadline <= self._clock():
             self._report(JobResult(job_id=plan.id, error="its deadline passed before the tier's turn came"))
             return
-        buffers = [self._pool.row(row) for row in plan.rows]
-        if hook == "submit_store":
-            buffers = [buffer.toreadonly() for buffer in buffers]
+        rows = (self._pool.row(row) for row in plan.rows)
+        buffers = tuple(row.toreadonly() if hook == "submit_store" else row for row in rows)
         job = TierJob(
             id=plan.id,
             request=plan.request,
@@ -199,7 +198,7 @@ class TierHost:
             buffers=buffers,
             deadline=plan.deadline,
         )
-        self._running[job.id] = _Running(hook, job, sealer)
+        self._running[job.id] = _Running(hook, plan, sealer)
         answer = self._call(hook, job=job)
         if isinstance(answer, HookFault):
             del self._running[job.id]
@@ -232,11 +231,11 @@ class TierHost:
             return
         if not _is_well_formed(result):
             self._guard.report(HookFault(running.hook, TypeError(f"malformed result {result!r}")))
-            result = JobResult(job_id=running.job.id, error="the tier's result was malformed")
+            result = JobResult(job_id=running.plan.id, error="the tier's result was malformed")
         elif result.error is not None:
             self._guard.note_failed_job(running.hook, result.error)
         if running.sealer is not None:
-            self._verify(self.identity.name, running.job, result, running.sealer)
+            self._verify(running.plan, result, running.sealer)
         else:
             self._report(result)
 

@@ -10,11 +10,12 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from queue import SimpleQueue
 
-from kvtier_core.coordinator import Finished
+from kvtier_core.coordinator import Finished, JobPlan
 from kvtier_core.keys import OffloadKey, get_offload_group_idx
+from kvtier_core.manager.events import Sealed
 from kvtier_core.proof import Sealer
 from kvtier_core.transfer.pool import Pool
-from kvtier_core.values import JobResult, TierJob
+from kvtier_core.values import JobResult
 
 
 class WorkThread:
@@ -48,7 +49,7 @@ class Integrity:
         pool: Pool,
         payload_bytes: Sequence[int],
         *,
-        emit: Callable[[Finished], None],
+        emit: Callable[[Finished | Sealed], None],
         discard: Callable[[str, Sequence[OffloadKey]], None],
         log: logging.Logger,
     ) -> None:
@@ -60,17 +61,17 @@ class Integrity:
         self._sealing = WorkThread("kvtier-seal")
         self._checking = WorkThread("kvtier-check")
 
-    def seal(self, sealer: Sealer, rows: Sequence[tuple[OffloadKey, int]]) -> None:
-        """Give each (key, row) its proof, after everything posted before."""
-        self._sealing.post(partial(self._seal, sealer, rows))
+    def seal(self, sealer: Sealer, plan: JobPlan) -> None:
+        """Give each row of *plan* its proof, after everything posted before, and report it as ``Sealed``."""
+        self._sealing.post(partial(self._seal, sealer, plan))
 
     def after_sealing(self, work: Callable[[], None]) -> None:
         """Run *work*, which must not wait or raise, after everything posted before."""
         self._sealing.post(work)
 
-    def verify(self, tier: str, job: TierJob, result: JobResult, sealer: Sealer) -> None:
-        """Check the rows that *result* says are loaded, then report it."""
-        self._checking.post(partial(self._check, tier, job, result, sealer))
+    def verify(self, plan: JobPlan, result: JobResult, sealer: Sealer) -> None:
+        """Check the rows of *plan* that *result* says are loaded, then report it."""
+        self._checking.post(partial(self._check, plan, result, sealer))
 
     def stop(self, timeout_s: float) -> bool:
         """End both threads after what was posted; whether that was within *timeout_s* each."""
@@ -79,26 +80,28 @@ class Integrity:
     def _payload(self, key: OffloadKey) -> int:
         return self._payload_bytes[get_offload_group_idx(key)]
 
-    def _seal(self, sealer: Sealer, rows: Sequence[tuple[OffloadKey, int]]) -> None:
-        for key, row in rows:
+    def _seal(self, sealer: Sealer, plan: JobPlan) -> None:
+        for key, row in zip(plan.keys, plan.rows, strict=True):
             sealer.seal(key, self._pool.row(row), self._payload(key))
+        self._emit(Sealed(plan.id))
 
-    def _check(self, tier: str, job: TierJob, result: JobResult, sealer: Sealer) -> None:
+    def _check(self, plan: JobPlan, result: JobResult, sealer: Sealer) -> None:
+        # The rows are asked of the pool anew: the job's own buffers have been in the tier's hands.
         not_loaded = {*result.missing, *result.failed}
         if result.error is not None and not not_loaded:
-            not_loaded = set(job.keys)
+            not_loaded = set(plan.keys)
         corrupt = [
             key
-            for key, row in zip(job.keys, job.buffers, strict=True)
-            if key not in not_loaded and not sealer.check(key, row, self._payload(key))
+            for key, row in zip(plan.keys, plan.rows, strict=True)
+            if key not in not_loaded and not sealer.check(key, self._pool.row(row), self._payload(key))
         ]
         if corrupt:
             self._log.warning(
                 "tier %r returned %d of %d blocks with wrong bytes (first key %s): recomputed, and discarded there",
-                tier,
+                plan.tier,
                 len(corrupt),
-                len(job.keys),
+                len(plan.keys),
                 corrupt[0].hex()[:16],
             )
-            self._discard(tier, corrupt)
-        self._emit(Finished(tier, result, corrupt))
+            self._discard(plan.tier, corrupt)
+        self._emit(Finished(plan.tier, result, corrupt))

@@ -32,7 +32,7 @@ from kvtier_core.coordinator import (
 )
 from kvtier_core.errors import ClosedError, TierOpenError
 from kvtier_core.keys import OffloadKey
-from kvtier_core.manager.events import Event, Fault, OpenFailed, Serving, Wake
+from kvtier_core.manager.events import Event, Fault, OpenFailed, Sealed, Serving, Wake
 from kvtier_core.manager.guard import TierIdentity
 from kvtier_core.manager.host import TierHost
 from kvtier_core.manager.integrity import Integrity
@@ -303,6 +303,8 @@ class TierManager:
                 self._coordinator.on_finished(event, self._clock())
             case Fault(tier):
                 self._coordinator.on_fault(tier, self._clock())
+            case Sealed(job_id):
+                self._coordinator.on_sealed(job_id)
             case Serving(tier, generation, resident):
                 if generation == self._generation:
                     self._coordinator.tier_ready(tier, resident)
@@ -332,18 +334,18 @@ class TierManager:
             case TellNewRequest(tier, request):
                 self._hosts[tier].tell("on_new_request", request=request)
             case TellRequestFinished(tier, request):
-                self._integrity.after_sealing(partial(self._tell_finished, tier, request))
+                self._tell_after_stores(tier, "on_request_finished", request=request)
             case CancelJobs(tier, job_ids):
                 self._hosts[tier].tell("cancel_jobs", job_ids=job_ids)
             case TellStepEnd(tier, step):
-                self._hosts[tier].tell("on_schedule_end", step=step)
+                self._tell_after_stores(tier, "on_schedule_end", step=step)
             case TellTouched(tier, keys):
                 self._hosts[tier].tell("touch", keys=keys)
             case _:
                 assert_never(action)
 
-    def _tell_finished(self, tier: str, request: RequestInfo) -> None:
-        self._hosts[tier].tell("on_request_finished", request=request)
+    def _tell_after_stores(self, tier: str, hook: str, **arguments: object) -> None:
+        self._integrity.after_sealing(partial(self._hosts[tier].tell, hook, **arguments))
 
     def describe_tiers(self) -> dict[str, dict[str, Any]]:
         """Each tier's place in the path, for people: who it is, whether it serves, its breakers' state."""

@@ -98,6 +98,9 @@ class World:
         """Tier jobs that have not been answered, quarantined ones among them."""
         self.transfers: dict[int, DeviceTransfer] = {}
         """Device transfers under way, by job id."""
+        self.hold_sealing = False
+        """Keep rows from being sealed, and their stores from leaving, until ``finish_sealing``."""
+        self._sealing: list[tuple[JobPlan, Sequence[JobPlan]]] = []
         self.hooks = HookOrder()
         """The hooks that the tiers have seen called."""
         self._answered: dict[int, Finished] = {}
@@ -340,10 +343,9 @@ class World:
                 self._submit(JobHook.LOAD, job)
                 self._spoil(job.rows)
             case StoreToTiers(seal, jobs):
-                for key, row in seal:
-                    self._seal(key, row)
-                for job in jobs:
-                    self._submit(JobHook.STORE, job)
+                self._sealing.append((seal, jobs))
+                if not self.hold_sealing:
+                    self.finish_sealing()
             case _:
                 self._tell(action)
 
@@ -355,13 +357,28 @@ class World:
                 self.hooks.request_finished(tier, request.request_id)
             case CancelJobs(tier, job_ids):
                 for job_id in job_ids:
-                    self.running[job_id].is_cancelled = True
+                    if job_id in self.running:  # else it still waits for its sealing
+                        self.running[job_id].is_cancelled = True
             case TellStepEnd(tier, _):
                 self.hooks.other("on_schedule_end", tier)
             case TellTouched(tier, keys):
                 self.hooks.other("touch", tier, keys)
             case _:
                 assert_never(action)
+
+    def finish_sealing(self) -> None:
+        """Seal what waits for it, in order, and hand its stores to the tiers."""
+        while self._sealing:
+            seal, jobs = self._sealing.pop(0)
+            for key, row in zip(seal.keys, seal.rows, strict=True):
+                self._seal(key, row)
+            self.coordinator.on_sealed(seal.id)
+            for job in jobs:
+                if job.deadline > self.now:
+                    self._submit(JobHook.STORE, job)
+                else:  # as a tier's host does
+                    too_late = Finished(job.tier, JobResult(job_id=job.id, error="too late"))
+                    self.coordinator.on_finished(too_late, self.now)
 
     def _seal(self, key: OffloadKey, row: int) -> None:
         name = Payload(key, self.epoch)

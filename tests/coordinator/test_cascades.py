@@ -57,8 +57,21 @@ def test_c20_a_block_is_sealed_once_for_all_tiers():
     world.new_request("r")
     store(world, "r", "a")
     block = world.ledger.find(make_keys("a")[0])
-    assert block.sealed
     assert world.rows[block.row].proof is not None
+    world.answer_all(JobHook.STORE)
+    world.settle()
+    world.check_at_rest()
+
+
+def test_c03_a_row_waits_for_its_sealing_however_late_and_is_not_another_blocks_meanwhile():
+    world = World(1, ["x"])
+    world.hold_sealing = True
+    world.new_request("r")
+    store(world, "r", "a")
+    world.advance(1000.0)  # the store's deadline is long past
+    assert world.prepare_store("r", make_keys("b")) is None
+    world.finish_sealing()
+    assert world.prepare_store("r", make_keys("b")) is not None
 
 
 def test_c20_what_a_tier_already_holds_is_not_given_to_it_again():

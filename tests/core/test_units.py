@@ -101,3 +101,10 @@ def test_c54_sizes_for_people(count, text):
 @given(st.integers(0, 1 << 45))
 def test_c54_bytes_survive_their_own_text(count):
     assert parse_size(f"{count}B") == count
+
+
+@pytest.mark.parametrize("huge", [10**400, float("inf"), float("nan"), "9" * 400, "9" * 400 + "TiB"])
+def test_c54_quantities_beyond_all_measure_are_refused(huge):
+    for parse in (parse_size, parse_duration):
+        with pytest.raises(ValueError, match="such as"):
+            parse(huge)
