@@ -28,7 +28,7 @@ def _parse(value: object, units: dict[str, float] | dict[str, int], example: str
         if match is None or match[2].lower() not in units:
             raise ValueError(f"expected a quantity such as {example}")
         value = float(match[1]) * units[match[2].lower()]
-    if not 0 <= value < _LIMIT:  # "not in", so that a NaN is refused too
+    if not 0 <= value < _LIMIT:  # a NaN is refused too
         raise ValueError(f"expected a quantity of at least 0, and not beyond all measure, such as {example}")
     return value
 
