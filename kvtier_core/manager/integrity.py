@@ -21,13 +21,14 @@ from kvtier_core.values import JobResult
 class WorkThread:
     """A daemon thread that runs callables one after another."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, log: logging.Logger) -> None:
+        self._log = log
         self._queue: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
     def post(self, work: Callable[[], None]) -> None:
-        """Run *work* after everything posted before. It must not raise."""
+        """Run *work* after everything posted before."""
         self._queue.put(work)
 
     def stop(self, timeout_s: float) -> bool:
@@ -38,7 +39,10 @@ class WorkThread:
 
     def _run(self) -> None:
         while (work := self._queue.get()) is not None:
-            work()
+            try:
+                work()
+            except Exception:  # a mistake of ours must cost this piece of work, not all that wait behind it
+                self._log.exception("%s failed; its rows stay out of use: please report this", work)
 
 
 class Integrity:
@@ -58,15 +62,15 @@ class Integrity:
         self._emit = emit
         self._discard = discard
         self._log = log
-        self._sealing = WorkThread("kvtier-seal")
-        self._checking = WorkThread("kvtier-check")
+        self._sealing = WorkThread("kvtier-seal", log)
+        self._checking = WorkThread("kvtier-check", log)
 
     def seal(self, sealer: Sealer, plan: JobPlan) -> None:
         """Give each row of *plan* its proof, after everything posted before, and report it as ``Sealed``."""
         self._sealing.post(partial(self._seal, sealer, plan))
 
     def after_sealing(self, work: Callable[[], None]) -> None:
-        """Run *work*, which must not wait or raise, after everything posted before."""
+        """Run *work*, which must not wait, after everything posted before."""
         self._sealing.post(work)
 
     def verify(self, plan: JobPlan, result: JobResult, sealer: Sealer) -> None:

@@ -9,7 +9,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Generator
 from typing import Any
 
 from kvtier_core import ConfigError, KvtierError
@@ -27,7 +27,7 @@ def _environment() -> dict[str, str]:
     return {"OMP_WAIT_POLICY": "PASSIVE"} | kept | {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
 
 
-def run_worker(order: Order) -> Iterator[dict[str, Any]]:
+def run_worker(order: Order) -> Generator[dict[str, Any], None, None]:
     """Run one worker to its end, yielding its events.
 
     Raises ``ConfigError`` with the worker's message when it says what is missing, ``KvtierError`` with the end of its

@@ -4,7 +4,9 @@ Decides the configuration the demo runs with and which process does what. Comput
 """
 
 import json
+from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -98,18 +100,24 @@ class Show:
             threads=self._threads,
         )
         self._bar.say("loading the model")
-        for event in run_worker(order):
-            match event.pop("event"):
-                case "started":
-                    self._bar.say(f"{Leg(event['leg']).heading}, question {event['question'] + 1}")
-                case "tokens":
-                    self._bar.part(_WEIGHTS[Leg.PLAIN] * event["tokens"] / self._prefix_tokens)
-                case "answer":
-                    answer = Answer.from_json(event)
-                    self._answers.append(answer)
-                    self._bar.done(_WEIGHTS[answer.leg])
-                case "report":
-                    self._reports.append(WorkerReport.from_json(event))
+        # closing: whatever ends this loop ends the worker before its directory is removed
+        with closing(run_worker(order)) as events:
+            for event in events:
+                self._take(event.pop("event"), event)
+
+    def _take(self, kind: str, data: dict[str, Any]) -> None:
+        """One event of a worker."""
+        match kind:
+            case "started":
+                self._bar.say(f"{Leg(data['leg']).heading}, question {data['question'] + 1}")
+            case "tokens":
+                self._bar.part(_WEIGHTS[Leg.PLAIN] * data["tokens"] / self._prefix_tokens)
+            case "answer":
+                answer = Answer.from_json(data)
+                self._answers.append(answer)
+                self._bar.done(_WEIGHTS[answer.leg])
+            case "report":
+                self._reports.append(WorkerReport.from_json(data))
 
     def _max_logit_diff(self) -> float:
         plain = {answer.question: self._logits(answer) for answer in self._answers if answer.leg is Leg.PLAIN}

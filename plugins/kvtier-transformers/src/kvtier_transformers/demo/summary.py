@@ -148,7 +148,7 @@ class Results:
         ]
         lines.append(
             f"Times to the first token are medians over {summary.questions} questions (tiers empty: the first one), "
-            "process start and model load left out."
+            "process start and model load left out; tokens restored are those of the question that got fewest."
         )
         if summary.corrupted_files:
             lines.append(

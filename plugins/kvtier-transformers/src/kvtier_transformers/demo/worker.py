@@ -89,11 +89,11 @@ class _Worker:
             )
 
     def _plain(self, prompt: list[int], progress: Progress, answer_tokens: int) -> Generation:
-        """What ``Engine.generate`` does, without kvtier."""
+        """The same greedy decoding without kvtier; the prompt in one pass, as transformers' own ``generate`` has it."""
         started = time.perf_counter()
         model = self._loaded.model
         decoder = GreedyDecoder(
-            model, DynamicCache(config=model.config), chunk_tokens=_CHUNK_TOKENS, on_progress=progress
+            model, DynamicCache(config=model.config), chunk_tokens=len(prompt), on_progress=progress
         )
         first_logits = decoder.prefill(prompt)
         token_ids = [int(first_logits.argmax())]
