@@ -41,7 +41,7 @@ class WorkThread:
         while (work := self._queue.get()) is not None:
             try:
                 work()
-            except Exception:  # a mistake of ours must cost this piece of work, not all that wait behind it
+            except Exception:  # noqa: BLE001 - a mistake of ours must not cost what waits behind it
                 self._log.exception("%s failed; its rows stay out of use: please report this", work)
 
 
