@@ -9,7 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from kvtier_core.blocktier import BlockTier, SupportsBatch, SupportsScan
+    from kvtier_core.blocktier import BlockTier, SupportsBatch, SupportsRemoval, SupportsScan
     from kvtier_core.errors import (
         ClosedError,
         ConfigError,
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
         PluginError,
         PoolError,
         TierOpenError,
+        UnknownRequestError,
         UnsupportedModelError,
     )
     from kvtier_core.hookspecs import TierHookSpecs, hookimpl, hookspec
@@ -30,7 +31,9 @@ if TYPE_CHECKING:
         make_offload_key,
         root_hash,
     )
+    from kvtier_core.masking import mask_text
     from kvtier_core.namespace import GroupSpec, Namespace, digest_weights
+    from kvtier_core.policies import EvictionPolicy
     from kvtier_core.plugins import TierType, check_tier_class, list_tier_types, load_tier_type
     from kvtier_core.runtime import open_session
     from kvtier_core.session import EngineSession
@@ -63,6 +66,7 @@ __all__ = [
     "Direction",
     "Duration",
     "EngineSession",
+    "EvictionPolicy",
     "GroupSpec",
     "JobResult",
     "KvtierError",
@@ -81,6 +85,7 @@ __all__ = [
     "Settings",
     "Size",
     "SupportsBatch",
+    "SupportsRemoval",
     "SupportsScan",
     "TierContext",
     "TierEvent",
@@ -92,6 +97,7 @@ __all__ = [
     "TierSettings",
     "TierType",
     "TierUsage",
+    "UnknownRequestError",
     "UnsupportedModelError",
     "__version__",
     "check_tier_class",
@@ -106,6 +112,7 @@ __all__ = [
     "load_settings",
     "load_tier_type",
     "make_offload_key",
+    "mask_text",
     "open_session",
     "parse_duration",
     "parse_size",
@@ -120,6 +127,7 @@ _HOMES = {
     "Direction": "values",
     "Duration": "units",
     "EngineSession": "session",
+    "EvictionPolicy": "policies",
     "GroupSpec": "namespace",
     "JobResult": "values",
     "KvtierError": "errors",
@@ -138,6 +146,7 @@ _HOMES = {
     "Settings": "settings",
     "Size": "units",
     "SupportsBatch": "blocktier",
+    "SupportsRemoval": "blocktier",
     "SupportsScan": "blocktier",
     "TierContext": "values",
     "TierEvent": "values",
@@ -149,6 +158,7 @@ _HOMES = {
     "TierSettings": "tier_settings",
     "TierType": "plugins",
     "TierUsage": "values",
+    "UnknownRequestError": "errors",
     "UnsupportedModelError": "errors",
     "check_tier_class": "plugins",
     "digest_weights": "namespace",
@@ -162,6 +172,7 @@ _HOMES = {
     "load_settings": "settings",
     "load_tier_type": "plugins",
     "make_offload_key": "keys",
+    "mask_text": "masking",
     "open_session": "runtime",
     "parse_duration": "units",
     "parse_size": "units",

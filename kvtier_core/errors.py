@@ -29,5 +29,9 @@ class UnsupportedModelError(KvtierError, TypeError):
     """An engine adapter was given a model whose KV layout it does not know."""
 
 
+class UnknownRequestError(KvtierError, LookupError):
+    """A request id was used that is not known: never begun, or already finished."""
+
+
 class ClosedError(KvtierError, RuntimeError):
     """The object was used after its shutdown."""

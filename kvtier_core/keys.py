@@ -80,6 +80,19 @@ def _extras(identity: RequestIdentity, begin: int, end: int) -> bytes:
     )
 
 
+def _token_bytes(token_ids: Sequence[int]) -> bytes:
+    """Token ids as they are hashed. Anything numpy would have to round, cut or flatten is refused."""
+    if len(token_ids) == 0:
+        return b""
+    try:
+        tokens = np.asarray(token_ids)
+    except ValueError:  # ragged
+        tokens = np.empty((0, 0))
+    if tokens.ndim != 1 or tokens.dtype.kind not in "iu" or (tokens.dtype.kind == "u" and tokens.max() >= 1 << 63):
+        raise ValueError("token ids must be a flat sequence of integers below 2**63")
+    return tokens.astype(">i8").tobytes()
+
+
 def hash_blocks(
     token_ids: Sequence[int],
     tokens_per_block: int,
@@ -90,6 +103,8 @@ def hash_blocks(
 ) -> list[bytes]:
     """Hash every whole block of *token_ids*; a partial last block has no hash.
 
+    Raises ``ValueError`` when the tokens are not a flat sequence of integers.
+
     To go on where an earlier call stopped, pass the last hash as *parent*, the tokens after it, and how many
     blocks came before as *first_block* (multimodal positions count from the prompt's start).
     """
@@ -97,7 +112,7 @@ def hash_blocks(
         raise ValueError(f"tokens_per_block must be at least 1, not {tokens_per_block}")
     previous = root_hash(identity) if parent is None else parent
     count = len(token_ids) // tokens_per_block
-    tokens = np.asarray(token_ids[: count * tokens_per_block], dtype=">i8").tobytes()
+    tokens = _token_bytes(token_ids)
     width = 8 * tokens_per_block
     head = struct.pack(">I", tokens_per_block)
     hashes: list[bytes] = []

@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self
 
+from kvtier_core.errors import ClosedError, UnknownRequestError
 from kvtier_core.keys import OffloadKey, RequestIdentity, hash_blocks, make_offload_key
 from kvtier_core.manager.manager import TierManager
 from kvtier_core.transfer.device import Device
@@ -33,7 +34,9 @@ class _Request:
 
     info: RequestInfo
     identity: RequestIdentity
-    tokens: list[int]
+    num_tokens: int = 0
+    partial_block: list[int] = field(default_factory=list)
+    """The tokens after the last whole block."""
     hashes: list[bytes] = field(default_factory=list)
     keys: list[OffloadKey] = field(default_factory=list)
     offered: int = 0
@@ -41,6 +44,8 @@ class _Request:
     load_job: int | None = None
     load_blocks: int = 0
     load_failed: bool = False
+    is_stale: bool = False
+    """A reset came after KV was computed or loaded for it: what its device blocks hold must not be stored."""
     hits: dict[str, int] = field(default_factory=dict)
 
 
@@ -56,6 +61,7 @@ class EngineSession:
         """Blocks stored by one device transfer at most, so that a small pool takes a part rather than nothing."""
         self._requests: dict[str, _Request] = {}
         self._transfers: dict[int, tuple[Direction, str]] = {}
+        self._closing = False
         self._closed = False
 
     # -- a request's life
@@ -68,29 +74,37 @@ class EngineSession:
         params: Mapping[str, Any] | None = None,
     ) -> None:
         """Begin a request with its prompt. Raises ``ValueError`` when the id is in use."""
-        info = RequestInfo(request_id=request_id, num_tokens=len(token_ids), params=params or {})
         self._poll()
+        info = RequestInfo(request_id=request_id, num_tokens=len(token_ids), params=params or {})
+        request = _Request(info, identity)
+        self._extend(request, token_ids)
         self._manager.new_request(info)
-        request = _Request(info, identity, list(token_ids))
         self._requests[request_id] = request
-        self._hash(request)
 
     def append(self, request_id: str, token_ids: Sequence[int]) -> None:
-        """Add generated tokens."""
-        request = self._requests[request_id]
-        request.tokens.extend(token_ids)
-        self._hash(request)
+        """Add generated tokens. Raises ``ValueError`` for what is no token ids, and nothing has changed then."""
+        self._extend(self._request(request_id), token_ids)
 
-    def _hash(self, request: _Request) -> None:
+    def _request(self, request_id: str) -> _Request:
+        request = self._requests.get(request_id)
+        if request is None:
+            self._ensure_open()
+            raise UnknownRequestError(f"request {request_id!r} is not known: it was never begun, or is finished")
+        return request
+
+    def _extend(self, request: _Request, token_ids: Sequence[int]) -> None:
         size = self._tokens_per_block
         done = len(request.hashes)
+        partial_block = [*request.partial_block, *token_ids]
         new = hash_blocks(
-            request.tokens[done * size :],
+            partial_block,
             size,
             request.identity,
             parent=request.hashes[-1] if done else None,
             first_block=done,
         )
+        request.num_tokens += len(token_ids)
+        request.partial_block = partial_block[len(new) * size :]
         request.hashes.extend(new)
         request.keys.extend(make_offload_key(block_hash, _GROUP) for block_hash in new)
 
@@ -100,12 +114,12 @@ class EngineSession:
         ``None`` while more may come: end the step and ask again. Cost: proportional to the request's blocks; no I/O.
         """
         self._poll()
-        request = self._requests[request_id]
+        request = self._request(request_id)
         answer = self._manager.lookup(request_id, self._loadable_keys(request))
         return answer.hits * self._tokens_per_block if answer.is_settled else None
 
     def _loadable_keys(self, request: _Request) -> Sequence[OffloadKey]:
-        return request.keys[: max(0, len(request.tokens) - 1) // self._tokens_per_block]
+        return request.keys[: max(0, request.num_tokens - 1) // self._tokens_per_block]
 
     def wait_loadable(self, request_id: str, timeout_s: float = DEFAULT_TIMEOUT_S) -> int:
         """``loadable_tokens`` for an engine without steps: sleeps until it is known, at most *timeout_s*.
@@ -117,7 +131,7 @@ class EngineSession:
             self.end_step()
             left = deadline - time.monotonic()
             if left <= 0:
-                keys = self._loadable_keys(self._requests[request_id])
+                keys = self._loadable_keys(self._request(request_id))
                 return self._manager.lookup(request_id, keys).hits * self._tokens_per_block
             self._manager.wait(left)
         return tokens
@@ -126,10 +140,12 @@ class EngineSession:
         """Start the device load of the first *num_tokens* tokens into the device blocks *block_ids*.
 
         ``block_ids[i]`` is the request's i-th block. ``wait_loaded`` says what really came. Raises ``ValueError`` when
-        there are fewer device blocks than blocks to load, or a load of this request is under way.
+        there are fewer device blocks than blocks to load, *num_tokens* is negative, or a load is under way.
         """
-        request = self._requests[request_id]
-        count = min(num_tokens, max(0, len(request.tokens) - 1)) // self._tokens_per_block
+        request = self._request(request_id)
+        count = min(num_tokens, max(0, request.num_tokens - 1)) // self._tokens_per_block
+        if num_tokens < 0:
+            raise ValueError(f"num_tokens must be at least 0, not {num_tokens}")
         if len(block_ids) < count:
             raise ValueError(f"{count} blocks to load, but only {len(block_ids)} device blocks")
         if request.load_job is not None:
@@ -141,18 +157,21 @@ class EngineSession:
             return
         for source in prepared.sources:
             request.hits[source] = request.hits.get(source, 0) + self._tokens_per_block
+        ids = block_ids[: len(prepared.keys)]
+        try:
+            self._device.submit_load(prepared.job_id, ids, prepared.rows, self._pool.control.epoch)
+        except BaseException:
+            self._manager.complete_load(prepared.job_id)
+            raise
         request.load_job = prepared.job_id
         self._transfers[prepared.job_id] = (Direction.LOAD, request_id)
-        self._device.submit_load(
-            prepared.job_id, block_ids[: len(prepared.keys)], prepared.rows, self._pool.control.epoch
-        )
 
     def wait_loaded(self, request_id: str, timeout_s: float = DEFAULT_TIMEOUT_S) -> int:
         """Wait for the device load. Returns the tokens that are in the device blocks now; the rest is to be computed.
 
         Raises ``TimeoutError`` when the device has not finished: its blocks must not be used then.
         """
-        request = self._requests[request_id]
+        request = self._request(request_id)
         if request.load_job is not None:
             self._wait_device(Direction.LOAD, [request.load_job], timeout_s)
         if request.load_failed:
@@ -165,11 +184,16 @@ class EngineSession:
         """The KV of the first *num_tokens* tokens is in the device blocks *block_ids*: store the blocks that are new.
 
         Returns at once; the blocks must not be rewritten before ``wait_stored``. Blocks that find no room in the pool
-        are offered again by the next call.
+        are offered again by the next call. Nothing is stored when a reset came since the request's KV began: it may be
+        that of other weights. Raises ``ValueError`` when there are fewer device blocks than whole blocks.
         """
         self._poll()
-        request = self._requests[request_id]
+        request = self._request(request_id)
         complete = min(num_tokens // self._tokens_per_block, len(request.keys))
+        if len(block_ids) < complete:
+            raise ValueError(f"{complete} whole blocks were computed, but only {len(block_ids)} device blocks given")
+        if request.is_stale:
+            return
         while request.offered < complete:
             begin, end = request.offered, min(complete, request.offered + self._piece)
             prepared = self._manager.prepare_store(request_id, request.keys[begin:end])
@@ -180,12 +204,17 @@ class EngineSession:
                 continue
             wanted = set(prepared.keys)
             ids = [block_ids[i] for i in range(begin, end) if request.keys[i] in wanted]
+            try:
+                self._device.submit_store(prepared.job_id, ids, prepared.rows, self._pool.control.epoch)
+            except BaseException:
+                self._manager.complete_store(prepared.job_id, success=False)
+                raise
             self._transfers[prepared.job_id] = (Direction.STORE, request_id)
-            self._device.submit_store(prepared.job_id, ids, prepared.rows, self._pool.control.epoch)
 
     def finish(self, request_id: str) -> None:
         """The request is done. Its device blocks may be reused after ``wait_stored``."""
         self._poll()
+        self._request(request_id)
         del self._requests[request_id]
         self._manager.request_finished(request_id)
 
@@ -203,9 +232,10 @@ class EngineSession:
         Raises ``TimeoutError`` when they take longer: the blocks must not be reused then.
         """
         self._wait_request(request_id, timeout_s)
-        request = self._requests[request_id]
+        request = self._request(request_id)
         request.offered = 0
         request.load_blocks = 0
+        request.is_stale = False
 
     def wait_stored(self, request_id: str, timeout_s: float = DEFAULT_TIMEOUT_S) -> bool:
         """Wait until no device store of this request is under way, also after ``finish``. Whether that was in time."""
@@ -241,23 +271,38 @@ class EngineSession:
         return True
 
     def reset_cache(self) -> None:
-        """Nothing stored so far answers any more, in any tier (C34). Does not wait."""
+        """Nothing stored so far answers any more, in any tier (C34). Does not wait.
+
+        Requests go on with what their device blocks hold, which is not stored any more, unless they are preempted and
+        begin anew.
+        """
+        self._ensure_open()
         self._pool.control.bump_epoch()
         self._manager.reset_cache()
         for request in self._requests.values():
-            request.offered = 0
+            request.is_stale = True
 
     def close(self, timeout_s: float = DEFAULT_TIMEOUT_S) -> bool:
-        """Shut down within *timeout_s*. Twice is fine. Whether everything ended; else the pool's mapping is kept."""
+        """Shut down within *timeout_s*; every other method raises ``ClosedError`` afterwards. Twice is fine.
+
+        Whether everything ended; else the pool's mapping is kept, and a later call tries again.
+        """
         if self._closed:
             return True
         deadline = time.monotonic() + timeout_s
         device_down = self._device.shutdown(timeout_s)
-        if device_down:
+        if device_down and not self._closing:
             self._poll()
+        self._closing = True
         tiers_down = self._manager.shutdown(max(0.0, deadline - time.monotonic()))
-        self._closed = device_down and tiers_down
-        return self._pool.close() if self._closed else False
+        self._closed = device_down and tiers_down and self._pool.close()
+        if self._closed:
+            self._requests.clear()
+        return self._closed
+
+    def _ensure_open(self) -> None:
+        if self._closing:
+            raise ClosedError("the session was closed")
 
     def __enter__(self) -> Self:
         return self
@@ -269,7 +314,7 @@ class EngineSession:
 
     def request_hits(self, request_id: str) -> dict[str, int]:
         """Tokens loaded for this request by where they came from: ``pool`` or a tier's name. Before ``finish``."""
-        return dict(self._requests[request_id].hits)
+        return dict(self._request(request_id).hits)
 
     def stats(self) -> dict[str, Any]:
         """Counters since the start, and each tier's state, ready for JSON."""
@@ -329,6 +374,7 @@ class EngineSession:
 
     def _poll(self) -> None:
         """Take in what the device finished."""
+        self._ensure_open()
         for result in self._device.get_finished():
             direction, request_id = self._transfers.pop(result.job_id)
             if direction is Direction.STORE:

@@ -36,6 +36,10 @@ class TierLimits(BaseModel):
     """Keys of a tier on the blocking interface that are remembered as present; a tier that holds more is asked."""
     max_batch: Size = 4 << 20
     """Bytes that one batched call of a tier on the blocking interface may move; at least one block is moved."""
+    max_waiting: Annotated[int, Field(ge=1)] = 10_000
+    """Calls that may wait for a tier's hook thread before the tier hears of no new request."""
+    max_remembered: Annotated[int, Field(ge=1)] = 100_000
+    """Answers about keys, and keys that could not be loaded, that are remembered of a tier."""
     max_events: Annotated[int, Field(ge=1)] = 65_536
     """Changes kept for events; past it the next events are the whole contents anew."""
     max_retired: Annotated[int, Field(ge=1)] = 4

@@ -103,8 +103,9 @@ class Presence:
 
     def answer(self, key: OffloadKey, now: float, *, present: bool) -> None:
         """The tier said whether it holds *key*; a late answer counts too."""
-        self._answers.put(key, present, now + self._ttl)
         self._lost.drop(key)
+        if self.resident is None or self.resident() is None:
+            self._answers.put(key, present, now + self._ttl)
 
     def stored(self, key: OffloadKey, now: float) -> None:
         """A store of *key* to the tier succeeded."""

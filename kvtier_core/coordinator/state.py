@@ -103,7 +103,7 @@ class TierState:
             complete=not spec.info.shared,
             ttl_s=limits.presence_ttl + slowest_lookup_s,
             miss_ttl_s=limits.miss_ttl,
-            limit=limits.max_resident_keys,
+            limit=limits.max_remembered,
         )
         self.load_breaker = Breaker(limits.breaker_failures, limits.breaker_pause, limits.breaker_max_pause)
         self.store_breaker = Breaker(limits.breaker_failures, limits.breaker_pause, limits.breaker_max_pause)

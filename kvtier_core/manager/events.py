@@ -31,10 +31,10 @@ class Serving:
 
 @dataclass(frozen=True, slots=True)
 class OpenFailed:
-    """A tier could not open."""
+    """A tier could not open; *error* says why, without secrets."""
 
     tier: str
-    error: BaseException
+    error: str
 
 
 @dataclass(frozen=True, slots=True)

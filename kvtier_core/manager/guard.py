@@ -11,6 +11,9 @@ from kvtier_core.masking import mask_text
 _MAX_KINDS = 1000
 """Kinds of faults told apart; past that counting starts again."""
 
+_MAX_TEXT = 2000
+"""Characters of a tier's own words that a message repeats."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class TierIdentity:
@@ -27,17 +30,16 @@ class TierIdentity:
 
 @dataclass(frozen=True, slots=True)
 class HookFault:
-    """What a hook raised, or what was wrong with its answer. ``str`` hides no secrets: the guard's messages do."""
+    """What a hook did wrong, as text without secrets.
 
-    hook: str
-    error: BaseException
+    Not the exception itself: its traceback would keep the pool's rows alive, and its text may be anything.
+    """
 
-    def __str__(self) -> str:
-        return f"{self.hook} raised {type(self.error).__name__}: {self.error}"
+    text: str
 
 
 class Guard:
-    """Calls one tier instance's hooks. Used by its hook thread only."""
+    """Calls one tier instance's hooks. Used by its hook thread only, but for ``mask``."""
 
     def __init__(self, identity: TierIdentity, secrets: Collection[str], log: logging.Logger) -> None:
         self._identity = identity
@@ -54,27 +56,31 @@ class Guard:
         try:
             return function(**arguments)
         except BaseException as error:  # noqa: BLE001 - see the docstring
-            return self.report(HookFault(hook, error))
+            kind = type(error).__name__
+            return self.report(hook, kind, f"{hook} raised {kind}: {text_of(error)}")
 
-    def report(self, fault: HookFault) -> HookFault:
-        """Log what a hook did wrong."""
-        self._warn(fault.hook, type(fault.error).__name__, str(fault))
-        return fault
-
-    def note_failed_job(self, what: str, error: str) -> None:
-        """Log why a job failed, in the tier's own words."""
-        self._warn(what, error, f"a {what} job failed: {error}")
-
-    def _warn(self, hook: str, kind: str, text: str) -> None:
-        """Log the first of its kind and then ever more rarely (at powers of two), with their number."""
+    def report(self, hook: str, kind: str, text: str) -> HookFault:
+        """Log what a hook did wrong: the first of its kind and then ever more rarely (at powers of two)."""
+        fault = HookFault(self.mask(text))
         if len(self._seen) >= _MAX_KINDS:
             self._seen.clear()
         self._seen[hook, kind] += 1
         count = self._seen[hook, kind]
         if count & (count - 1) == 0:
             self._log.warning(
-                "%s: %s; it costs hits and nothing else. Seen %d times.",
-                self._identity,
-                mask_text(text, self._secrets),
-                count,
+                "%s: %s; it costs hits and nothing else. Seen %d times.", self._identity, fault.text, count
             )
+        return fault
+
+    def mask(self, text: str) -> str:
+        """*text* without the tier's secrets, and not longer than a message may be."""
+        masked = mask_text(text[:_MAX_TEXT], self._secrets)
+        return masked if len(text) <= _MAX_TEXT else f"{masked}..."
+
+
+def text_of(value: object) -> str:
+    """*value* as text, whatever its ``__str__`` does."""
+    try:
+        return str(value)
+    except BaseException as error:  # noqa: BLE001 - somebody else's code
+        return f"<a {type(value).__name__} whose text can't be had: {type(error).__name__}>"

@@ -11,7 +11,6 @@ import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from queue import Empty, SimpleQueue
 from typing import Any
 
 import pluggy
@@ -19,11 +18,13 @@ import pluggy
 from kvtier_core.coordinator import Finished, JobPlan
 from kvtier_core.hookspecs import PROJECT, TierHookSpecs
 from kvtier_core.keys import OffloadKey
+from kvtier_core.manager.answers import job_id_of, list_results, plain_result
 from kvtier_core.manager.events import Event, Fault, OpenFailed, Serving
-from kvtier_core.manager.guard import Guard, HookFault, TierIdentity
+from kvtier_core.manager.guard import Guard, HookFault, TierIdentity, text_of
+from kvtier_core.manager.inbox import Inbox
 from kvtier_core.proof import Sealer
 from kvtier_core.transfer.pool import Pool
-from kvtier_core.values import JobResult, PoolView, TierJob
+from kvtier_core.values import JobResult, PoolView, RequestInfo, TierJob
 
 _FIRST_POLL_S = 0.001
 _LAST_POLL_S = 0.05
@@ -39,17 +40,6 @@ class _Running:
     sealer: Sealer | None
 
 
-def _is_well_formed(result: JobResult) -> bool:
-    lists: tuple[object, ...] = (result.missing, result.failed)
-    present: object = result.present
-    error: object = result.error
-    return (
-        all(isinstance(keys, Sequence) and all(isinstance(key, bytes) for key in keys) for keys in lists)
-        and (present is None or isinstance(present, Sequence))
-        and (error is None or isinstance(error, str))
-    )
-
-
 class TierHost:
     """One tier instance and its hook thread. The public methods may be called from any thread and return at once."""
 
@@ -58,6 +48,7 @@ class TierHost:
         identity: TierIdentity,
         *,
         secrets: Collection[str],
+        max_waiting: int,
         pool: Pool,
         clock: Callable[[], float],
         emit: Callable[[Event], None],
@@ -70,7 +61,7 @@ class TierHost:
         self._emit = emit
         self._verify = verify
         self._guard = Guard(identity, secrets, log)
-        self._inbox: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._inbox = Inbox(max_waiting)
         self._running: dict[int, _Running] = {}
         self._plugin: Any = None
         self._hooks: Any = None
@@ -95,56 +86,66 @@ class TierHost:
         manager.check_pending()
         self._plugin = plugin
         self._hooks = manager.hook
-        self._post(partial(self._open, pool))
+        self._inbox.put(partial(self._open, pool))
         self._thread.start()
 
     def wake(self) -> None:
         """A result may be ready: look now."""
-        self._inbox.put(None)
+        self._inbox.wake()
 
     def ask(self, plan: JobPlan) -> None:
         """Hand a lookup job to the tier."""
-        self._post(partial(self._submit, "lookup", plan, None))
+        self._put_job("lookup", plan, None)
 
     def load(self, plan: JobPlan, sealer: Sealer) -> None:
         """Hand a load job to the tier; its rows are checked with *sealer* before the result is reported."""
-        self._post(partial(self._submit, "submit_load", plan, sealer))
+        self._put_job("submit_load", plan, sealer)
 
     def store(self, plan: JobPlan) -> None:
         """Hand a store job to the tier."""
-        self._post(partial(self._submit, "submit_store", plan, None))
+        self._put_job("submit_store", plan, None)
+
+    def _put_job(self, hook: str, plan: JobPlan, sealer: Sealer | None) -> None:
+        if self._inbox.knows(plan.request.request_id):
+            self._inbox.put(partial(self._submit, hook, plan, sealer))
+        else:
+            self._report(JobResult(job_id=plan.id, error="the tier is too far behind to hear of this request"))
+
+    def begin_request(self, request: RequestInfo) -> None:
+        """Tell the tier that a request began, before any job of it."""
+        call = partial(self._tell, "on_new_request", {"request": request})
+        self._inbox.begin_request(request.request_id, call)
+
+    def end_request(self, request: RequestInfo) -> None:
+        """Tell the tier that a request is over, after every job of it."""
+        call = partial(self._tell, "on_request_finished", {"request": request})
+        self._inbox.end_request(request.request_id, call)
 
     def tell(self, hook: str, **arguments: object) -> None:
-        """Call a hook whose answer nobody waits for."""
-        self._post(partial(self._tell, hook, arguments))
+        """Call a hook whose answer nobody waits for, unless the tier is far behind."""
+        self._inbox.put_news(partial(self._tell, hook, arguments))
 
     def discard(self, keys: Sequence[OffloadKey]) -> None:
         """These keys gave wrong bytes: let the tier forget them, where it can."""
-        self._post(partial(self._discard, keys))
+        self._inbox.put_news(partial(self._discard, keys))
 
     def reset(self, namespace: str, description: Mapping[str, Any], generation: int) -> None:
         """Let the tier serve *namespace* from now on; reported as ``Serving`` once it does."""
-        self._post(partial(self._reset, namespace, description, generation))
+        self._inbox.put(partial(self._reset, namespace, description, generation))
 
     def shutdown(self, timeout_s: float) -> None:
         """Shut the tier down and end the hook thread."""
-        self._post(partial(self._shutdown, timeout_s))
+        self._inbox.put(partial(self._shutdown, timeout_s))
 
     def wait_down(self, timeout_s: float) -> bool:
         """Wait for the end of ``shutdown``; whether the tier has confirmed that it no longer touches the pool."""
         return self._ended.wait(timeout_s) and self._is_down
 
-    def _post(self, call: Callable[[], None]) -> None:
-        self._inbox.put(call)
-
     # -- the hook thread
 
     def _run(self) -> None:
         while not self._stopping:
-            try:
-                call = self._inbox.get(timeout=self._poll_timeout())
-            except Empty:
-                call = None
+            call = self._inbox.get(self._poll_timeout())
             if call is not None:
                 self._pause = _FIRST_POLL_S
                 self._guarded(call)
@@ -175,7 +176,7 @@ class TierHost:
     def _open(self, pool: PoolView | None) -> None:
         answer = self._call("on_open", pool=pool)
         if isinstance(answer, HookFault):
-            self._emit(OpenFailed(self.identity.name, answer.error))
+            self._emit(OpenFailed(self.identity.name, answer.text))
         else:
             self._serve(0)
 
@@ -202,12 +203,12 @@ class TierHost:
         answer = self._call(hook, job=job)
         if isinstance(answer, HookFault):
             del self._running[job.id]
-            self._report(JobResult(job_id=job.id, error=str(answer)))
+            self._report(JobResult(job_id=job.id, error=answer.text))
         elif hook == "lookup" and answer is not None:
             self._take(JobResult(job_id=job.id, present=answer))
 
     def _collect(self) -> None:
-        results = self._guard.call("get_finished_jobs", self._list_results)
+        results = self._guard.call("get_finished_jobs", lambda: list_results(self._hooks.get_finished_jobs()))
         if isinstance(results, HookFault):
             self._fault()
             return
@@ -216,28 +217,24 @@ class TierHost:
         for result in results:
             self._take(result)
 
-    def _list_results(self) -> list[object]:
-        results = self._hooks.get_finished_jobs()
-        return [] if results is None else list(results)
-
     def _take(self, result: object) -> None:
         """Pass on one result. One for a job that is not running is never passed on: its rows may be another's."""
-        job_id: object = result.job_id if isinstance(result, JobResult) else None
-        running = self._running.pop(job_id, None) if isinstance(job_id, int) else None
+        job_id = job_id_of(result)
+        running = self._running.pop(job_id, None) if job_id is not None else None
         if running is None or not isinstance(result, JobResult):
-            error = ValueError(f"{result!r} fits no job that this tier has under way")
-            self._guard.report(HookFault("get_finished_jobs", error))
+            text = f"{text_of(result)} fits no job that this tier has under way"
+            self._guard.report("get_finished_jobs", "foreign", text)
             self._fault()
             return
-        if not _is_well_formed(result):
-            self._guard.report(HookFault(running.hook, TypeError(f"malformed result {result!r}")))
-            result = JobResult(job_id=running.plan.id, error="the tier's result was malformed")
-        elif result.error is not None:
-            self._guard.note_failed_job(running.hook, result.error)
+        plain = self._guard.call(running.hook, plain_result, result=result)
+        if isinstance(plain, HookFault):
+            plain = JobResult(job_id=running.plan.id, error="the tier's result was malformed")
+        elif plain.error is not None:
+            self._guard.report(running.hook, plain.error, f"a {running.hook} job failed: {plain.error}")
         if running.sealer is not None:
-            self._verify(running.plan, result, running.sealer)
+            self._verify(running.plan, plain, running.sealer)
         else:
-            self._report(result)
+            self._report(plain)
 
     def _report(self, result: JobResult) -> None:
         self._emit(Finished(self.identity.name, result))
@@ -253,8 +250,8 @@ class TierHost:
 
     def _reset(self, namespace: str, description: Mapping[str, Any], generation: int) -> None:
         if not self._hooks.reset.get_hookimpls():
-            error = TypeError("the tier has no reset hook, so it is left out until the next start")
-            self._guard.report(HookFault("reset", error))
+            text = "the tier has no reset hook, so it is left out until the next start"
+            self._guard.report("reset", "none", text)
             self._fault()
         elif isinstance(self._call("reset", namespace=namespace, description=description), HookFault):
             self._fault()

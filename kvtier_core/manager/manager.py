@@ -30,12 +30,14 @@ from kvtier_core.coordinator import (
     TellTouched,
     TierSpec,
 )
-from kvtier_core.errors import ClosedError, TierOpenError
+from kvtier_core.errors import ClosedError, ConfigError, TierOpenError
 from kvtier_core.keys import OffloadKey
 from kvtier_core.manager.events import Event, Fault, OpenFailed, Sealed, Serving, Wake
-from kvtier_core.manager.guard import TierIdentity
+from kvtier_core.manager.guard import TierIdentity, text_of
 from kvtier_core.manager.host import TierHost
 from kvtier_core.manager.integrity import Integrity
+from kvtier_core.manager.tier_log import make_tier_log
+from kvtier_core.masking import mask_text
 from kvtier_core.namespace import Namespace, payload_sizes
 from kvtier_core.policies.base import EvictionPolicy
 from kvtier_core.proof import Sealer
@@ -88,7 +90,7 @@ class TierManager:
         )
         self._hosts = {build.identity.name: self._host(build) for build in tiers}
         self._builds = tiers
-        self._failed_open: dict[str, BaseException] = {}
+        self._failed_open: dict[str, str] = {}
         self._generation = 0
         self._step = 0
         self._collected = False
@@ -100,6 +102,7 @@ class TierManager:
         return TierHost(
             build.identity,
             secrets=build.secrets,
+            max_waiting=build.limits.max_waiting,
             pool=self._pool,
             clock=self._clock,
             emit=self._events.put,
@@ -127,7 +130,7 @@ class TierManager:
         )
         for build in self._builds:
             host = self._hosts[build.identity.name]
-            host.start(build.build(self._context(build, host)), view)
+            host.start(self._build(build, host), view)
         deadline = self._clock() + timeout_s
         waiting = set(self._hosts)
         while waiting and not self._failed_open:
@@ -136,7 +139,15 @@ class TierManager:
                 raise TierOpenError(f"{names} did not open within {timeout_s:g} s: check its storage")
             waiting = {name for name in waiting if not self._coordinator.state.tiers[name].serving}
         for name, error in self._failed_open.items():
-            raise TierOpenError(f"{self._hosts[name].identity} could not open: {error}") from error
+            raise TierOpenError(f"{self._hosts[name].identity} could not open: {error}")
+
+    def _build(self, build: TierBuild, host: TierHost) -> object:
+        try:
+            return build.build(self._context(build, host))
+        except Exception as error:  # noqa: BLE001 - a plugin's constructor, which may raise anything, secrets included
+            text = mask_text(text_of(error), build.secrets)
+            kind = ConfigError if isinstance(error, ConfigError) else TierOpenError
+        raise kind(f"{build.identity} could not be built: {text}")
 
     def _context(self, build: TierBuild, host: TierHost) -> TierContext:
         return TierContext(
@@ -145,7 +156,7 @@ class TierManager:
             description=self.namespace.describe(),
             row_bytes=self._pool.geometry.row_bytes,
             capacity_bytes=build.capacity_bytes,
-            log=self._log.getChild(build.identity.name),
+            log=make_tier_log(self._log, build.identity.name, build.secrets),
             wake=host.wake,
         )
 
@@ -332,20 +343,17 @@ class TierManager:
                 for job in jobs:
                     self._integrity.after_sealing(partial(self._hosts[job.tier].store, job))
             case TellNewRequest(tier, request):
-                self._hosts[tier].tell("on_new_request", request=request)
+                self._hosts[tier].begin_request(request)
             case TellRequestFinished(tier, request):
-                self._tell_after_stores(tier, "on_request_finished", request=request)
+                self._integrity.after_sealing(partial(self._hosts[tier].end_request, request))
             case CancelJobs(tier, job_ids):
                 self._hosts[tier].tell("cancel_jobs", job_ids=job_ids)
             case TellStepEnd(tier, step):
-                self._tell_after_stores(tier, "on_schedule_end", step=step)
+                self._integrity.after_sealing(partial(self._hosts[tier].tell, "on_schedule_end", step=step))
             case TellTouched(tier, keys):
                 self._hosts[tier].tell("touch", keys=keys)
             case _:
                 assert_never(action)
-
-    def _tell_after_stores(self, tier: str, hook: str, **arguments: object) -> None:
-        self._integrity.after_sealing(partial(self._hosts[tier].tell, hook, **arguments))
 
     def describe_tiers(self) -> dict[str, dict[str, Any]]:
         """Each tier's place in the path, for people: who it is, whether it serves, its breakers' state."""

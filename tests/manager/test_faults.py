@@ -2,9 +2,11 @@
 
 import threading
 import time
+import traceback
 
 import pytest
 
+from kvtier_core.errors import TierOpenError
 from kvtier_core.keys import make_offload_key
 from kvtier_core.values import JobResult, MissReason
 
@@ -238,3 +240,121 @@ def test_c30_a_failed_job_is_logged_with_tier_package_and_cause_and_without_secr
         in caplog.text
     )
     assert "hunter22" not in caplog.text
+
+
+SECRET = "hunter" + "22"  # in two, so that a traceback's source lines do not hold it
+
+
+class Lazy(list):
+    """A tier's own sequence, which misbehaves when somebody looks at it."""
+
+    def __iter__(self):
+        raise OSError("looked at")
+
+    def __len__(self):
+        raise OSError("looked at")
+
+
+class HashTrap(bytes):
+    def __hash__(self):
+        raise OSError("hashed")
+
+    def __eq__(self, other):
+        raise OSError("compared")
+
+
+class UnspeakableError(Exception):
+    def __str__(self):
+        raise OSError("no words")
+
+    __repr__ = __str__
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        {"missing": Lazy()},
+        {"failed": Lazy()},
+        {"present": Lazy()},
+        {"missing": [HashTrap(b"x" * 36)]},
+        {"error": type("Text", (str,), {"__str__": Lazy.__len__})("x")},
+    ],
+)
+@pytest.mark.parametrize("kind", ["lookup", "store", "load"])
+def test_c30_nothing_of_a_tiers_own_making_is_looked_at_outside_its_hook_thread(make_bench, kind, odd):
+    bench = make_bench(["odd", "good"])
+    odd_tier = bench.tiers["odd"]
+    bench.new("a")
+    bench.store("a", 1)
+    bench.settle()
+    bench.evict_all()
+    if kind == "lookup":
+        bench.manager.coordinator.state.tiers["odd"].presence.clear()  # so that it is asked
+    odd_tier.hold.add(kind)
+    if kind == "store":
+        bench.store("a", 2)
+    else:
+        bench.manager.lookup("a", [make_offload_key((1).to_bytes(32, "big"), 0)])
+    bench.until(lambda: bool(odd_tier.held))
+    job = odd_tier.held.pop()[1]
+    odd_tier.extra_results.append(JobResult(job_id=job.id, **odd))
+    odd_tier.context.wake()
+    # The good tier's loads still come through, checked by the same threads.
+    assert bench.load("a", 1) == [True]
+    bench.settle()
+
+
+def test_c30_an_exception_without_words_harms_nobody(make_bench):
+    bench = make_bench()
+    bench.tiers["one"].raise_in["submit_store"] = UnspeakableError()
+    bench.new("a")
+    bench.store("a", 1)
+    bench.settle()
+    assert bench.manager.counters.tiers["one"].store_failed == 1
+    assert bench.manager.shutdown(10)
+
+
+def test_c31_a_tier_far_behind_hears_of_no_new_request_and_its_inbox_does_not_grow(make_bench):
+    bench = make_bench(["hung", "good"], max_waiting=20, lookup_timeout=0.2, store_timeout=0.2)
+    event = threading.Event()
+    bench.tiers["hung"].hang_in["on_new_request"] = event
+    for number in range(200):
+        bench.new(f"r{number}")
+        bench.store(f"r{number}", number)
+        bench.manager.request_finished(f"r{number}")
+    bench.settle()
+    inbox = bench.manager._hosts["hung"]._inbox
+    assert inbox._calls.qsize() < 150
+    event.set()
+    bench.until(lambda: inbox._calls.qsize() == 0)
+    calls = [call for call in bench.tiers["hung"].calls if call[1]]
+    told = [request for hook, request in calls if hook == "on_new_request"]
+    assert told == list(dict.fromkeys(told))
+    assert sorted(told) == sorted(request for hook, request in calls if hook == "on_request_finished")
+    assert {request for _, request in calls} == set(told)
+
+
+def test_wake_in_a_loop_waits_once(make_bench):
+    bench = make_bench()
+    event = threading.Event()
+    bench.tiers["one"].hang_in["on_new_request"] = event
+    bench.new("a")
+    for _ in range(10_000):
+        bench.tiers["one"].context.wake()
+    assert bench.manager._hosts["one"]._inbox._calls.qsize() < 10
+    event.set()
+
+
+def test_c53_a_secret_shows_neither_in_the_error_of_an_open_nor_in_what_a_tier_logs(make_bench, caplog):
+    def prepare(tier):
+        tier.raise_in["on_open"] = OSError(f"login with {SECRET} refused")
+        try:
+            raise tier.raise_in["on_open"]
+        except OSError:
+            tier.context.log.exception("%s", SECRET)
+
+    with pytest.raises(TierOpenError) as caught:
+        make_bench(prepare=prepare, secrets=frozenset({SECRET}))
+    text = "".join(traceback.format_exception(caught.value)) + caplog.text
+    assert "login with *" in text
+    assert SECRET not in text

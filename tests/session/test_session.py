@@ -5,6 +5,7 @@ import time
 
 import pytest
 
+from kvtier_core.errors import ClosedError, UnknownRequestError
 from kvtier_core.keys import RequestIdentity
 from tests.session.toy import PATIENCE_S, TOKENS
 
@@ -216,17 +217,70 @@ def test_mistakes_of_the_engine_are_errors(make_toy):
     toy.session.wait_loadable("b", PATIENCE_S)
     with pytest.raises(ValueError, match="4 blocks to load, but only 1"):
         toy.session.load("b", 16, [0])
-    with pytest.raises(KeyError):
+    with pytest.raises(UnknownRequestError, match="'unknown' is not known"):
         toy.session.load("unknown", 16, [0])
+    with pytest.raises(ValueError, match="at least 0"):
+        toy.session.load("b", -1, [0])
+    for nonsense in ([2**63], [[1], [2]], [1.5], ["a"], [None]):
+        with pytest.raises(ValueError, match="token ids"):
+            toy.session.new_request("c", nonsense)
+        with pytest.raises(ValueError, match="token ids"):
+            toy.session.append("b", nonsense * TOKENS)
+    toy.session.new_request("c", PROMPT)  # a refused one has left nothing behind
+    toy.session.append("b", [1, 2, 3, 4])
     toy.session.load("b", 16, [0, 1, 2, 3])
     with pytest.raises(ValueError, match="under way"):
         toy.session.load("b", 16, [0, 1, 2, 3])
 
 
-def test_close_twice(make_toy):
+def test_close_twice_and_nothing_afterwards(make_toy):
     toy = make_toy()
+    toy.session.new_request("a", PROMPT)
     assert toy.session.close(PATIENCE_S)
     assert toy.session.close(PATIENCE_S)
+    for use in (
+        lambda: toy.session.new_request("b", PROMPT),
+        lambda: toy.session.loadable_tokens("a"),
+        lambda: toy.session.computed("a", 4, [0]),
+        lambda: toy.session.finish("a"),
+        toy.session.end_step,
+        toy.session.reset_cache,
+    ):
+        with pytest.raises(ClosedError):
+            use()
+
+
+def test_c13_computed_with_too_few_device_blocks_is_refused_before_anything_is_reserved(make_toy):
+    toy = make_toy()
+    toy.session.new_request("a", PROMPT)
+    with pytest.raises(ValueError, match="4 whole blocks were computed, but only 2"):
+        toy.session.computed("a", 17, [0, 1])
+    with pytest.raises(TypeError):
+        toy.session.computed("a", 17, None)
+    toy.session.finish("a")
+    assert toy.session.flush(PATIENCE_S)
+    assert toy.session.stats()["pool"]["free_rows"] == 16
+
+
+def test_c34_what_a_request_computed_before_a_reset_is_not_stored_after_it(make_toy):
+    toy = make_toy()
+    session = toy.session
+    session.new_request("a", PROMPT)
+    toy.compute(PROMPT, list(range(5)))
+    session.reset_cache()
+    session.computed("a", 17, list(range(5)))
+    session.finish("a")
+    assert session.flush(PATIENCE_S)
+    assert toy.run("b", PROMPT) == 0
+    # A preempted request begins anew, with the new weights.
+    session.new_request("c", [*PROMPT, 99])
+    session.reset_cache()
+    session.preempt("c")
+    toy.compute([*PROMPT, 99], list(range(5)))
+    session.computed("c", 18, list(range(5)))
+    session.finish("c")
+    assert session.wait_stored("c", PATIENCE_S)
+    assert toy.run("d", PROMPT) == 16
 
 
 def test_close_with_a_hung_tier_is_bounded_and_keeps_the_mapping(make_toy, tiers):

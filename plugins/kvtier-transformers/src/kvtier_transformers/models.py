@@ -61,8 +61,17 @@ def load(path: Path) -> LoadedModel:
     try:
         check_config(AutoConfig.from_pretrained(path, local_files_only=True))
         with no_progress_bar():
-            model = AutoModelForCausalLM.from_pretrained(path, local_files_only=True, dtype="auto")
+            model, report = AutoModelForCausalLM.from_pretrained(
+                path, local_files_only=True, dtype="auto", output_loading_info=True
+            )
         tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True)
     except (OSError, ValueError, SafetensorError) as error:  # missing, misspelt and damaged files
         raise ConfigError(f"{path}: transformers cannot load the model: {error}") from error
+    # transformers fills what is missing with random numbers, other ones in every process.
+    missing = sorted([*report["missing_keys"], *(str(key) for key in report["mismatched_keys"])])
+    if missing:
+        raise ConfigError(
+            f"{path}: the weight files lack {len(missing)} of the model's tensors (such as {missing[0]}): "
+            "config.json and the weights do not belong together"
+        )
     return LoadedModel(model=check_model(model), tokenizer=tokenizer, files=tuple(weight_files(path)))

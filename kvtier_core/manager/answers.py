@@ -1,0 +1,57 @@
+"""Turns what a tier's hooks answer into plain values, on the tier's own hook thread.
+
+A tier's objects may compute, raise or sleep when looked at. Nothing behind this module looks at one: it hands out
+exact ``int``, ``bytes``, ``bool``, ``str`` and tuples of them, or raises ``TypeError`` that says what was wrong.
+"""
+
+from collections.abc import Iterable
+
+from kvtier_core.keys import OffloadKey
+from kvtier_core.values import JobResult
+
+
+def list_results(answer: Iterable[object] | None) -> list[object]:
+    """What ``get_finished_jobs`` returned, as a list. Raises whatever looking at it raises."""
+    return [] if answer is None else list(answer)
+
+
+def job_id_of(result: object) -> int | None:
+    """The job that *result* is for; ``None`` when it is no result at all."""
+    if not isinstance(result, JobResult):
+        return None
+    job_id: object = result.job_id
+    return job_id if type(job_id) is int else None
+
+
+def plain_result(result: JobResult) -> JobResult:
+    """*result* with nothing of the tier's in it. Raises ``TypeError``, or whatever looking at it raises."""
+    error: object = result.error
+    if error is not None and type(error) is not str:
+        raise TypeError(f"error must be a string, not {type(error).__name__}")
+    return JobResult(
+        job_id=result.job_id,
+        present=None if result.present is None else _bools(result.present),
+        missing=_keys("missing", result.missing),
+        failed=_keys("failed", result.failed),
+        error=error,
+    )
+
+
+def _bools(present: object) -> tuple[bool, ...]:
+    if not isinstance(present, list | tuple):
+        raise TypeError(f"present must be a list or tuple of bools, not {type(present).__name__}")
+    answers = tuple(present)
+    for answer in answers:
+        if type(answer) is not bool:
+            raise TypeError(f"present must hold bools, not {type(answer).__name__}")
+    return answers
+
+
+def _keys(name: str, keys: object) -> tuple[OffloadKey, ...]:
+    if not isinstance(keys, list | tuple | set | frozenset):
+        raise TypeError(f"{name} must be a list, tuple or set of keys, not {type(keys).__name__}")
+    plain = tuple(keys)
+    for key in plain:
+        if type(key) is not bytes:
+            raise TypeError(f"{name} must hold keys (bytes), not {type(key).__name__}")
+    return plain
