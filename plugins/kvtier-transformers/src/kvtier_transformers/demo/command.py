@@ -57,12 +57,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
+class _Terminated(BaseException):
+    """A plain kill. Not ``SystemExit``: while a plugin is imported, that would be taken for the plugin's own."""
+
+
+def _terminate(_number: int, _frame: object) -> None:
+    raise _Terminated
+
+
 @contextmanager
 def _unwinding_on_sigterm() -> Iterator[None]:
     """Let a plain kill end the worker and remove the directory, as Ctrl-C does."""
-    before = signal.signal(signal.SIGTERM, lambda number, _frame: sys.exit(128 + number))
+    before = signal.signal(signal.SIGTERM, _terminate)
     try:
         yield
+    except _Terminated:
+        sys.exit(128 + signal.SIGTERM)
     finally:
         signal.signal(signal.SIGTERM, before)
 
