@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     )
     from kvtier_core.masking import mask_text
     from kvtier_core.namespace import GroupSpec, Namespace, digest_weights
-    from kvtier_core.policies import EvictionPolicy
     from kvtier_core.plugins import TierType, check_tier_class, list_tier_types, load_tier_type
+    from kvtier_core.policies import EvictionPolicy
     from kvtier_core.runtime import open_session
     from kvtier_core.session import EngineSession
     from kvtier_core.settings import PoolSettings, Settings, load_settings

@@ -40,7 +40,11 @@ class BlockTier(ABC):
 
     @abstractmethod
     def load(self, key: OffloadKey, into: memoryview) -> bool:
-        """Fill *into* with the block: True when filled, False when absent. Raises on a fault."""
+        """Fill *into* with the block: True when filled, False when absent or not whole. Raises on a fault.
+
+        After the return, whatever it is, *into* must not be written any more, nor any slice or array made of it: the
+        memory is another block's then. The core can't prevent it, and after its check of the block can't notice it.
+        """
 
     @abstractmethod
     def delete(self, keys: Sequence[OffloadKey]) -> None:
@@ -57,6 +61,18 @@ class SupportsScan(Protocol):
 
     def scan(self) -> Iterable[BlockInfo]:
         """Every stored block of this namespace. Called once, right after ``open`` and by the same thread."""
+        ...
+
+
+@runtime_checkable
+class SupportsRemoval(Protocol):
+    """A tier that can remove its namespace, so that tools leave nothing behind. For persistent tiers."""
+
+    def remove_namespace(self) -> None:
+        """Remove everything of this namespace from the storage, its description included, and nothing else.
+
+        Called after ``open`` and last but for ``close``; no other call runs meanwhile. Raises on a fault.
+        """
         ...
 
 

@@ -3,6 +3,7 @@
 The only module that knows all of them. It decides the pool's geometry and turns settings into limits.
 """
 
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,10 +15,10 @@ from kvtier_core.manager import TierBuild, TierIdentity, TierManager
 from kvtier_core.manager.blocking import BlockTierAdapter
 from kvtier_core.namespace import Namespace, payload_sizes
 from kvtier_core.plugins import TierType
-from kvtier_core.policies import make_policy
+from kvtier_core.policies import PolicyFactory, make_policy
 from kvtier_core.proof import row_bytes_for
 from kvtier_core.session import EngineSession
-from kvtier_core.settings import Settings, load_settings
+from kvtier_core.settings import Settings, exact_size, load_settings
 from kvtier_core.settings.fields import find_secrets
 from kvtier_core.tier_settings import TierSettings
 from kvtier_core.transfer.pool import Pool, PoolGeometry
@@ -50,7 +51,7 @@ def plan_geometry(settings: Settings, namespace: Namespace) -> PoolGeometry:
     if num_rows < 1:
         raise ConfigError(
             f"pool.capacity = {format_size(settings.pool.capacity)} is smaller than one block of this model "
-            f"({format_size(row_bytes)}): set it to at least {format_size(row_bytes)}, better to the size of a prompt"
+            f"({format_size(row_bytes)}): set it to at least {exact_size(row_bytes)}, better to the size of a prompt"
         )
     return PoolGeometry(num_rows=num_rows, row_bytes=row_bytes)
 
@@ -64,35 +65,37 @@ def _limits(settings: Settings, num_rows: int) -> PoolLimits:
     )
 
 
-def _build_tier(tier_type: TierType, settings: TierSettings, context: TierContext) -> object:
+def _build_tier(
+    tier_type: TierType, settings: TierSettings, policies: Mapping[str, PolicyFactory], context: TierContext
+) -> object:
     if issubclass(tier_type.cls, BlockTier):
-        return BlockTierAdapter(tier_type.cls, settings, context)
+        return BlockTierAdapter(tier_type.cls, settings, context, policies=policies)
     plugin: object = tier_type.cls(settings, context)
     return plugin
 
 
-def _tier_builds(settings: Settings, row_bytes: int) -> list[TierBuild]:
-    builds = []
-    for name, tier in settings.enabled_tiers.items():
-        tier_type = settings.tier_types[name]
-        if tier.capacity is not None and tier.capacity < row_bytes:
-            raise ConfigError(
-                f"tiers.{name}.capacity = {format_size(tier.capacity)} is smaller than one block of this model "
-                f"({format_size(row_bytes)}): raise it"
-            )
-        builds.append(
-            TierBuild(
-                identity=TierIdentity(
-                    name=name, type=tier.type, distribution=tier_type.distribution, version=tier_type.version
-                ),
-                info=tier_type.cls.info,
-                limits=tier.limits,
-                capacity_bytes=tier.capacity,
-                secrets=frozenset(find_secrets(type(tier), dict(tier))),
-                build=partial(_build_tier, tier_type, tier),
-            )
+def plan_tier(settings: Settings, name: str, row_bytes: int) -> TierBuild:
+    """How the configured tier *name* is built for rows of *row_bytes*. No I/O.
+
+    Raises ``ConfigError`` when its capacity is smaller than one row.
+    """
+    tier = settings.tiers[name]
+    tier_type = settings.tier_types[name]
+    if tier.capacity is not None and tier.capacity < row_bytes:
+        raise ConfigError(
+            f"tiers.{name}.capacity = {format_size(tier.capacity)} is smaller than one block of this model "
+            f"({format_size(row_bytes)}): set it to at least {exact_size(row_bytes)}"
         )
-    return builds
+    return TierBuild(
+        identity=TierIdentity(
+            name=name, type=tier.type, distribution=tier_type.distribution, version=tier_type.version
+        ),
+        info=tier_type.cls.info,
+        limits=tier.limits,
+        capacity_bytes=tier.capacity,
+        secrets=frozenset(find_secrets(type(tier), dict(tier))),
+        build=partial(_build_tier, tier_type, tier, settings.policies),
+    )
 
 
 def open_session(
@@ -118,7 +121,7 @@ def open_session(
             f"the namespace has groups of {sizes} bytes a block, the layout {layout.payload_bytes}"
         )
     geometry = plan_geometry(settings, namespace)
-    builds = _tier_builds(settings, geometry.row_bytes)
+    builds = [plan_tier(settings, name, geometry.row_bytes) for name in settings.enabled_tiers]
     try:
         pool = Pool.create(geometry)
     except MemoryError as error:
@@ -127,7 +130,7 @@ def open_session(
         pool=pool,
         namespace=namespace,
         tiers=builds,
-        policy=make_policy(settings.pool.policy, geometry.num_rows),
+        policy=make_policy(settings.pool.policy, geometry.num_rows, settings.policies),
         limits=_limits(settings, geometry.num_rows),
         reset_tiers=settings.on_reset == "all",
     )

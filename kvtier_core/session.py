@@ -89,7 +89,9 @@ class EngineSession:
         request = self._requests.get(request_id)
         if request is None:
             self._ensure_open()
-            raise UnknownRequestError(f"request {request_id!r} is not known: it was never begun, or is finished")
+            raise UnknownRequestError(
+                f"request {request_id!r} is not known: it was never begun, or is finished"
+            )
         return request
 
     def _extend(self, request: _Request, token_ids: Sequence[int]) -> None:
@@ -191,7 +193,9 @@ class EngineSession:
         request = self._request(request_id)
         complete = min(num_tokens // self._tokens_per_block, len(request.keys))
         if len(block_ids) < complete:
-            raise ValueError(f"{complete} whole blocks were computed, but only {len(block_ids)} device blocks given")
+            raise ValueError(
+                f"{complete} whole blocks were computed, but only {len(block_ids)} device blocks given"
+            )
         if request.is_stale:
             return
         while request.offered < complete:

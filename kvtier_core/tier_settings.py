@@ -60,6 +60,7 @@ class TierSettings(BaseModel):
     type: str
     """Name of the tier type: an entry point of ``kvtier.tiers.v1``."""
     enabled: bool = True
+    """Whether the tier takes part; its settings are checked all the same."""
     capacity: Size | None = None
     """Bytes the tier may hold; unset means the tier type's own default or no bound."""
     ttl: Duration | None = None
@@ -69,6 +70,7 @@ class TierSettings(BaseModel):
     threads: Annotated[int, Field(ge=1, le=256)] = 4
     """I/O threads of a tier on the blocking interface."""
     limits: TierLimits = TierLimits()
+    """How long the core waits for the tier and how much it lends to it."""
 
     def __repr_args__(self) -> Iterator[tuple[str | None, Any]]:
         """The fields, with secrets masked (C53)."""

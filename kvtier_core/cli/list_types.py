@@ -1,27 +1,38 @@
-"""``kvtier list``: the tier types that installed distributions offer. Imports none of them."""
+"""``kvtier list``: the tier types, eviction policies and commands that installed distributions offer. Imports none."""
 
 import argparse
 import json
 from dataclasses import asdict
+from pathlib import Path
 
 from kvtier_core.cli.table import format_table
-from kvtier_core.plugins import list_tier_types
+from kvtier_core.plugins import list_plugins
+from kvtier_core.settings import read_blocklist
 
-help = "List the installed tier types, their plugins and API, without importing any."  # noqa: A001 - the command protocol
+help = "List the installed plugins and what they offer, without importing any."  # noqa: A001 - the command protocol
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
+    parser.add_argument(
+        "--config",
+        type=Path,
+        metavar="FILE",
+        help="the TOML file whose blocked_plugins count (default: the one KVTIER_CONFIG names, if any)",
+    )
     parser.add_argument("--json", action="store_true", help="print a JSON list")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the list; always 0, since a plugin that can't be used harms nobody who doesn't use it."""
-    entries = [asdict(entry) for entry in list_tier_types()]
+    """Print the list; 0, since a plugin that can't be used harms nobody who doesn't use it.
+
+    Raises ``ConfigError`` when the list of blocked plugins can't be read.
+    """
+    entries = [asdict(entry) for entry in list_plugins(read_blocklist(args.config))]
     if args.json:
         print(json.dumps(entries, indent=2))
     elif entries:
         print(format_table(["name", "distribution", "version", "group", "status"], entries))
     else:
-        print("no tier types are installed; try: pip install kvtier-disk")
+        print("no plugins are installed; try: pip install kvtier-disk")
     return 0

@@ -11,13 +11,17 @@ import logging
 import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 from kvtier_core.errors import ConfigError, KvtierError, PluginError, UnsupportedModelError
+from kvtier_core.masking import mask_text
 from kvtier_core.plugins import Command, list_commands, load_command
+from kvtier_core.settings import read_blocklist
 
 CORE_COMMANDS = {
     "config": ("kvtier_core.cli.show_config", "show every setting and where it came from"),
-    "list": ("kvtier_core.cli.list_types", "list the installed tier types"),
+    "doctor": ("kvtier_core.cli.doctor", "try every configured tier with one block"),
+    "list": ("kvtier_core.cli.list_types", "list the installed plugins"),
 }
 """Commands of the core, with the module of each. A plugin's command of the same name is not reachable."""
 
@@ -43,7 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KvtierError as error:
         if debug:
             raise
-        print(f"kvtier: error: {error}", file=sys.stderr)
+        print(f"kvtier: error: {mask_text(str(error))}", file=sys.stderr)
         return USAGE if isinstance(error, _USER_ERRORS) else FAILURE
     except KeyboardInterrupt:
         print("kvtier: interrupted", file=sys.stderr)
@@ -65,11 +69,18 @@ class _Version(argparse.Action):
         parser.exit()
 
 
+class _Parser(argparse.ArgumentParser):
+    """Looks for plugins' commands only when help is asked for."""
+
+    def format_help(self) -> str:
+        self.epilog = _commands_text()
+        return super().format_help()
+
+
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="kvtier",
         description="Tiered storage for the KV cache of language models.",
-        epilog=_commands_text(),
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
@@ -83,8 +94,14 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _commands_text() -> str:
+    try:
+        blocked = read_blocklist()
+    except ConfigError:
+        blocked = frozenset()  # help is shown all the same; whichever command is run will say what is wrong
     plugins = {
-        name: f"(from {origin})" for name, origin in list_commands().items() if name not in CORE_COMMANDS
+        name: f"(from {origin})"
+        for name, origin in list_commands(blocked).items()
+        if name not in CORE_COMMANDS
     }
     commands = {name: text for name, (_, text) in CORE_COMMANDS.items()} | plugins
     width = max(len(name) for name in commands)
@@ -95,7 +112,8 @@ def _run(name: str, arguments: Sequence[str], *, debug: bool) -> int:
     if name in CORE_COMMANDS:
         command: Command = importlib.import_module(CORE_COMMANDS[name][0])
     else:
-        command = load_command(name, tuple(CORE_COMMANDS))
+        blocked = read_blocklist(_config_file(name, arguments))
+        command = load_command(name, tuple(CORE_COMMANDS), blocked)
     parser = argparse.ArgumentParser(prog=f"kvtier {name}", description=command.help, allow_abbrev=False)
     command.add_arguments(parser)
     args = parser.parse_args(arguments)
@@ -103,6 +121,14 @@ def _run(name: str, arguments: Sequence[str], *, debug: bool) -> int:
     status = command.run(args)
     sys.stdout.flush()  # here, where a reader that went away is handled, and not when the interpreter ends
     return status
+
+
+def _config_file(name: str, arguments: Sequence[str]) -> Path | None:
+    """The file of ``--config``, which every command that takes settings has; known before the command is imported."""
+    parser = argparse.ArgumentParser(prog=f"kvtier {name}", add_help=False, allow_abbrev=False)
+    parser.add_argument("--config", type=Path)
+    file: Path | None = parser.parse_known_args(arguments)[0].config
+    return file
 
 
 def _set_up_log(*, debug: bool) -> None:

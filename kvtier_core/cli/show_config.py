@@ -1,12 +1,13 @@
-"""``kvtier config``: every setting's value and where it came from, secrets hidden."""
+"""``kvtier config``: every setting's value and where it came from, secrets hidden; or what may be set at all."""
 
 import argparse
 import json
+import sys
 from dataclasses import asdict
 from pathlib import Path
 
 from kvtier_core.cli.table import format_table
-from kvtier_core.settings import Settings, load_settings, show_settings
+from kvtier_core.settings import Settings, load_settings, make_schema, read_blocklist, show_settings
 
 help = "Show every setting, its value and where it came from (secrets hidden)."  # noqa: A001 - the command protocol
 
@@ -19,16 +20,32 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="the TOML file (default: the one KVTIER_CONFIG names, if any)",
     )
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
-    parser.add_argument("--check", action="store_true", help="only check; print nothing but problems")
+    how = parser.add_mutually_exclusive_group()
+    how.add_argument("--json", action="store_true", help="print one JSON object")
+    how.add_argument("--check", action="store_true", help="only check; print nothing but problems")
+    how.add_argument(
+        "--schema",
+        action="store_true",
+        help="print the JSON Schema of the file for the installed tier types, for editors",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
     """Load, check and print. Raises ``ConfigError`` or ``PluginError`` with everything that is wrong."""
+    if args.schema:
+        return _print_schema(args.config)
     settings = load_settings(file=args.config)
     if args.check:
         return 0
     print(_as_json(settings) if args.json else _as_text(settings))
+    return 0
+
+
+def _print_schema(config: Path | None) -> int:
+    schema, problems = make_schema(read_blocklist(config))
+    print(json.dumps(schema, indent=2))
+    for problem in problems:
+        print(f"kvtier: warning: {problem}", file=sys.stderr)
     return 0
 
 

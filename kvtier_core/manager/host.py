@@ -16,6 +16,7 @@ from typing import Any
 import pluggy
 
 from kvtier_core.coordinator import Finished, JobPlan
+from kvtier_core.errors import TierOpenError
 from kvtier_core.hookspecs import PROJECT, TierHookSpecs
 from kvtier_core.keys import OffloadKey
 from kvtier_core.manager.answers import job_id_of, list_results, plain_result
@@ -109,7 +110,9 @@ class TierHost:
         if self._inbox.knows(plan.request.request_id):
             self._inbox.put(partial(self._submit, hook, plan, sealer))
         else:
-            self._report(JobResult(job_id=plan.id, error="the tier is too far behind to hear of this request"))
+            self._report(
+                JobResult(job_id=plan.id, error="the tier is too far behind to hear of this request")
+            )
 
     def begin_request(self, request: RequestInfo) -> None:
         """Tell the tier that a request began, before any job of it."""
@@ -174,9 +177,11 @@ class TierHost:
         self._emit(Fault(self.identity.name))
 
     def _open(self, pool: PoolView | None) -> None:
-        answer = self._call("on_open", pool=pool)
-        if isinstance(answer, HookFault):
-            self._emit(OpenFailed(self.identity.name, answer.text))
+        try:
+            self._hooks.on_open(pool=pool)
+        except BaseException as error:  # noqa: BLE001 - reported to who opens, not counted: nothing runs yet
+            kind = "" if isinstance(error, TierOpenError) else f"{type(error).__name__}: "
+            self._emit(OpenFailed(self.identity.name, self._guard.mask(kind + text_of(error))))
         else:
             self._serve(0)
 

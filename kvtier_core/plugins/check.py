@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from kvtier_core.blocktier import BlockTier, SupportsBatch, SupportsScan
+from kvtier_core.blocktier import BlockTier, SupportsBatch, SupportsRemoval, SupportsScan
 from kvtier_core.errors import PluginError
 from kvtier_core.hookspecs import PROJECT, REQUIRED_HOOKS, TIER_GROUP, TierHookSpecs
 from kvtier_core.plugins.signatures import expected_signature, signature_problems, unwrap
@@ -101,6 +101,8 @@ def _block_tier_problems(cls: type[BlockTier]) -> Iterator[str]:
         missing = next(name for name in _BATCH_METHODS if name not in batch)
         expected = expected_signature(missing, getattr(SupportsBatch, missing))
         yield f"has {batch[0]} but not {missing}: both or neither; expected {expected}"
+    if hasattr(cls, "remove_namespace"):
+        yield from _method_problems(cls, "remove_namespace", SupportsRemoval.remove_namespace)
     if hasattr(cls, "scan"):
         yield from _scan_problems(cls)
     elif _needs_scan(getattr(cls, "info", None)):

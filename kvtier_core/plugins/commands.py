@@ -5,11 +5,12 @@ chosen command's plugin is imported.
 """
 
 import argparse
+from collections.abc import Collection
 from typing import Protocol
 
 from kvtier_core.errors import PluginError
-from kvtier_core.plugins.discovery import COMMAND_GROUP, find_offers, pick
-from kvtier_core.plugins.tier_types import import_target
+from kvtier_core.plugins.discovery import COMMAND_GROUP, Offer, find_offers, pick, usable_names
+from kvtier_core.plugins.importing import import_target
 from kvtier_core.suggest import did_you_mean
 
 _OUR_DISTRIBUTIONS = {"demo": "kvtier-transformers", "run": "kvtier-transformers"}
@@ -29,24 +30,27 @@ class Command(Protocol):
         ...
 
 
-def list_commands() -> dict[str, str]:
-    """Command names and the distributions that offer them, without importing any."""
-    return {
-        offer.name: offer.distribution for offer in find_offers(COMMAND_GROUP) if offer.group == COMMAND_GROUP
-    }
+def _offers(blocked: Collection[str]) -> list[Offer]:
+    return [offer for offer in find_offers(COMMAND_GROUP, blocked) if offer.group == COMMAND_GROUP]
 
 
-def load_command(name: str, core_commands: tuple[str, ...] = ()) -> Command:
-    """Import one command. Raises ``PluginError`` when it is unknown, ambiguous, broken or lacks a member.
+def list_commands(blocked: Collection[str] = ()) -> dict[str, str]:
+    """Command names and the distributions that offer them, without importing any; those of *blocked* left out."""
+    return {offer.name: offer.distribution for offer in _offers(blocked) if not offer.blocked}
 
-    *core_commands* are only named in the message, as what may have been meant.
+
+def load_command(name: str, core_commands: tuple[str, ...] = (), blocked: Collection[str] = ()) -> Command:
+    """Import one command. Raises ``PluginError`` when it is unknown, blocked, ambiguous, broken or lacks a member.
+
+    *core_commands* are only named in the message, as what may have been meant. *blocked* are normalized names of
+    distributions.
     """
-    offers = [offer for offer in find_offers(COMMAND_GROUP) if offer.group == COMMAND_GROUP]
+    offers = _offers(blocked)
     offer = pick(offers, name, "command")
     if offer is None:
         if name in _OUR_DISTRIBUTIONS:
             raise PluginError(f"command {name!r} is not installed: pip install {_OUR_DISTRIBUTIONS[name]}")
-        known = {item.name for item in offers} | set(core_commands) | set(_OUR_DISTRIBUTIONS)
+        known = usable_names(offers) | set(core_commands) | set(_OUR_DISTRIBUTIONS)
         raise PluginError(f"unknown command {name!r}{did_you_mean(name, known)}")
     target = import_target(offer, "command")
     command: Command = target

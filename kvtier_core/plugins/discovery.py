@@ -2,18 +2,20 @@
 
 This module decides what a name refers to. It never imports a plugin and never fails because one distribution's
 metadata is broken: such a distribution is logged and left out. Where a distribution is on the path twice, the first
-one counts, as it does for ``import``.
+one counts, as it does for ``import``. A distribution that the setting ``blocked_plugins`` names counts as not
+installed, but is remembered, so that messages can say why.
 """
 
 import logging
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import Distribution, EntryPoint, distributions
 
 from kvtier_core.errors import PluginError
 
 COMMAND_GROUP = "kvtier.commands.v1"
+POLICY_GROUP = "kvtier.policies.v1"
 
 _log = logging.getLogger("kvtier.plugins")
 
@@ -28,6 +30,7 @@ class Offer:
     version: str
     target: str
     """``package.module:attribute``"""
+    blocked: bool = False
     entry_point: EntryPoint = field(repr=False, compare=False)
 
     @property
@@ -36,7 +39,7 @@ class Offer:
         return f"{self.distribution} {self.version}"
 
 
-def _offers_of(distribution: Distribution, prefix: str) -> list[Offer]:
+def _offers_of(distribution: Distribution, prefix: str, blocked: Collection[str]) -> list[Offer]:
     entry_points = [item for item in distribution.entry_points if item.group.startswith(prefix)]
     if not entry_points:
         return []
@@ -49,40 +52,58 @@ def _offers_of(distribution: Distribution, prefix: str) -> list[Offer]:
             distribution=name,
             version=version,
             target=item.value,
+            blocked=normalized(name) in blocked,
             entry_point=item,
         )
         for item in entry_points
     ]
 
 
-def _normalized(distribution: str) -> str:
+def normalized(distribution: str) -> str:
+    """A distribution's name in the one spelling by which names are compared (PEP 503)."""
     return re.sub(r"[-_.]+", "-", distribution).lower()
 
 
-def find_offers(prefix: str) -> list[Offer]:
+def find_offers(prefix: str, blocked: Collection[str] = ()) -> list[Offer]:
     """Every offer in groups that start with *prefix*, sorted by name and distribution.
 
+    Offers of the distributions *blocked* (normalized names) are marked so, and are in the list all the same.
     Cost: reads the entry points of every installed distribution, a few milliseconds in all.
     """
     found: list[Offer] = []
     seen: set[str] = set()
     for distribution in distributions():
         try:
-            offers = _offers_of(distribution, prefix)
+            offers = _offers_of(distribution, prefix, blocked)
         except Exception as error:  # noqa: BLE001 - third-party metadata; it must harm only its own distribution
             where = getattr(distribution, "_path", "an unknown place")
             _log.warning("ignoring the broken metadata of a distribution at %s: %s", where, error)
             continue
-        if offers and _normalized(offers[0].distribution) not in seen:
-            seen.add(_normalized(offers[0].distribution))
+        if offers and normalized(offers[0].distribution) not in seen:
+            seen.add(normalized(offers[0].distribution))
             found += offers
     return sorted(found, key=lambda offer: (offer.name, offer.distribution))
 
 
 def pick(offers: Sequence[Offer], name: str, what: str) -> Offer | None:
-    """The one offer called *name*, or ``None``. Raises ``PluginError`` when several distributions offer it."""
-    matching = [offer for offer in offers if offer.name == name]
+    """The one offer called *name*, or ``None``.
+
+    Raises ``PluginError`` when several distributions offer it, or only blocked ones.
+    """
+    named = [offer for offer in offers if offer.name == name]
+    matching = [offer for offer in named if not offer.blocked]
     if len(matching) > 1:
         origins = " and ".join(f"{offer.origin} ({offer.target})" for offer in matching)
         raise PluginError(f"{what} {name!r} is offered by {origins}: uninstall one of them")
+    if named and not matching:
+        origins = " and ".join(offer.origin for offer in named)
+        raise PluginError(
+            f"{what} {name!r} of {origins} is blocked by the setting blocked_plugins: take the distribution out of "
+            f"that list, or use another {what}"
+        )
     return matching[0] if matching else None
+
+
+def usable_names(offers: Sequence[Offer]) -> set[str]:
+    """The names that are not blocked."""
+    return {offer.name for offer in offers if not offer.blocked}

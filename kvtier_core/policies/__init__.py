@@ -1,26 +1,33 @@
 """Eviction policies: small replaceable parts that decide in which order blocks leave (contract C14).
 
 Pure: no threads, no clock, no I/O. Used by the pool's ledger and by the capacity bound of tiers on the blocking
-interface.
+interface. Policies of plugins are found elsewhere and handed in.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from kvtier_core.errors import ConfigError
 from kvtier_core.policies.base import EvictionPolicy, K
 from kvtier_core.policies.lru import LRU
 
-__all__ = ["LRU", "EvictionPolicy", "make_policy"]
+__all__ = ["BUILT_IN", "LRU", "EvictionPolicy", "PolicyFactory", "make_policy"]
 
-_POLICIES: dict[str, Callable[[int], EvictionPolicy[Any]]] = {"lru": lambda _capacity: LRU()}
+PolicyFactory = Callable[[int], EvictionPolicy[Any]]
+"""Makes a policy; called with the capacity (blocks), which bounds what it remembers of removed keys."""
+
+BUILT_IN: Mapping[str, PolicyFactory] = {"lru": lambda _capacity: LRU()}
+"""The policies of the core, by name."""
 
 
-def make_policy(name: str, capacity: int) -> EvictionPolicy[K]:
-    """Make the policy called *name*; *capacity* (blocks) bounds what it remembers of removed keys.
+def make_policy(
+    name: str, capacity: int, from_plugins: Mapping[str, PolicyFactory] | None = None
+) -> EvictionPolicy[K]:
+    """Make the policy called *name* for *capacity* blocks; a built-in name wins over one of *from_plugins*.
 
     Raises ``ConfigError`` naming the known policies.
     """
-    if name not in _POLICIES:
-        raise ConfigError(f"unknown eviction policy {name!r}; known are: {', '.join(sorted(_POLICIES))}")
-    return _POLICIES[name](capacity)
+    known = {**(from_plugins or {}), **BUILT_IN}
+    if name not in known:
+        raise ConfigError(f"unknown eviction policy {name!r}; known are: {', '.join(sorted(known))}")
+    return known[name](capacity)

@@ -13,17 +13,20 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from kvtier_core.errors import PluginError
+from kvtier_core.plugins.policies import load_policy
 from kvtier_core.plugins.tier_types import TierType, load_tier_type
+from kvtier_core.policies import PolicyFactory
+from kvtier_core.settings import blocklist
 from kvtier_core.settings.environment import put_variables
 from kvtier_core.settings.fields import find_secrets
 from kvtier_core.settings.layers import Layers, Merged, SettingPath, dotted, read_layers, variable_for
 from kvtier_core.settings.model import PoolSettings, Settings, TopSettings
 from kvtier_core.settings.problems import Problems
-from kvtier_core.settings.sense import in_order, order_findings, pool_findings, tier_findings
+from kvtier_core.settings.sense import in_order, order_findings, policies_named, pool_findings, tier_findings
 from kvtier_core.settings.shown import sources_of
 from kvtier_core.tier_settings import TierSettings
 
-_TIER_NAME = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)*")
+TIER_NAME = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)*")
 _M = TypeVar("_M", bound=BaseModel)
 
 
@@ -44,15 +47,17 @@ def load_settings(
     """
     layers = read_layers(file, overrides, os.environ if environ is None else environ)
     problems = Problems()
-    found = _TierTypes(layers, problems)
+    blocked = blocklist.blocked_in(layers) or frozenset()
+    found = _TierTypes(layers, blocked, problems)
     merged = _merge(layers, found, problems)
-    return _validate(layers, found, merged, problems)
+    return _validate(layers, found, blocked, merged, problems)
 
 
 class _TierTypes:
     """The type of each configured tier, loaded. ``models`` has ``None`` where there is none to be had."""
 
-    def __init__(self, layers: Layers, problems: Problems) -> None:
+    def __init__(self, layers: Layers, blocked: frozenset[str], problems: Problems) -> None:
+        self._blocked = blocked
         self.types: dict[str, TierType] = {}
         self.models: dict[str, type[BaseModel] | None] = {}
         self.unavailable: dict[str, str] = {}
@@ -61,7 +66,7 @@ class _TierTypes:
             if layers.peek((*path, "type")) is None and origin == "env":
                 continue  # made up by a misspelt variable, which is then reported as unknown
             self.models[name] = None
-            if not _TIER_NAME.fullmatch(name):
+            if not TIER_NAME.fullmatch(name):
                 problems.add(dotted(path), _bad_name(name))
             elif not layers.is_table(path):
                 problems.add(dotted(path), "must be a table")
@@ -77,7 +82,7 @@ class _TierTypes:
             problems.add(dotted(path), f"{say}: set it, such as {example}")
             return
         try:
-            self.types[name] = load_tier_type(wanted)
+            self.types[name] = load_tier_type(wanted, self._blocked)
             self.models[name] = self.types[name].cls.Settings
         except PluginError as error:
             if _is_disabled(layers, name):
@@ -88,7 +93,7 @@ class _TierTypes:
 
 def _bad_name(name: str) -> str:
     better = re.sub(r"[^a-z0-9]+", "_", name.lower()).lstrip("_0123456789").rstrip("_")
-    hint = f", such as {better!r}" if _TIER_NAME.fullmatch(better) else ""
+    hint = f", such as {better!r}" if TIER_NAME.fullmatch(better) else ""
     return (
         "a tier's name is lower case letters and digits with single underscores between, "
         f"so that variables can name it{hint}"
@@ -112,7 +117,9 @@ def _merge(layers: Layers, found: _TierTypes, problems: Problems) -> Merged:
     return merged
 
 
-def _validate(layers: Layers, found: _TierTypes, merged: Merged, problems: Problems) -> Settings:
+def _validate(
+    layers: Layers, found: _TierTypes, blocked: frozenset[str], merged: Merged, problems: Problems
+) -> Settings:
     pool = _build(PoolSettings, ("pool",), merged, problems)
     top = _build(TopSettings, (), merged, problems)
     tiers: dict[str, TierSettings] = {}
@@ -123,6 +130,7 @@ def _validate(layers: Layers, found: _TierTypes, merged: Merged, problems: Probl
     if not isinstance(merged.table(("tiers",)), Mapping):
         problems.add("tiers", "must be a table with one table a tier, such as [tiers.disk]")
     _check_sense(layers, found, pool, top, tiers, merged, problems)
+    policies = _load_policies(found, pool, tiers, blocked, merged, problems)
     problems.raise_if_any()
     assert pool is not None  # a section that could not be built has left a problem
     assert top is not None
@@ -133,6 +141,8 @@ def _validate(layers: Layers, found: _TierTypes, merged: Merged, problems: Probl
         tier_types={name: found.types[name] for name in tiers},
         on_reset=top.on_reset,
         lookup_order=top.lookup_order,
+        blocked_plugins=top.blocked_plugins,
+        policies=policies,
         file=layers.file,
         sources=sources_of(pool, top, tiers, merged),
         ignored_variables=layers.ignored,
@@ -170,10 +180,35 @@ def _check_sense(
 ) -> None:
     findings = list(pool_findings(pool)) if pool is not None else []
     for name, tier in tiers.items():
-        findings += tier_findings(name, tier, found.types[name].cls.info, pool)
+        findings += tier_findings(name, tier, pool)
     if top is not None and len(tiers) == len(found.models) - len(found.unavailable):
         enabled = [name for name, tier in tiers.items() if tier.enabled]
         unordered = [name for name in enabled if layers.tier_names()[name] != "file"]
         findings += order_findings(enabled, unordered, top.lookup_order, found.models)
+    if top is not None:
+        findings += [(blocklist.SETTING, text) for text in blocklist.findings(top.blocked_plugins)]
     for path, message in findings:
         problems.add_at(path, message, merged)
+
+
+def _load_policies(
+    found: _TierTypes,
+    pool: PoolSettings | None,
+    tiers: Mapping[str, TierSettings],
+    blocked: frozenset[str],
+    merged: Merged,
+    problems: Problems,
+) -> dict[str, PolicyFactory]:
+    """The eviction policies that the pool and the tiers name; only their plugins are imported."""
+    infos = {name: found.types[name].cls.info for name in tiers}
+    loaded: dict[str, PolicyFactory] = {}
+    refused: dict[str, str] = {}
+    for path, name in policies_named(pool, tiers, infos):
+        if name not in loaded and name not in refused:
+            try:
+                loaded[name] = load_policy(name, blocked)
+            except PluginError as error:
+                refused[name] = str(error)
+        if name in refused:
+            problems.add_at(path, refused[name], merged)
+    return loaded

@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from kvtier_core.plugins.tier_types import TierType
+from kvtier_core.policies import PolicyFactory
 from kvtier_core.tier_settings import TierSettings
 from kvtier_core.units import Duration, Size
 
@@ -25,7 +26,7 @@ class PoolSettings(BaseModel):
     prefault: bool = True
     """Take the memory at the start, in the background, instead of page by page when a row is first used."""
     policy: str = "lru"
-    """Eviction policy of the pool."""
+    """Eviction policy of the pool: a built-in one or an entry point of ``kvtier.policies.v1``."""
     block_size: Annotated[int, Field(ge=1)] = 16
     """Tokens in a block, for engines that have no block size of their own."""
     lease_timeout: Duration = 30.0
@@ -42,8 +43,11 @@ class TopSettings(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     on_reset: OnReset = "all"
+    """What a cache reset forgets: ``"all"`` tiers, or only the ``"pool"`` (for unchanged weights)."""
     lookup_order: tuple[str, ...] | None = None
     """Names of the enabled tiers in the order they are asked; unset means their order in the file."""
+    blocked_plugins: tuple[str, ...] = ()
+    """Distributions whose tier types, policies and commands count as not installed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +58,7 @@ class Settings:
     ``sources`` says for each value, by its dotted name, where it came from: ``"default"``, ``"file:/path"``,
     ``"env:KVTIER_..."`` or ``"init"``. ``ignored_variables`` are environment variables that look like kvtier's but are
     put there by Kubernetes for a service of that name. ``unavailable`` are disabled tiers whose type could not be
-    loaded, with the reason.
+    loaded, with the reason. ``policies`` are the eviction policies that the configuration names, by name.
     """
 
     pool: PoolSettings
@@ -62,6 +66,8 @@ class Settings:
     tier_types: Mapping[str, TierType]
     on_reset: OnReset = "all"
     lookup_order: tuple[str, ...] | None = None
+    blocked_plugins: tuple[str, ...] = ()
+    policies: Mapping[str, PolicyFactory] = field(default_factory=dict, repr=False)
     file: Path | None = None
     sources: Mapping[str, str] = field(default_factory=dict, repr=False)
     ignored_variables: tuple[str, ...] = ()

@@ -6,8 +6,6 @@ than one block of this model) is checked where that is known. Pure.
 
 from collections.abc import Iterable, Iterator, Mapping
 
-from kvtier_core.errors import ConfigError
-from kvtier_core.policies import make_policy
 from kvtier_core.proof import ROW_ALIGNMENT
 from kvtier_core.settings.model import PoolSettings
 from kvtier_core.tier_settings import TierLimits, TierSettings
@@ -28,23 +26,22 @@ def pool_findings(pool: PoolSettings) -> Iterator[Finding]:
             ("pool", "lease_timeout"),
             'must be more than 0, such as "30s": rows would be lost before they are used',
         )
-    yield from _policy_findings(("pool", "policy"), pool.policy)
 
 
-def _policy_findings(path: tuple[str, ...], policy: str) -> Iterator[Finding]:
-    try:
-        make_policy(policy, 1)
-    except ConfigError as error:
-        yield path, str(error)
+def policies_named(
+    pool: PoolSettings | None, tiers: Mapping[str, TierSettings], infos: Mapping[str, TierInfo]
+) -> Iterator[tuple[tuple[str, ...], str]]:
+    """Every eviction policy that somebody uses, with the path of the setting that names it."""
+    if pool is not None:
+        yield ("pool", "policy"), pool.policy
+    for name, tier in tiers.items():
+        if infos[name].bounded_by == "core":
+            yield ("tiers", name, "policy"), tier.policy
 
 
-def tier_findings(
-    name: str, tier: TierSettings, info: TierInfo, pool: PoolSettings | None
-) -> Iterator[Finding]:
+def tier_findings(name: str, tier: TierSettings, pool: PoolSettings | None) -> Iterator[Finding]:
     """Nonsense in ``[tiers.NAME]``, alone and together with the pool."""
     path = ("tiers", name)
-    if info.bounded_by == "core":
-        yield from _policy_findings((*path, "policy"), tier.policy)
     if tier.capacity is not None and tier.capacity < ROW_ALIGNMENT:
         message = f"{tier.capacity} bytes hold no block ({_SMALLEST_ROW}): raise it, or set enabled = false"
         yield (*path, "capacity"), message

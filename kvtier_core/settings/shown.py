@@ -70,7 +70,11 @@ def show_settings(settings: Settings) -> list[ShownValue]:
 
     An unset ``capacity`` is shown as the tier type's own default, which is what holds.
     """
-    top = TopSettings(on_reset=settings.on_reset, lookup_order=settings.lookup_order)
+    top = TopSettings(
+        on_reset=settings.on_reset,
+        lookup_order=settings.lookup_order,
+        blocked_plugins=settings.blocked_plugins,
+    )
     capacities: dict[SettingPath, int | None] = {
         ("tiers", name, "capacity"): tier_type.cls.info.default_capacity
         for name, tier_type in settings.tier_types.items()
@@ -80,7 +84,7 @@ def show_settings(settings: Settings) -> list[ShownValue]:
         value = _plain(capacities.get(item.path) if item.value is None else item.value)
         name = dotted(item.path)
         source = settings.sources.get(name, DEFAULT)
-        shown.append(ShownValue(name=name, value=value, text=_text(value, item.unit), source=source))
+        shown.append(ShownValue(name=name, value=value, text=text_of(value, item.unit), source=source))
     return shown
 
 
@@ -90,18 +94,19 @@ def _plain(value: object) -> object:
     return [_plain(item) for item in value] if isinstance(value, list | tuple) else str(value)
 
 
-def _text(value: object, unit: str | None) -> str:
+def text_of(value: object, unit: str | None) -> str:
+    """*value* as a person would write it in the file; ``-`` where nothing is set."""
     if value is None:
         return "-"
     if unit == "bytes" and isinstance(value, int):
-        return f'"{_exact_size(value)}"'
+        return f'"{exact_size(value)}"'
     if unit == "seconds" and isinstance(value, float):
         return f'"{value:g}s"'
     return json.dumps(value, ensure_ascii=False)
 
 
-def _exact_size(count: int) -> str:
-    """The largest binary unit that needs no fraction, so that nothing is rounded."""
+def exact_size(count: int) -> str:
+    """Bytes in the largest binary unit that needs no fraction, so that nothing is rounded: ``"1536MiB"``."""
     for power, unit in ((4, "TiB"), (3, "GiB"), (2, "MiB"), (1, "KiB")):
         if count and count % 1024**power == 0:
             return f"{count // 1024**power}{unit}"

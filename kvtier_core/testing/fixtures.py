@@ -16,9 +16,14 @@ NAMESPACE = "kit-namespace"
 
 
 class TierFixtures:
-    """Fixtures of every tier test. ``payload_bytes`` is the size of the blocks they use."""
+    """Fixtures of every tier test.
+
+    ``payload_bytes`` is the size of the blocks they use; ``full_rounds`` how often blocks are stored into a full tier:
+    fewer do for one whose every call crosses a network.
+    """
 
     payload_bytes = 5000
+    full_rounds = 50
 
     # What a subclass provides, and what is made of it.
 

@@ -25,7 +25,7 @@ __all__ = ["OpenTier", "TierTests", "assert_contents"]
 
 
 class TierTests(HookRules, BlockingRules):
-    """The tests. Set ``payload_bytes`` to try blocks of another size."""
+    """The tests. Set ``payload_bytes`` to try blocks of another size, ``full_rounds`` where calls are slow."""
 
     def __init_subclass__(cls) -> None:
         """Refuse subclasses that replace a test by another of that name."""

@@ -101,7 +101,7 @@ def test_a_bug_is_not_made_to_look_like_a_users_mistake():
 
 @pytest.mark.parametrize("name", ["demo", "run"])
 def test_without_the_transformers_plugin_its_commands_say_how_to_get_it(name, capsys, monkeypatch):
-    monkeypatch.setattr("kvtier_core.plugins.commands.find_offers", lambda _prefix: [])
+    monkeypatch.setattr("kvtier_core.plugins.commands.find_offers", lambda _prefix, _blocked: [])
     assert main([name]) == 2
     assert (
         capsys.readouterr().err

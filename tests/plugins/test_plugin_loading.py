@@ -141,7 +141,8 @@ def test_k9_o3_an_unknown_type_names_the_nearest_and_the_installed(install_tier)
         load_tier_type("fakt")
 
 
-def test_c50_a_type_that_is_ours_but_not_installed_says_how_to_get_it():
+def test_c50_a_type_that_is_ours_but_not_installed_says_how_to_get_it(monkeypatch):
+    monkeypatch.setattr("kvtier_core.plugins.discovery.distributions", list)
     with pytest.raises(PluginError, match="pip install kvtier-fsspec"):
         load_tier_type("fsspec")
 

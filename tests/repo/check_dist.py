@@ -3,16 +3,19 @@
 A program, not a test module: it runs in an environment that has the wheels and nothing else of this repository.
 """
 
+import email
 import sys
 import tarfile
 import zipfile
 from collections.abc import Iterable
 from importlib.metadata import distribution
+from importlib.util import find_spec
 from pathlib import Path, PurePosixPath
 
 SDIST_EXTRAS = {
     "PKG-INFO",
     "README.md",
+    "CHANGELOG.md",
     "LICENSE",
     "pyproject.toml",
     ".gitignore",
@@ -20,16 +23,42 @@ SDIST_EXTRAS = {
 
 
 def check_wheel(path: Path) -> None:
-    """A wheel holds its one package and its metadata, and says that it is typed."""
+    """A wheel holds its one package, its metadata and the licence, and says that it is typed."""
     package = path.name.split("-")[0]
     with zipfile.ZipFile(path) as archive:
         names = archive.namelist()
+        metadata = archive.read(next(name for name in names if name.endswith(".dist-info/METADATA")))
     strangers = [name for name in names if not name.startswith((f"{package}/", f"{package}-"))]
-    if package == "kvtier_core":
-        assert any(name.endswith("licenses/LICENSE") for name in names), f"{path.name} has no licence"
+    assert any(name.endswith("licenses/LICENSE") for name in names), f"{path.name} has no licence"
     assert not strangers, f"{path.name} ships {strangers}"
     assert f"{package}/py.typed" in names, f"{path.name} is not marked as typed"
+    check_metadata(path, metadata)
     refuse_rubbish(path, names)
+
+
+def check_metadata(path: Path, metadata: bytes) -> None:
+    """A wheel says what it is, under which licence, for which Python, and what it needs."""
+    fields = email.message_from_bytes(metadata)
+    name = path.name.split("-")[0].replace("_", "-")
+    assert fields["Name"] == name, f"{path.name} is called {fields['Name']}"
+    assert fields["Version"] == path.name.split("-")[1]
+    assert fields["License-Expression"] == "Apache-2.0", f"{path.name} has no licence expression"
+    assert fields["Requires-Python"] == ">=3.11", f"{path.name} requires Python {fields['Requires-Python']}"
+    assert fields["Summary"], f"{path.name} has no summary"
+    assert str(fields.get_payload()).lstrip().startswith("# kvtier"), f"{path.name} has no readme"
+    classifiers = fields.get_all("Classifier", [])
+    for wanted in (
+        "Typing :: Typed",
+        "Operating System :: POSIX :: Linux",
+        "Programming Language :: Python :: 3.11",
+    ):
+        assert wanted in classifiers, f"{path.name} lacks the classifier {wanted!r}"
+    needs = fields.get_all("Requires-Dist", [])
+    core = [need for need in needs if need.startswith("kvtier-core")]
+    assert core or name == "kvtier-core", f"{path.name} does not need kvtier-core"
+    assert all("<0.2" in need and ">=0.1" in need for need in core), f"{path.name} needs {core}"
+    if name == "kvtier-transformers":  # the one that is not installed where this runs
+        assert core[0].startswith("kvtier-core[torch]"), f"{path.name} needs {core}"
 
 
 def check_sdist(path: Path) -> None:
@@ -48,7 +77,7 @@ def check_sdist(path: Path) -> None:
 
 def refuse_rubbish(path: Path, names: Iterable[str]) -> None:
     """Nothing compiled, no tests."""
-    rubbish = [name for name in names if name.endswith(".pyc") or "/tests/" in name]
+    rubbish = [name for name in names if name.endswith(".pyc") or "tests/" in name]
     assert not rubbish, f"{path.name} ships {rubbish}"
 
 
@@ -57,13 +86,14 @@ def check_installed() -> None:
     import kvtier_core
 
     home = Path(kvtier_core.__file__)
+    assert "site-packages" in home.parts, f"kvtier_core comes from {home}"
     assert home.is_relative_to(sys.prefix), f"kvtier_core comes from {home}"
+    assert find_spec("torch") is None, "torch is installed here"
     assert kvtier_core.__version__ == distribution("kvtier-core").version
     for name in kvtier_core.__all__:
         getattr(kvtier_core, name)
     for entry in kvtier_core.list_tier_types():
         kvtier_core.load_tier_type(entry.name)
-    assert "torch" not in sys.modules
 
 
 if __name__ == "__main__":

@@ -1,3 +1,4 @@
+import itertools
 import re
 import socket
 import tomllib
@@ -9,7 +10,11 @@ import pytest_socket
 from kvtier_core import check_tier_class, list_tier_types, load_tier_type
 
 ROOT = Path(__file__).parents[2]
-PROJECTS = [ROOT / "pyproject.toml", *sorted(ROOT.glob("plugins/*/pyproject.toml"))]
+PROJECTS = [
+    ROOT / "pyproject.toml",
+    *sorted(ROOT.glob("plugins/*/pyproject.toml")),
+    *sorted(ROOT.glob("examples/*/pyproject.toml")),
+]
 
 
 def _project(path):
@@ -41,13 +46,30 @@ def test_every_distribution_says_what_it_is(path):
     assert project["license"] == "Apache-2.0"
     assert project["requires-python"] == ">=3.11"
     assert project["description"]
+    assert project["keywords"]
+    assert "Typing :: Typed" in project["classifiers"]
     assert (path.parent / project["readme"]).is_file()
+    assert project["license-files"] == ["LICENSE"]
+    assert (path.parent / "LICENSE").read_text() == (ROOT / "LICENSE").read_text()
+    changes = (path.parent / "CHANGELOG.md").read_text()
+    assert changes.startswith(f"# Changes of {project['name']}\n")
+    assert f"\n## {project['version']} " in changes
     assert re.fullmatch(r"\d+\.\d+\.\d+", project["version"])
     tables = tomllib.loads(path.read_text())["tool"]["hatch"]["build"]["targets"]
-    assert tables["sdist"]["only-include"], "the sdist must be an allow-list"
+    assert {"README.md", "CHANGELOG.md", "LICENSE"} < set(tables["sdist"]["only-include"])
     assert tables["wheel"]["packages"], "the wheel must be an allow-list"
     for package in tables["wheel"]["packages"]:
         assert (path.parent / package / "py.typed").is_file()
+
+
+@pytest.mark.parametrize("path", PROJECTS, ids=lambda path: path.parent.name)
+def test_every_dependency_has_a_lowest_version_that_minimums_can_try(path):
+    project = _project(path)
+    extras = project.get("optional-dependencies", {}).values()
+    for need in itertools.chain(project["dependencies"], *extras):
+        assert ">=" in need, need
+        if need.startswith("kvtier-"):
+            assert need.endswith(">=0.1,<0.2")
 
 
 def test_constraints_pin_torch_once():
@@ -87,6 +109,7 @@ SOURCES = [
         "*.py",
         "*.txt",
         "kvtier_core/**/*.py",
+        "examples/**/*.*",
         "plugins/**/*.*",
         "tests/**/*.py",
         "docs/**/*",

@@ -107,7 +107,7 @@ class ScanForgets(DiskTier):
 class NamespaceBlind(DiskTier):
     def __init__(self, settings, context):
         super().__init__(settings, context)
-        self._layout = FileLayout(settings.root / "all", context.row_bytes)
+        self._layout = FileLayout(settings.root / "all", context.row_bytes, context.log.warning)
 
 
 class WritesLate(FaultyTier):

@@ -114,11 +114,13 @@ class ScriptedTier(BlockTier):
             for key in keys:
                 self._blocks.pop(key, None)
 
-        self._call("delete", keys, work)
+        return self._call("delete", keys, work)
 
     def close(self) -> None:
-        self._call("close", (), lambda: None)
-        self.script.closed.append(self.number)
+        try:
+            return self._call("close", (), lambda: None)
+        finally:
+            self.script.closed.append(self.number)
 
 
 class ScanningTier(ScriptedTier):

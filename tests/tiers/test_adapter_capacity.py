@@ -305,7 +305,26 @@ def test_c13_adopting_keeps_the_newest_that_fit_and_are_not_too_old():
     found = [BlockInfo(key=key, bytes=ROW, time=float(index)) for index, key in enumerate(KEYS[:8])]
     kept, surplus = bounds.adopt(random.Random(0).sample(found, 8), now=13.5)
     assert kept == KEYS[5:8]
-    assert set(surplus) == set(KEYS[:5])
+    assert surplus == KEYS[:5]
+    assert bounds.blocks == 8
+    assert [bounds.serves(key, 13.5) for key in KEYS[:8]] == [False] * 5 + [True] * 3
+    for key in surplus:
+        bounds.forget(key)
     assert bounds.blocks == 3
     assert bounds.expired(15.5, limit=10) == [KEYS[5]]
     assert bounds.reserve(A) == [KEYS[5]]
+
+
+def test_c33_surplus_that_cannot_be_deleted_is_not_served_and_leaves_first(caplog):
+    script = Script()
+    script.times = {A: 1.0, B: 2.0, C: 3.0}
+    seed = {key: row(0) for key in (A, B, C)}
+    script.before = lambda method, keys: fail(OSError(30, "Read-only")) if method == "delete" else None
+    with drive(script, ScanningTier, info=PERSISTENT, seed=seed, capacity_blocks=2) as tier:
+        assert "delete: OSError: [Errno 30] Read-only; 1 blocks that are too old or beyond" in caplog.text
+        assert tier.lookup([A, B, C]) == [False, True, True]
+        assert used(tier) == 3
+        script.before = lambda method, keys: None
+        assert tier.store(rows(D)).error is None
+        assert_contents(tier, {C: row(0), **rows(D)}, absent=[A, B])
+        assert used(tier) == len(script.blocks) == 2

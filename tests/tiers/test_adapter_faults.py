@@ -3,11 +3,13 @@
 import logging
 import pickle
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import pytest
 
 from kvtier_core.errors import TierOpenError
+from kvtier_core.manager.blocking.calls import TierCalls
 from kvtier_core.testing.rows import similar_keys
 from kvtier_core.values import TierInfo
 from tests.tiers.scripted import ROW, BatchTier, Gate, ScanningTier, Script, ScriptedTier, drive, fail, row
@@ -53,7 +55,12 @@ def test_c30_a_load_that_raises_fails_its_key_alone():
         assert loaded.rows == {B: row(2), C: row(3)}
 
 
-@pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt(), MemoryError()])
+class EndingError(Exception):
+    def __str__(self) -> str:
+        raise SystemExit(4)
+
+
+@pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt(), MemoryError(), EndingError()])
 def test_c30_nothing_a_tier_raises_ends_an_io_thread(error):
     script = Script()
     script.before = only("store", A, lambda: fail(error))
@@ -120,6 +127,95 @@ def test_c30_contains_must_return_one_bool_a_key(answer):
         assert set(result.failed) in ({A, B}, {B})
         assert result.error is not None
         assert "contains" in result.error
+
+
+class Lazy(Sequence):
+    """An answer that is only made when it is looked at."""
+
+    def __init__(self, length: Callable[[], Any], item: Callable[[int], object]) -> None:
+        self._length = length
+        self._item = item
+
+    def __len__(self):
+        return self._length()
+
+    def __getitem__(self, index):
+        return self._item(index)
+
+
+class Pretender:
+    """Says it is a bool, and has no truth."""
+
+    __class__ = bool  # type: ignore[assignment]
+
+    def __bool__(self) -> bool:
+        raise OSError("no truth")
+
+
+class Faceless:
+    """Has no class, as far as can be asked."""
+
+    @property  # type: ignore[misc]
+    def __class__(self):
+        raise OSError("no class")
+
+
+# Made by the test alone: pytest, too, would stumble over some.
+LAZY_FAULTS: dict[str, Callable[[], object]] = {
+    "items that raise": lambda: Lazy(lambda: 2, lambda index: fail(OSError("lost"))),
+    "items that end the thread": lambda: Lazy(lambda: 2, lambda index: fail(SystemExit(1))),
+    "an item that raises": lambda: Lazy(lambda: 2, lambda index: index == 0 or fail(OSError("lost"))),
+    "no end": lambda: Lazy(lambda: 2, lambda index: True),
+    "one item": lambda: Lazy(lambda: 2, lambda index: index == 0 or fail(IndexError(index))),
+    "liars": lambda: [Pretender(), Pretender()],
+    "no class": Faceless,
+    "items without class": lambda: [Faceless(), Faceless()],
+    "errors without text": lambda: [EndingError(), EndingError()],
+}
+WRONG = {"a liar": Pretender, "no class": Faceless, "an error without text": EndingError}
+
+
+@pytest.mark.parametrize("make", LAZY_FAULTS.values(), ids=LAZY_FAULTS)
+@pytest.mark.parametrize("method", ["contains", "store_many", "load_many"])
+def test_c30_an_answer_that_fails_when_it_is_read_ends_no_io_thread(method, make):
+    script = Script()
+    script.before = only(method, A, make)
+    with drive(script, BatchTier, info=ASKED, threads=1) as tier:
+        if method == "contains":
+            result = tier.wait(tier.start_lookup([A, B]))
+        elif method == "store_many":
+            result = tier.store(rows(A, B))
+        else:
+            result = tier.load([A, B]).result
+        assert set(result.failed) == {A, B}
+        assert result.error is not None
+        assert method in result.error
+        assert tier.store(rows(C)).error is None
+        assert tier.load([C]).rows == {C: row(1)}
+
+
+def test_c30_an_answer_of_another_length_than_it_says_is_read_as_it_is():
+    answer = Lazy(lambda: fail(OSError("no length")), lambda index: [True, False][index])
+    script = Script()
+    script.before = only("contains", A, lambda: answer)
+    with drive(script, info=ASKED, threads=1) as tier:
+        assert tier.lookup([A, B]) == [True, False]
+
+
+@pytest.mark.parametrize("make", WRONG.values(), ids=WRONG)
+@pytest.mark.parametrize("method", ["load", "store", "delete", "close"])
+def test_c30_whatever_a_call_returns_ends_no_io_thread(method, make):
+    script = Script()
+    with drive(script, threads=1, capacity_blocks=1) as tier:
+        tier.store(rows(A))
+        script.before = lambda called, keys: make() if called == method else None
+        if method == "load":
+            assert tier.load([A]).result.failed == (A,)
+        else:
+            assert tier.store(rows(B)).failed == (() if method == "close" else (B,))
+        script.before = lambda called, keys: make() if called == method == "close" else None
+        assert tier.store(rows(C)).error is None
+    assert script.closed == [0]
 
 
 def test_c30_a_contains_that_raises_fails_the_lookup_and_says_so():
@@ -204,6 +300,25 @@ def test_c29_a_buffer_that_cannot_be_taken_back_is_a_fault():
         assert result.failed == (A,)
         assert result.error is not None
         assert "kept a reference" in result.error
+
+
+class SlicingTier(ScriptedTier):
+    """Keeps a slice of the buffers it is given."""
+
+    kept: list[memoryview]
+
+    def load(self, key, into):
+        self.kept.append(into[:])
+        return super().load(key, into)
+
+
+def test_c29_a_slice_that_a_tier_kept_is_not_noticed_as_the_documentation_says():
+    kept: list[memoryview] = []
+    with drive(Script(), type("Slicing", (SlicingTier,), {"kept": kept})) as tier:
+        tier.store(rows(A))
+        assert tier.load([A]).rows == rows(A)
+    assert kept[0] == row(1)
+    assert "(``into[:]``) is not even noticed" in str(TierCalls.__doc__)
 
 
 def test_c29_stores_can_not_write_to_the_pool():

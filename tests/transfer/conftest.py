@@ -1,16 +1,20 @@
 """Pools that are always closed, and devices that are always shut down."""
 
 from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
 
 import pytest
 
-from kvtier_core.transfer import CPUDevice, KVLayout, Pool, PoolGeometry
+from kvtier_core.transfer import KVLayout, Pool, PoolGeometry
+
+if TYPE_CHECKING:
+    from kvtier_core.transfer import CPUDevice
 
 TIMEOUT_S = 60.0
 """Far above anything measured: a test that runs into it is wrong, not slow."""
 
 MakePool = Callable[..., Pool]
-MakeDevice = Callable[..., CPUDevice]
+MakeDevice = Callable[..., "CPUDevice"]
 
 
 @pytest.fixture
@@ -31,6 +35,8 @@ def make_pool() -> Iterator[MakePool]:
 @pytest.fixture
 def make_device(make_pool: MakePool) -> Iterator[MakeDevice]:
     """Make CPU devices that are shut down before their pools close."""
+    from kvtier_core.transfer import CPUDevice  # here, so that the pool's tests need no torch
+
     devices: list[CPUDevice] = []
 
     def make(

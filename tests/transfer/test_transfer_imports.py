@@ -31,6 +31,7 @@ def test_all_but_the_device_modules_import_without_torch(module: str) -> None:
     assert f"kvtier_core.transfer.{module}" in loaded
 
 
+@pytest.mark.needs_torch
 def test_the_transfer_path_imports_nothing_else_of_the_core() -> None:
     loaded = _loaded_after("from kvtier_core.transfer import *", _ABSENT)
     assert "kvtier_core.transfer.cpu" in loaded

@@ -1,6 +1,10 @@
 import subprocess
 import sys
 
+import pytest
+
+pytestmark = pytest.mark.needs_torch  # the package under test is installed only where torch is
+
 
 def python(source):
     return subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, check=True).stdout

@@ -130,3 +130,40 @@ def test_usage_errors_are_status_2(capsys):
         main(["run", "--model", "x", "--prompts", "y", "--max-tokens", "0"])
     assert caught.value.code == 2
     assert "'0' is not a number of at least 1" in capsys.readouterr().err
+
+
+def test_k9_broken_lines_are_left_out_where_asked_and_the_status_says_so(tmp_path, model_path, capsys):
+    prompts = write_prompts(
+        tmp_path, {"prompt": "a"}, '{"prompt": "b"', {"prompt": "c" * 600}, {"prompt": "d", "max_tokens": 1}
+    )
+    options = ["--model", model_path, "--prompts", prompts, "--config", write_settings(tmp_path)]
+    status, out, err = run(capsys, *options, "--max-tokens", 1, "--json")
+    assert (status, out) == (2, "")
+    assert "prompts.jsonl, line 2: not JSON" in err
+    status, out, err = run(capsys, *options, "--max-tokens", 1, "--json", "--keep-going")
+    assert status == 1
+    assert [json.loads(line)["line"] for line in out.splitlines()] == [1, 4]
+    messages = err.splitlines()
+    assert len(messages) == 2
+    assert "line 2: not JSON" in messages[0]
+    assert "line 3: 600 prompt tokens" in messages[1]
+    assert all(message.endswith("; left out") for message in messages)
+
+
+def test_k9_keep_going_with_nothing_to_run_is_an_error(tmp_path, model_path, capsys):
+    prompts = write_prompts(tmp_path, {"prompt": "c" * 600})
+    options = ["--model", model_path, "--prompts", prompts, "--config", write_settings(tmp_path)]
+    status, out, err = run(capsys, *options, "--keep-going")
+    assert (status, out) == (2, "")
+    assert "no line can be run" in err
+
+
+def test_c54_a_pool_too_small_for_a_prompt_is_told_with_what_to_set(tmp_path, model_path, capsys):
+    prompts = write_prompts(tmp_path, {"prompt": TEXT, "max_tokens": 1}, {"prompt": "short", "max_tokens": 1})
+    options = ["--model", model_path, "--prompts", prompts, "--config"]
+    status, _, err = run(capsys, *options, write_settings(tmp_path, capacity="48KiB"))
+    assert status == 0
+    assert "WARNING kvtier.run: pool.capacity holds 64 tokens, but the prompt of line 1 has 135" in err
+    enough = err.split("at least ")[1].strip()
+    status, _, err = run(capsys, *options, write_settings(tmp_path, capacity=enough))
+    assert (status, err) == (0, "")

@@ -21,7 +21,7 @@ from kvtier_core.manager.blocking.jobs import JobBoard
 from kvtier_core.manager.blocking.presence import PresenceSet
 from kvtier_core.manager.blocking.state import Clocks
 from kvtier_core.manager.blocking.work import Kind
-from kvtier_core.policies import make_policy
+from kvtier_core.policies import PolicyFactory, make_policy
 from kvtier_core.tier_settings import TierSettings
 from kvtier_core.units import format_size
 from kvtier_core.values import JobResult, PoolView, TierContext, TierEvent, TierJob, TierUsage
@@ -31,7 +31,8 @@ class BlockTierAdapter:
     """Makes a ``BlockTier`` class, its settings and a context into an object with hook implementations.
 
     ``context.capacity_bytes`` of ``None`` means the tier type's default capacity, if it has one. Beside the hooks
-    there are two methods for any thread: ``resident_presence`` and ``discard``.
+    there are two methods for any thread: ``resident_presence`` and ``discard``. *policies* are the eviction policies
+    of plugins, by name.
     """
 
     def __init__(
@@ -40,6 +41,7 @@ class BlockTierAdapter:
         settings: TierSettings,
         context: TierContext,
         *,
+        policies: Mapping[str, PolicyFactory] | None = None,
         monotonic: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
     ) -> None:
@@ -53,9 +55,10 @@ class BlockTierAdapter:
                 f"({format_size(context.row_bytes)}); set capacity to several blocks at least"
             )
         if tier_class.info.bounded_by == "core":
-            make_policy(settings.policy, 1)  # refuses an unknown name now rather than when the tier opens
+            make_policy(settings.policy, 1, policies)  # refuses an unknown name now, not when the tier opens
         self._tier_class = tier_class
         self._settings = settings
+        self._policies = policies
         self._context = replace(context, capacity_bytes=capacity)
         self._clocks = Clocks(monotonic=monotonic, wall=wall)
         self._board = JobBoard(context.wake)
@@ -186,7 +189,7 @@ class BlockTierAdapter:
         try:
             self._check_retired()
             instance = TierInstance(
-                self._tier_class, self._settings, self._context, self._board, self._clocks
+                self._tier_class, self._settings, self._context, self._board, self._clocks, self._policies
             )
             instance.open()
         except Exception as error:

@@ -43,16 +43,18 @@ class Bounds:
     def adopt(self, found: Iterable[BlockInfo], now: float) -> tuple[list[OffloadKey], list[OffloadKey]]:
         """Take over the blocks of an earlier process: returns (kept, to be deleted).
 
-        Expired blocks go, and the oldest of those beyond the capacity. Cost: a sort of all blocks, once.
+        Expired blocks go, and the oldest of those beyond the capacity. They are unserved, and first to be evicted, as
+        long as they are not forgotten. Cost: a sort of all blocks, once.
         """
         by_age = sorted({block.key: block for block in found}.values(), key=lambda block: block.time)
-        fresh = [block for block in by_age if not self._is_old(block.time, now)]
+        fresh = [block.key for block in by_age if not self._is_old(block.time, now)]
         room = len(fresh) if self._max_blocks is None else self._max_blocks
         kept = fresh[max(0, len(fresh) - room) :]
-        for block in kept:
+        for block in by_age:
             self._stored[block.key] = block.time
             self._policy.insert(block.key)
-        return [block.key for block in kept], [block.key for block in by_age if block.key not in self._stored]
+        self._unserved.update(self._stored.keys() - kept)
+        return kept, [block.key for block in by_age if block.key in self._unserved]
 
     def serves(self, key: OffloadKey, now: float) -> bool:
         """Whether the tier holds a block under *key* that is trusted and not too old."""

@@ -1,17 +1,23 @@
 """The one place where a blocking tier's methods are called, and where whatever they do wrong is caught (C30).
 
 Every call ends as one outcome a key: ``True`` (stored, filled, there), ``False`` (absent) or a ``Fault``. Nothing
-a tier raises or returns passes this module in any other form. Holds no state and decides nothing about keys.
+a tier raises or returns passes this module in any other form; an answer is read where the call is guarded, because
+it may be computed, and fail, only then. Holds no state and decides nothing about keys.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import islice
+from typing import TypeVar
 
 from kvtier_core.blocktier import BlockTier, SupportsBatch
 from kvtier_core.keys import OffloadKey
 from kvtier_core.masking import mask_text
 
 _MAX_TEXT = 500  # characters of a tier's message that are passed on
+
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +34,7 @@ def describe(error: BaseException) -> str:
     """The type and message of *error*, cut to a bearable length, without what looks like a secret in a URL."""
     try:
         text = str(error)
-    except Exception as broken:  # noqa: BLE001 - a tier's own exception class may be broken too
+    except BaseException as broken:  # noqa: BLE001 - a tier's own exception class may be broken too
         text = f"(its message could not be read: {type(broken).__name__})"
     text = mask_text(text)
     text = text if len(text) <= _MAX_TEXT else f"{text[:_MAX_TEXT]}..."
@@ -38,8 +44,11 @@ def describe(error: BaseException) -> str:
 class TierCalls:
     """Calls one tier; safe from any thread as far as the tier is.
 
-    Buffers are handed over as views of our own, released after the call: a tier that kept one gets an error instead
-    of a row that belongs to another block meanwhile. (An array it made over the view can't be taken back.)
+    Buffers are handed over as views of our own, released after the call: a tier that kept one gets an error when it
+    uses it, instead of a row that belongs to another block meanwhile. An array that a tier made over the view and
+    still holds is noticed, and a fault of the call, but can't be taken back. A slice that it still holds
+    (``into[:]``) is not even noticed. What a tier writes through either after the call lands in whatever the row
+    holds by then: before the row's proof is checked that makes a miss, after it wrong bytes.
     """
 
     def __init__(self, name: str, tier: BlockTier) -> None:
@@ -54,17 +63,17 @@ class TierCalls:
 
     def contains(self, keys: Sequence[OffloadKey]) -> list[Outcome]:
         """Ask which keys are stored; one call."""
-        return self._per_key("contains", len(keys), self._try("contains", self._tier.contains, keys))
+        return self._ask_many("contains", len(keys), lambda: self._tier.contains(keys))
 
     def store(self, keys: Sequence[OffloadKey], buffers: Sequence[memoryview]) -> list[Outcome]:
         """Store blocks, in one call if the tier takes batches; an outcome is ``True`` or a fault."""
         views = [buffer.toreadonly() for buffer in buffers]
-        if self._batch is not None:
-            answer = self._try("store_many", self._batch.store_many, keys, views)
-            outcomes = self._per_key("store_many", len(keys), answer)
+        batch = self._batch
+        if batch is not None:
+            outcomes = self._ask_many("store_many", len(keys), lambda: batch.store_many(keys, views))
         else:
             outcomes = [
-                self._expect_none("store", self._try("store", self._tier.store, key, view))
+                self._command("store", partial(self._tier.store, key, view))
                 for key, view in zip(keys, views, strict=True)
             ]
         refused = self._fault("store_many", "returned False for a block it was to store")
@@ -73,62 +82,71 @@ class TierCalls:
     def load(self, keys: Sequence[OffloadKey], buffers: Sequence[memoryview]) -> list[Outcome]:
         """Fill buffers, in one call if the tier takes batches."""
         views = [buffer[:] for buffer in buffers]
-        if self._batch is not None:
-            answer = self._try("load_many", self._batch.load_many, keys, views)
-            outcomes = self._per_key("load_many", len(keys), answer)
+        batch = self._batch
+        if batch is not None:
+            outcomes = self._ask_many("load_many", len(keys), lambda: batch.load_many(keys, views))
         else:
             outcomes = [
-                self._expect_bool("load", self._try("load", self._tier.load, key, view))
+                self._ask_one("load", partial(self._tier.load, key, view))
                 for key, view in zip(keys, views, strict=True)
             ]
         return self._release("load", views, outcomes)
 
     def delete(self, keys: Sequence[OffloadKey]) -> Fault | None:
         """Delete blocks; one call. Returns what went wrong."""
-        done = self._expect_none("delete", self._try("delete", self._tier.delete, keys))
+        done = self._command("delete", lambda: self._tier.delete(keys))
         return done if isinstance(done, Fault) else None
 
     def close(self) -> Fault | None:
         """Close the tier. Returns what went wrong."""
-        done = self._expect_none("close", self._try("close", self._tier.close))
+        done = self._command("close", self._tier.close)
         return done if isinstance(done, Fault) else None
 
-    def _try(self, method: str, call: Callable[..., object], *args: object) -> object:
+    def _command(self, method: str, call: Callable[[], object]) -> Outcome:
+        return self._guarded(method, lambda: self._read_none(method, call()))
+
+    def _ask_one(self, method: str, call: Callable[[], object]) -> Outcome:
+        return self._guarded(method, lambda: self._read_bool(method, call()))
+
+    def _ask_many(self, method: str, count: int, call: Callable[[], object]) -> list[Outcome]:
+        answers = self._guarded(method, lambda: self._read_bools(method, count, call()))
+        return [answers] * count if isinstance(answers, Fault) else answers
+
+    def _guarded(self, method: str, work: Callable[[], _T]) -> _T | Fault:
+        """Call the tier and read its answer. All that touches the answer has to happen in *work*."""
         try:
-            return call(*args)
+            return work()
         except BaseException as error:  # noqa: BLE001 - even SystemExit must not end an I/O thread and lose its job
             return self._fault(method, describe(error))
 
     def _fault(self, method: str, what: str) -> Fault:
         return Fault(f"tier {self._name!r}: {method}: {what}")
 
-    def _expect_none(self, method: str, answer: object) -> Outcome:
-        if answer is None:
-            return True
-        return (
-            answer
-            if isinstance(answer, Fault)
-            else self._wrong(method, answer, "None, or an exception on a fault")
-        )
+    # Inside the guard.
 
-    def _expect_bool(self, method: str, answer: object) -> Outcome:
-        if isinstance(answer, bool | Fault):
+    def _read_none(self, method: str, answer: object) -> Outcome:
+        return True if answer is None else self._wrong(method, answer, "None, or an exception on a fault")
+
+    def _read_bool(self, method: str, answer: object) -> Outcome:
+        if type(answer) is bool:  # exactly: an object can claim to be an instance of anything
             return answer
         if isinstance(answer, Exception):
             return self._fault(method, describe(answer))
         return self._wrong(method, answer, "a bool")
 
-    def _per_key(self, method: str, count: int, answer: object) -> list[Outcome]:
-        if isinstance(answer, Fault):
-            return [answer] * count
+    def _read_bools(self, method: str, count: int, answer: object) -> list[Outcome] | Fault:
         if isinstance(answer, str | bytes) or not isinstance(answer, Sequence):
-            return [self._wrong(method, answer, "a sequence, one bool a key")] * count
-        if len(answer) != count:
-            return [self._fault(method, f"returned {len(answer)} answers for {count} keys")] * count
-        return [self._expect_bool(method, one) for one in answer]
+            return self._wrong(method, answer, "a sequence, one bool a key")
+        answers = list(islice(answer, count + 1))  # its own length may be wrong, and its end may never come
+        if len(answers) != count:
+            found = f"more than {count}" if len(answers) > count else str(len(answers))
+            return self._fault(method, f"returned {found} answers for {count} keys")
+        return [self._read_bool(method, one) for one in answers]
 
     def _wrong(self, method: str, answer: object, expected: str) -> Fault:
         return self._fault(method, f"returned {type(answer).__name__}, expected {expected}")
+
+    # After the call.
 
     def _release(self, method: str, views: Sequence[memoryview], outcomes: list[Outcome]) -> list[Outcome]:
         for index, view in enumerate(views):

@@ -8,13 +8,13 @@ itself is only followed by its presence set. And of one that is shared with othe
 it has to be asked.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from kvtier_core.keys import OffloadKey
 from kvtier_core.manager.blocking.bounds import Bounds
 from kvtier_core.manager.blocking.events import EventLog
 from kvtier_core.manager.blocking.presence import PresenceSet
-from kvtier_core.policies import make_policy
+from kvtier_core.policies import PolicyFactory, make_policy
 from kvtier_core.tier_settings import TierSettings
 from kvtier_core.values import BlockInfo, TierContext, TierEvent, TierInfo, TierUsage
 
@@ -25,7 +25,13 @@ class Contents:
     """The belief about one tier instance. *enumerable*: whether ``adopt`` will be told everything it holds."""
 
     def __init__(
-        self, info: TierInfo, settings: TierSettings, context: TierContext, *, enumerable: bool
+        self,
+        info: TierInfo,
+        settings: TierSettings,
+        context: TierContext,
+        *,
+        enumerable: bool,
+        policies: Mapping[str, PolicyFactory] | None = None,
     ) -> None:
         limits = settings.limits
         self._row_bytes = context.row_bytes
@@ -39,7 +45,7 @@ class Contents:
             self._bounds = Bounds(
                 max_blocks=max_blocks,
                 ttl=settings.ttl,
-                policy=make_policy(settings.policy, max_blocks or limits.max_resident_keys),
+                policy=make_policy(settings.policy, max_blocks or limits.max_resident_keys, policies),
             )
 
     @property

@@ -5,17 +5,17 @@ tier is called, outside any lock.
 """
 
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from kvtier_core.blocktier import BlockTier, SupportsScan
-from kvtier_core.errors import TierOpenError
 from kvtier_core.keys import OffloadKey
 from kvtier_core.manager.blocking.calls import Fault, Outcome, TierCalls
 from kvtier_core.manager.blocking.contents import Contents
 from kvtier_core.manager.blocking.jobs import JobBoard
 from kvtier_core.manager.blocking.state import Clocks, TierState
 from kvtier_core.manager.blocking.work import Kind, Unit
+from kvtier_core.policies import PolicyFactory
 from kvtier_core.tier_settings import TierSettings
 from kvtier_core.values import BlockInfo, TierContext, TierJob
 
@@ -34,6 +34,7 @@ class TierInstance:
         context: TierContext,
         board: JobBoard,
         clocks: Clocks,
+        policies: Mapping[str, PolicyFactory] | None = None,
     ) -> None:
         """Make the tier object; no I/O. Raises whatever the tier's constructor raises."""
         self._name = context.name
@@ -47,7 +48,9 @@ class TierInstance:
         # What a shared tier holds changes without us; listing all of it at the start would buy nothing lasting.
         scans = tier_class.info.bounded_by == "core" or not tier_class.info.shared
         self._scan = self._tier.scan if scans and isinstance(self._tier, SupportsScan) else None
-        contents = Contents(tier_class.info, settings, context, enumerable=self._scan is not None)
+        contents = Contents(
+            tier_class.info, settings, context, enumerable=self._scan is not None, policies=policies
+        )
         blocks = max(1, settings.limits.max_batch // context.row_bytes) if self._calls.batches else 1
         batch = {Kind.LOAD: blocks, Kind.STORE: blocks, Kind.LOOKUP: _KEYS_A_CALL, Kind.DELETE: _KEYS_A_CALL}
         self.state = TierState(context.name, contents, batch, clocks)
@@ -59,7 +62,7 @@ class TierInstance:
     def open(self) -> None:
         """Open the tier, learn what it holds, make it fit its capacity, start the I/O threads.
 
-        Called once, on the hook thread. Raises ``TierOpenError`` or what the tier raises; the tier is closed then.
+        Called once, on the hook thread. Raises what the tier raises; the tier is closed then.
         Cost: the tier's ``open`` and ``scan``.
         """
         try:
@@ -103,11 +106,17 @@ class TierInstance:
     def _adopt(self, found: Iterable[BlockInfo]) -> None:
         surplus = self.state.adopt(found)
         for begin in range(0, len(surplus), _KEYS_A_CALL):
-            fault = self._calls.delete(surplus[begin : begin + _KEYS_A_CALL])
+            keys = surplus[begin : begin + _KEYS_A_CALL]
+            fault = self._calls.delete(keys)
+            self.state.deleted(keys, fault)
             if fault is not None:
-                raise TierOpenError(
-                    f"can't remove blocks that are too old or beyond the capacity: {fault.text}"
+                # Storage that can't be written still serves; the first store that needs room tries again.
+                self._log.warning(
+                    "%s; %d blocks that are too old or beyond the capacity stay, but are not served",
+                    fault.text,
+                    len(surplus) - begin,
                 )
+                return
 
     def _start_thread(self, number: int) -> None:
         # A daemon: a call that hangs must not keep the process from ending.

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from kvtier_core import BlockInfo, BlockTier, OffloadKey, TierContext, TierInfo, TierOpenError, TierSettings
 from kvtier_disk.layout import FileLayout
+from kvtier_disk.strangers import Strangers
 
 
 class DiskSettings(TierSettings):
@@ -28,17 +29,32 @@ class DiskTier(BlockTier):
     def __init__(self, settings: DiskSettings, context: TierContext) -> None:
         """Keep both; no I/O."""
         super().__init__(settings, context)
-        self._layout = FileLayout(settings.root.expanduser() / context.namespace, context.row_bytes)
+        self._directory = settings.root.expanduser() / context.namespace
+        strangers = Strangers(context.log, context.name)
+        self._layout = FileLayout(self._directory, context.row_bytes, strangers.note)
 
     def open(self) -> None:
-        """Make the directories and remove what dead writers left. Raises ``TierOpenError``."""
+        """Make what is missing and remove what dead writers left. Raises ``TierOpenError``.
+
+        A namespace that is there is served although nothing can be written (a full disk, a read-only root): one
+        warning says so, and stores fail as they come.
+        """
         try:
-            self._layout.open(self.context.description)
+            self._layout.make()
         except OSError as error:
             raise TierOpenError(
                 f"tier {self.context.name!r} (kvtier-disk): can't write below root {str(self.settings.root)!r}: "
                 f"{error.strerror or error}; set root to a directory on a writable local disk"
             ) from error
+        try:
+            self._layout.prepare()
+        except OSError as error:
+            self._warn("can't write", error, "Its blocks are served; stores fail as long as that lasts.")
+            return
+        try:
+            self._layout.describe(self.context.description)
+        except OSError as error:
+            self._warn("can't write namespace.json", error, "Only people read it.")
 
     def contains(self, keys: Sequence[OffloadKey]) -> Sequence[bool]:
         """Which of *keys* are stored. Raises ``OSError``."""
@@ -49,7 +65,7 @@ class DiskTier(BlockTier):
         self._layout.put(key, block)
 
     def load(self, key: OffloadKey, into: memoryview) -> bool:
-        """Read one block. Raises ``OSError`` when it can't be read or its file is too short or too long."""
+        """Read one block; a file that is too short or too long is removed, and absent. Raises ``OSError``."""
         return self._layout.get(key, into)
 
     def delete(self, keys: Sequence[OffloadKey]) -> None:
@@ -60,6 +76,20 @@ class DiskTier(BlockTier):
     def close(self) -> None:
         """Nothing is kept open."""
 
+    def remove_namespace(self) -> None:
+        """Remove the namespace's directory. Raises ``OSError``."""
+        self._layout.remove_all()
+
     def scan(self) -> Iterable[BlockInfo]:
         """Every stored block of the namespace. Raises ``OSError``."""
         return self._layout.scan()
+
+    def _warn(self, what: str, error: OSError, consequence: str) -> None:
+        self.context.log.warning(
+            "tier %r (kvtier-disk): %s in %s: %s. %s",
+            self.context.name,
+            what,
+            self._directory,
+            error.strerror or error,
+            consequence,
+        )

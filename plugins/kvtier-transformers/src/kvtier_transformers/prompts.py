@@ -1,9 +1,11 @@
 """Reads a file of prompts: one JSON object a line.
 
-Decides what a line may say, and refuses a file with a broken line whole, naming the line, before any model is loaded.
+Decides what a line may say. A file with a broken line is refused whole, naming the line, before any model is loaded;
+or, where that was asked for, without that line.
 """
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,17 +26,27 @@ class PromptLine:
     salt: str | None = None
 
 
-def read_prompts(path: Path) -> list[PromptLine]:
+def read_prompts(path: Path, *, on_broken: Callable[[ConfigError], None] | None = None) -> list[PromptLine]:
     """The prompts in *path*, in order; blank lines are skipped.
 
     Raises ``ConfigError`` when the file can't be read, has no prompt, or has a line that is not a JSON object with a
-    ``prompt``, an optional ``max_tokens`` and an optional ``salt``.
+    ``prompt``, an optional ``max_tokens`` and an optional ``salt``. With *on_broken*, such a line's error is handed
+    to it instead, and the line left out.
     """
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: cannot read the prompts: {error}") from error
-    prompts = [_parse(path, number, line) for number, line in enumerate(lines, start=1) if line.strip()]
+    prompts = []
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        try:
+            prompts.append(_parse(path, number, line))
+        except ConfigError as error:
+            if on_broken is None:
+                raise
+            on_broken(error)
     if not prompts:
         raise ConfigError(f'{path}: no prompts: write one JSON object a line, such as {{"prompt": "Hello"}}')
     return prompts

@@ -1,12 +1,15 @@
 """``kvtier run``: completes the prompts of a file, reusing whatever the tiers hold from earlier runs.
 
 Decides what is printed and in what order things are checked: settings and prompts before the model is loaded, the
-length of every prompt before the first one runs. Imports nothing heavy until it runs.
+length of every prompt before the first one runs. A line that can't be run stops everything before it starts, or is
+told and left out where that was asked for. Imports nothing heavy until it runs.
 """
 
 import argparse
 import json
-from collections.abc import Iterator, Sequence
+import logging
+import sys
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +23,11 @@ if TYPE_CHECKING:
 help = "complete a file of prompts with a local model, reusing stored KV"  # noqa: A001 - the commands' interface
 
 _FLUSH_TIMEOUT_S = 300.0
+_log = logging.getLogger("kvtier.run")
+
+
+_Tokenized = tuple[PromptLine, list[int], int]
+"""A line, its prompt's tokens, and how many to add."""
 
 
 def _positive(text: str) -> int:
@@ -46,17 +54,29 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--max-tokens", type=_positive, default=128, metavar="N", help="tokens to complete with (default 128)"
     )
+    parser.add_argument(
+        "--keep-going",
+        action="store_true",
+        help="leave out lines that can't be run, and end with status 1, instead of stopping before the first",
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object a completion")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Complete every prompt, then wait until the tiers have everything.
+    """Complete every prompt, then wait until the tiers have everything; 1 when lines were left out.
 
     Raises ``ConfigError`` for wrong arguments, ``KvtierError`` when the tiers do not take everything in time.
     """
     from kvtier_core import load_settings  # noqa: PLC0415 - only when this command runs
 
-    lines = read_prompts(args.prompts)
+    left_out: list[ConfigError] = []
+
+    def leave_out(error: ConfigError) -> None:
+        left_out.append(error)
+        print(f"kvtier: error: {error}; left out", file=sys.stderr)
+
+    on_broken = leave_out if args.keep_going else None
+    lines = read_prompts(args.prompts, on_broken=on_broken)
     settings = load_settings(file=args.config)
 
     # torch and transformers: seconds, and only now needed
@@ -64,9 +84,12 @@ def run(args: argparse.Namespace) -> int:
     from kvtier_transformers.models import load  # noqa: PLC0415
 
     loaded = load(args.model)
-    prompts = list(_tokenize(loaded, args.prompts, lines, args.max_tokens))
+    prompts = list(_tokenize(loaded, args.prompts, lines, args.max_tokens, on_broken))
+    if not prompts:
+        raise ConfigError(f"{args.prompts}: no line can be run: see the messages above")
     room = max(len(token_ids) + max_tokens for _, token_ids, max_tokens in prompts)
     with Engine.open(loaded.model, max_tokens=room, config=settings, files=loaded.files) as engine:
+        _warn_of_small_pool(engine, settings.pool.block_size, prompts)
         for line, token_ids, max_tokens in prompts:
             generation = engine.generate(token_ids, max_tokens=max_tokens, salt=line.salt)
             text = str(loaded.tokenizer.decode(generation.token_ids, skip_special_tokens=True))
@@ -76,23 +99,49 @@ def run(args: argparse.Namespace) -> int:
                 else _paragraph(line, generation, text)
             )
         _hand_over(engine)
-    return 0
+    return 1 if left_out else 0
 
 
 def _tokenize(
-    loaded: "LoadedModel", path: Path, lines: Sequence[PromptLine], default_max_tokens: int
-) -> Iterator[tuple[PromptLine, list[int], int]]:
-    """Each prompt's tokens and how many to add. Raises ``ConfigError`` for one that the model's context can't hold."""
+    loaded: "LoadedModel",
+    path: Path,
+    lines: Sequence[PromptLine],
+    default_max_tokens: int,
+    on_broken: Callable[[ConfigError], None] | None,
+) -> Iterator[_Tokenized]:
+    """Each prompt's tokens and how many to add.
+
+    Raises ``ConfigError`` for one that the model's context can't hold, or hands that to *on_broken*.
+    """
     limit: int = loaded.model.config.max_position_embeddings
     for line in lines:
         token_ids: list[int] = loaded.tokenizer.encode(line.prompt, verbose=False)
         max_tokens = line.max_tokens or default_max_tokens
         if len(token_ids) + max_tokens > limit:
-            raise ConfigError(
+            error = ConfigError(
                 f"{path}, line {line.number}: {len(token_ids)} prompt tokens and {max_tokens} more exceed the model's "
                 f"context of {limit}: shorten the prompt or lower max_tokens"
             )
+            if on_broken is None:
+                raise error
+            on_broken(error)
+            continue
         yield line, token_ids, max_tokens
+
+
+def _warn_of_small_pool(engine: "Engine", block_size: int, prompts: Sequence[_Tokenized]) -> None:
+    line, token_ids, _ = max(prompts, key=lambda prompt: len(prompt[1]))
+    pool = engine.stats()["pool"]
+    blocks = len(token_ids) // block_size
+    if blocks > pool["rows"]:
+        _log.warning(
+            "pool.capacity holds %d tokens, but the prompt of line %d has %d: the rest of it can't be restored and is "
+            "computed every time; set pool.capacity to at least %dKiB",
+            pool["rows"] * block_size,
+            line.number,
+            len(token_ids),
+            blocks * pool["row_bytes"] // 1024,
+        )
 
 
 def _record(line: PromptLine, generation: "Generation", text: str) -> dict[str, Any]:

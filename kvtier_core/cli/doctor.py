@@ -1,0 +1,85 @@
+"""``kvtier doctor``: whether every configured tier opens, stores, loads and deletes, and what to do if not."""
+
+import argparse
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from kvtier_core.cli.examination import TierReport, examine_tier
+from kvtier_core.settings import load_settings
+from kvtier_core.units import parse_duration
+
+help = "Try every configured tier with one block of its own, and say what to do where one fails."  # noqa: A001 - the command protocol
+
+
+def _duration(text: str) -> float:
+    try:
+        seconds = parse_duration(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    if not seconds:
+        raise argparse.ArgumentTypeError('must be more than 0, such as "30s"')
+    return seconds
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments."""
+    parser.add_argument(
+        "--config",
+        type=Path,
+        metavar="FILE",
+        help="the TOML file (default: the one KVTIER_CONFIG names, if any)",
+    )
+    parser.add_argument(
+        "--timeout",
+        type=_duration,
+        default=30.0,
+        metavar="TIME",
+        help="how long one tier may take (default 30s)",
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Examine the tiers one after another; 1 when one failed. Raises ``ConfigError`` or ``PluginError``."""
+    settings = load_settings(file=args.config)
+    reports = []
+    for name in settings.enabled_tiers:
+        reports.append(examine_tier(settings, name, args.timeout))
+        if not args.json:
+            print(_as_text(reports[-1]), flush=True)
+    disabled = [name for name in settings.tiers if name not in settings.enabled_tiers]
+    disabled += settings.unavailable
+    ok = all(report.ok for report in reports)
+    if args.json:
+        print(
+            json.dumps(
+                {"ok": ok, "tiers": [asdict(item) for item in reports], "disabled": disabled}, indent=2
+            )
+        )
+    else:
+        print(_summary(reports, disabled))
+    return 0 if ok else 1
+
+
+def _as_text(report: TierReport) -> str:
+    times = ", ".join(f"{step} {seconds * 1000:.1f} ms" for step, seconds in report.seconds.items())
+    who = f"tier {report.name!r} (type {report.type!r} of {report.distribution} {report.version})"
+    lines = [
+        f"{who}: {'ok' if report.ok else f'FAILED to {report.failed_step}'}{f' ({times})' if times else ''}"
+    ]
+    if report.problem is not None:
+        lines += [f"  why: {report.problem}", f"  what to do: {report.advice}"]
+    if report.left_behind is not None:
+        lines.append(f"  left behind: {report.left_behind}")
+    return "\n".join(lines)
+
+
+def _summary(reports: Sequence[TierReport], disabled: Sequence[str]) -> str:
+    if not reports:
+        text = 'no tier is configured: add one, such as [tiers.disk] with type = "disk" and a root'
+    else:
+        failed = sum(not report.ok for report in reports)
+        text = f"{failed} of {len(reports)} tiers failed" if failed else f"all is well ({len(reports)} tiers)"
+    return text + (f"; not tried, because disabled: {', '.join(disabled)}" if disabled else "")

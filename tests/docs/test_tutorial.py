@@ -1,0 +1,109 @@
+"""The tutorial works as it stands: its files and commands, typed into an empty directory, do what it promises.
+
+The network is closed to the tests, so what the tutorial installs is lent by the environment they run in: the
+directory's own environment sees its packages. The tutorial's package itself is installed by the command on the page.
+"""
+
+import os
+import re
+import subprocess
+import sys
+import sysconfig
+import venv
+from pathlib import Path
+
+import pytest
+
+from tests.docs.tutorial import blocks, files, script
+
+TIMEOUT_S = 600.0
+
+pytestmark = pytest.mark.timeout(2 * TIMEOUT_S)  # it makes an environment, which takes long on a busy machine
+
+
+@pytest.fixture
+def workplace(tmp_path: Path) -> Path:
+    """An empty directory but for the ``.venv`` that the page makes, which finds our packages and ``kvtier``."""
+    place = tmp_path / "kvtier-shelf"
+    place.mkdir()
+    venv.create(place / ".venv")
+    bin_directory = place / ".venv" / "bin"
+    packages = next((place / ".venv").glob("lib/python*/site-packages"))
+    ours = [sysconfig.get_path("purelib"), sysconfig.get_path("platlib")]
+    packages.joinpath("lent.pth").write_text(
+        "".join(f"import site; site.addsitedir({path!r})\n" for path in dict.fromkeys(ours))
+    )
+    kvtier = bin_directory / "kvtier"
+    kvtier.write_text(
+        f"#!{bin_directory / 'python'}\nimport sys\nfrom kvtier_core.cli.main import main\nsys.exit(main())\n"
+    )
+    kvtier.chmod(0o755)
+    return place
+
+
+def type_in(place: Path, *names: str) -> subprocess.CompletedProcess[str]:
+    """Do what the page says in *place*, of the commands only those called *names*."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PIP_")}
+    environment |= {
+        "PATH": f"{Path(sys.executable).parent}:{environment['PATH']}",
+        "PIP_NO_INDEX": "1",
+        "PIP_NO_BUILD_ISOLATION": "0",  # pip reads this the wrong way round: the backend is lent too
+        "PIP_DISABLE_PIP_VERSION_CHECK": "1",
+    }
+    return subprocess.run(
+        ["bash", "-c", script(*names)],
+        cwd=place,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+        check=False,
+    )
+
+
+def output_of(done: subprocess.CompletedProcess[str], name: str) -> str:
+    return done.stdout.split(f"=== {name}\n")[1].split("\n=== ")[0]
+
+
+def test_every_block_is_marked_and_used():
+    assert [block.name for block in blocks()] == [
+        "environment",
+        "pyproject.toml",
+        "kvtier_shelf.py",
+        "test_shelf.py",
+        "install",
+        "check",
+        "kvtier.toml",
+        "prompts.jsonl",
+        "use",
+    ]
+
+
+def test_c52_the_tier_has_less_than_40_lines_of_code():
+    lines = [line for line in files()["kvtier_shelf.py"].splitlines() if line.strip()]
+    assert 20 < len(lines) < 40
+
+
+def test_c50_c52_the_tier_is_found_and_passes_the_tests_of_tiers(workplace):
+    done = type_in(workplace, "environment", "install", "check")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert re.search(r"shelf +kvtier-shelf +0\.1\.0 .* available", output_of(done, "install"))
+    passed = re.search(r"(\d+) passed, (\d+) skipped", output_of(done, "check"))
+    assert passed is not None, done.stdout
+    assert int(passed[1]) > 20
+    assert int(passed[2]) <= 3
+
+
+def test_the_change_that_the_page_proposes_makes_tests_fail(tmp_path):
+    for name, text in files().items():
+        tmp_path.joinpath(name).write_text(text.replace("REPLACE INTO", "INSERT INTO"))
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert "UNIQUE constraint failed" in done.stdout

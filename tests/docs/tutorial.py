@@ -1,0 +1,49 @@
+"""The tutorial as its reader would use it: its files and its commands, in its order, by the marks in front of them.
+
+Also a program: ``python tutorial.py DIRECTORY`` writes the tutorial's files into a directory.
+"""
+
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+PAGE = Path(__file__).parents[2] / "docs/tutorial/write-a-tier.md"
+_FENCE = re.compile(r"(?:<!-- test: (\S+) -->\n)?```(\w*)\n(.*?)```", re.DOTALL)
+
+
+class Block(NamedTuple):
+    """A block of code: a file by its name, or commands (``language`` is ``sh``)."""
+
+    name: str
+    language: str
+    text: str
+
+
+def blocks() -> list[Block]:
+    """Every block of code of the page, in order; one without a mark has an empty name."""
+    return [Block(*match.groups(default="")) for match in _FENCE.finditer(PAGE.read_text())]
+
+
+def files() -> dict[str, str]:
+    """What the reader writes into files."""
+    return {block.name: block.text for block in blocks() if block.language != "sh"}
+
+
+def script(*names: str) -> str:
+    """A shell program that does what the page says, in its order; of the commands only those called *names*."""
+    return "\n".join(["set -euo pipefail", *_steps(names)])
+
+
+def _steps(names: tuple[str, ...]) -> Iterator[str]:
+    for block in blocks():
+        if block.language == "sh" and block.name in names:
+            yield f"echo '=== {block.name}'\n{block.text}"
+        elif block.language != "sh":
+            yield f"cat > {block.name} <<'END OF FILE'\n{block.text}END OF FILE"
+
+
+if __name__ == "__main__":
+    for name, text in files().items():
+        Path(sys.argv[1], name).write_text(text)

@@ -1,0 +1,158 @@
+import logging
+import sys
+
+import pytest
+
+from kvtier_core import ConfigError, GroupSpec, Namespace, PluginError, load_settings, open_session
+from kvtier_core.plugins import load_policy
+from kvtier_core.policies import LRU
+from kvtier_core.testing.driving import TierDriver
+from kvtier_memory import MemoryTier
+
+MRU = """
+class MRU:
+    capacities = []
+
+    def __init__(self, capacity):
+        self.capacities.append(capacity)
+        self.keys, self.held = [], set()
+
+    def insert(self, key): self.keys.append(key)
+    def touch(self, key): ...
+    def hold(self, key): self.held.add(key)
+    def release(self, key): self.held.discard(key)
+    def remove(self, key):
+        self.held.discard(key)
+        if key in self.keys: self.keys.remove(key)
+    def victims(self, n, keep):
+        return [key for key in reversed(self.keys) if key not in keep and key not in self.held][:n]
+    def __len__(self): return len(self.keys) - len(self.held)
+"""
+
+
+@pytest.fixture
+def install_policy(site):
+    def install(name="mru", *, source=MRU, distribution="kvtier-mru", target="MRU"):
+        module = distribution.replace("-", "_") + "_module"
+        site.install(distribution, {"kvtier.policies.v1": {name: f"{module}:{target}"}}, {module: source})
+
+    return install
+
+
+def _config(tmp_path, text):
+    file = tmp_path / "kvtier.toml"
+    file.write_text(text)
+    return file
+
+
+def test_c14_a_plugins_policy_is_found_by_name_and_imported_only_then(install_policy):
+    install_policy()
+    assert load_policy("lru")(3).victims(1, ()) == []
+    assert "kvtier_mru_module" not in sys.modules
+    policy = load_policy("mru")(7)
+    for key in "abc":
+        policy.insert(key)
+    assert policy.victims(2, "b") == ["c", "a"]
+    assert sys.modules["kvtier_mru_module"].MRU.capacities == [1, 7]
+
+
+def test_c14_the_pool_and_a_tier_use_the_plugins_policy_that_the_settings_name(
+    install_policy, install_tier, tmp_path
+):
+    import torch
+
+    from kvtier_core.transfer import KVLayout
+
+    install_policy()
+    install_tier("fake", source="from kvtier_memory import MemoryTier as Tier")
+    text = (
+        "[pool]\npolicy = 'mru'\ncapacity = '20KiB'\nprefault = false\n"
+        "[tiers.cold]\ntype = 'fake'\npolicy = 'mru'\ncapacity = '12KiB'\n"
+    )
+    settings = load_settings(file=_config(tmp_path, text), environ={})
+    assert set(settings.policies) == {"mru"}
+    layout = KVLayout([torch.zeros(4, 16, 8)])
+    namespace = Namespace(
+        model="toy",
+        kv_dtype="float32",
+        tokens_per_block=16,
+        groups=(GroupSpec(layers=("0",), block_bytes=layout.payload_bytes),),
+        layout="toy",
+    )
+    with open_session(settings, namespace, layout):
+        capacities = sys.modules["kvtier_mru_module"].MRU.capacities
+        assert {5, 3} <= set(capacities), "rows of the pool, blocks of the tier"
+
+
+def test_c14_the_adapter_evicts_by_a_plugins_policy(install_policy, monkeypatch):
+    from kvtier_core.manager.blocking import BlockTierAdapter
+    from kvtier_core.testing import driving
+    from kvtier_core.testing.rows import RowMaker, similar_keys
+
+    install_policy()
+    policies = {"mru": load_policy("mru")}
+    monkeypatch.setattr(
+        driving,
+        "BlockTierAdapter",
+        lambda *args, **kwargs: BlockTierAdapter(*args, policies=policies, **kwargs),
+    )
+    maker = RowMaker("kit-namespace", 4000)
+    keys = similar_keys(3)
+    settings = MemoryTier.Settings(type="memory", policy="mru", threads=1)
+    with TierDriver(
+        MemoryTier, settings, row_bytes=maker.row_bytes, capacity_bytes=2 * maker.row_bytes
+    ) as tier:
+        for key in keys:
+            assert tier.store({key: maker.make(key)}).error is None
+        assert tier.lookup(keys) == [True, False, True]
+
+
+def test_k10_o2_a_builtin_name_wins_and_the_collision_is_an_error_in_the_log(install_policy, caplog):
+    install_policy("lru", source="raise ImportError")
+    with caplog.at_level(logging.ERROR, "kvtier"):
+        assert isinstance(load_policy("lru")(1), LRU)
+    assert "'lru' is built in; the one of that name from kvtier-mru 1.0" in caplog.text
+
+
+def test_k10_o2_two_distributions_with_one_policy_are_an_error_naming_both(install_policy):
+    install_policy()
+    install_policy(distribution="other-mru")
+    with pytest.raises(PluginError, match=r"'mru' is offered by kvtier-mru 1\.0 .* and other-mru 1\.0"):
+        load_policy("mru")
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "problem"),
+    [
+        ("raise ImportError('no')", "MRU", "can't be imported .*ImportError: no"),
+        ("MRU = 3", "MRU", "which can't be called with a capacity"),
+        ("class MRU: ...", "MRU", "with a capacity of 1 raised TypeError"),
+        (
+            MRU.replace("def touch(self, key)", "def tuch(self, key)"),
+            "MRU",
+            r"touch: missing; expected touch\(self, key\)",
+        ),
+        (MRU.replace("def hold(self, key)", "def hold(self)"), "MRU", r"hold lacks the argument 'key'"),
+        (
+            MRU.replace("def victims(self, n, keep)", "async def victims(self, n, keep)"),
+            "MRU",
+            "victims is a coroutine",
+        ),
+    ],
+)
+def test_k10_o3_a_broken_policy_is_refused_with_what_is_wrong(install_policy, source, target, problem):
+    install_policy(source=source, target=target)
+    with pytest.raises(PluginError, match=rf"(?s)eviction policy 'mru' of kvtier-mru 1\.0.*{problem}"):
+        load_policy("mru")
+
+
+@pytest.mark.parametrize("table", ["[pool]", "[tiers.cold]\ntype = 'fake'\nroot = '/'"])
+def test_k9_o3_an_unknown_policy_names_the_nearest_at_settings_load(
+    install_policy, install_tier, tmp_path, table
+):
+    install_policy()
+    install_tier("fake")
+    with pytest.raises(
+        ConfigError, match=r"policy \(file:.*unknown eviction policy 'mra'; did you mean 'mru'\?.*lru, mru"
+    ):
+        load_settings(file=_config(tmp_path, f"{table}\npolicy = 'mra'\n"), environ={})

@@ -1,0 +1,188 @@
+"""What the fsspec tier owes on every file system, beside the conformance tests."""
+
+import json
+import secrets
+import time
+from typing import Any
+
+import fsspec
+import pytest
+
+from kvtier_core.keys import OffloadKey
+from kvtier_core.namespace import GroupSpec, Namespace
+from kvtier_core.testing.checks import make_rows
+from kvtier_core.testing.driving import PATIENCE_S, TierDriver
+from kvtier_core.testing.fixtures import NAMESPACE
+from kvtier_core.testing.rows import RowMaker, similar_keys
+from kvtier_core.testing.tiers import TierTests, assert_contents
+from kvtier_core.values import TierContext
+from kvtier_fsspec import FsspecTier
+
+A, B, C, D = similar_keys(4)
+
+
+def make_tier(
+    settings: dict[str, Any], *, namespace: str = NAMESPACE, row_bytes: int = 8192, name: str = "kit"
+) -> FsspecTier:
+    """The tier without the core around it, not open."""
+    return FsspecTier(
+        FsspecTier.Settings.model_validate({"type": "fsspec", **settings}),
+        TierContext(
+            name=name, namespace=namespace, row_bytes=row_bytes, description={"namespace": namespace}
+        ),
+    )
+
+
+class FsspecTests(TierTests):
+    """Give it ``tier_settings`` with a URL nobody else uses."""
+
+    @pytest.fixture
+    def tier_class(self) -> type[Any]:
+        return FsspecTier
+
+    @pytest.fixture
+    def place(self, tier_settings):
+        """An independent witness: the file system, and the path of the namespace."""
+        options = tier_settings.get("storage_options", {})
+        fs, root = fsspec.core.url_to_fs(tier_settings["url"], use_listings_cache=False, **options)
+        return fs, f"{root}/{NAMESPACE}"
+
+    def test_k12_o1_the_whole_key_is_in_the_name(self, open_tier, maker, place):
+        fs, directory = place
+        keys = [similar_keys(1, group=group)[0] for group in (0, 1)]
+        open_tier().store(make_rows(maker, keys))
+        for key in keys:
+            assert fs.cat_file(f"{directory}/{key.hex()[:2]}/{key.hex()}.kv") == maker.make(key)
+        assert json.loads(fs.cat_file(f"{directory}/namespace.json")) == {
+            "model": "kit",
+            "namespace": NAMESPACE,
+        }
+        assert len(fs.find(directory)) == 3
+
+    def test_k7_o2_what_another_instance_stores_is_found_at_once(self, open_tier, maker):
+        one, other = open_tier(), open_tier()
+        rows = make_rows(maker, [A, B])
+        assert_contents(other, {}, absent=[A, B])
+        one.store(rows)
+        assert_contents(other, rows)
+
+    def test_k2_an_object_of_another_size_fails_and_is_a_miss_until_stored_again(
+        self, open_tier, maker, place
+    ):
+        fs, directory = place
+        rows = make_rows(maker, [A, B])
+        tier = open_tier()
+        for size in (0, 1, maker.row_bytes - 1, maker.row_bytes + 1, 100_000):
+            tier.store(rows)
+            fs.pipe_file(block_path(directory, A), b"x" * size)
+            result = tier.load([A, B]).result
+            assert result.failed == (A,)
+            assert f"{A.hex()} is damaged" in result.error or (size == 0 and "range" in result.error)
+        assert tier.store(rows).error is None
+        assert_contents(tier, rows)
+
+    def test_k2_a_restart_removes_objects_of_another_size(self, open_tier, maker, place):
+        fs, directory = place
+        open_tier().store(make_rows(maker, [A, B, C, D]))
+        for key, size in ((A, 0), (B, maker.row_bytes - 1), (C, maker.row_bytes + 1)):
+            fs.pipe_file(block_path(directory, key), b"x" * size)
+        tier = open_tier()
+        assert not any(fs.exists(block_path(directory, key)) for key in (A, B, C))
+        assert_contents(tier, make_rows(maker, [D]), absent=[A, B, C])
+
+    def test_c33_an_empty_object_is_no_fault_of_a_lookup(self, open_tier, maker, place):
+        fs, directory = place
+        tier = open_tier()
+        tier.store(make_rows(maker, [A, B]))
+        fs.pipe_file(block_path(directory, A), b"")
+        assert tier.lookup([A, B, C]) == [False, True, False]
+
+    def test_c33_objects_deleted_by_others_are_misses(self, open_tier, maker, place):
+        fs, directory = place
+        rows = make_rows(maker, [A, B])
+        tier = open_tier()
+        tier.store(rows)
+        fs.rm_file(block_path(directory, A))
+        assert tier.load([A, B]).result.missing == (A,)
+        tier.store(rows)
+        assert_contents(tier, rows)
+
+    def test_objects_that_are_no_blocks_are_left_alone_and_not_counted(self, open_tier, maker, place):
+        fs, directory = place
+        open_tier().store(make_rows(maker, [A]))
+        folder = block_path(directory, A).rpartition("/")[0]
+        strangers = [f"{folder}/README", f"{folder}/xyz.kv", f"{folder}/{A.hex()}.kv.bak"]
+        for stranger in strangers:
+            fs.pipe_file(stranger, b"not mine")
+        assert open_tier().usage().blocks == 1
+        assert all(fs.exists(stranger) for stranger in strangers)
+
+    def test_k13_o1_two_ranks_read_their_own(self, tier_settings, maker):
+        ranks = [
+            Namespace(
+                model="m",
+                kv_dtype="float16",
+                tokens_per_block=16,
+                groups=(GroupSpec(layers=("0",), block_bytes=4096),),
+                layout="test",
+                weights_digest="w",
+                parallel=(("tp_size", 2), ("tp_rank", rank)),
+            ).name
+            for rank in (0, 1)
+        ]
+        makers = [RowMaker(rank, 5000) for rank in ranks]
+        tiers = [make_tier(tier_settings, namespace=rank) for rank in ranks]
+        for tier, own in zip(tiers, makers, strict=True):
+            tier.open()
+            tier.store(A, memoryview(own.make(A)))
+        for tier, own in zip(tiers, makers, strict=True):
+            assert load(tier, A) == own.make(A)
+
+    def test_k13_o4_urls_are_apart(self, tier_settings, maker):
+        one = make_tier(tier_settings)
+        other = make_tier({**tier_settings, "url": f"{tier_settings['url']}-{secrets.token_hex(4)}"})
+        for tier in (one, other):
+            tier.open()
+        one.store(A, memoryview(maker.make(A)))
+        assert other.contains([A]) == [False]
+        other.remove_namespace()
+        assert load(one, A) == maker.make(A)
+
+    def test_remove_namespace_leaves_nothing_of_it_and_all_of_others(self, tier_settings, maker, place):
+        fs, directory = place
+        mine, theirs = make_tier(tier_settings), make_tier(tier_settings, namespace="theirs")
+        for tier in (mine, theirs):
+            tier.open()
+            tier.store(A, memoryview(maker.make(A)))
+        mine.remove_namespace()
+        mine.remove_namespace()
+        assert fs.find(directory) == []
+        assert mine.contains([A]) == [False]
+        assert theirs.contains([A]) == [True]
+
+    def test_c34_a_closed_tier_opens_again(self, tier_settings, maker):
+        tier = make_tier(tier_settings)
+        tier.close()
+        for _ in range(2):
+            tier.open()
+            tier.store(A, memoryview(maker.make(A)))
+            tier.close()
+        later = make_tier(tier_settings)
+        later.open()
+        assert load(later, A) == maker.make(A)
+
+
+def store_until_it_works(tier: TierDriver, rows: dict[OffloadKey, bytes]) -> None:
+    """Store again and again, as cascades would, until a store succeeds."""
+    give_up = time.monotonic() + PATIENCE_S
+    while (result := tier.store(rows)).error is not None:
+        assert time.monotonic() < give_up, result.error
+
+
+def block_path(directory: str, key: OffloadKey) -> str:
+    return f"{directory}/{key.hex()[:2]}/{key.hex()}.kv"
+
+
+def load(tier: FsspecTier, key: OffloadKey) -> bytes | None:
+    into = bytearray(tier.context.row_bytes)
+    return bytes(into) if tier.load(key, memoryview(into)) else None
