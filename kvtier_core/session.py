@@ -182,12 +182,16 @@ class EngineSession:
         request.offered = max(request.offered, request.load_blocks)
         return request.load_blocks * self._tokens_per_block
 
-    def computed(self, request_id: str, num_tokens: int, block_ids: Sequence[int]) -> None:
+    def computed(
+        self, request_id: str, num_tokens: int, block_ids: Sequence[int], *, wait_s: float = 0.0
+    ) -> None:
         """The KV of the first *num_tokens* tokens is in the device blocks *block_ids*: store the blocks that are new.
 
-        Returns at once; the blocks must not be rewritten before ``wait_stored``. Blocks that find no room in the pool
-        are offered again by the next call. Nothing is stored when a reset came since the request's KV began: it may be
-        that of other weights. Raises ``ValueError`` when there are fewer device blocks than whole blocks.
+        Returns at once, or, where tiers are behind, waits up to *wait_s* for them, so that a pool not much larger than
+        the prompt does not make them leave blocks out. The blocks must not be rewritten before ``wait_stored``. Blocks
+        that find no room in the pool are offered again by the next call. Nothing is stored when a reset came since the
+        request's KV began: it may be that of other weights. Raises ``ValueError`` when there are fewer device blocks
+        than whole blocks.
         """
         self._poll()
         request = self._request(request_id)
@@ -198,8 +202,10 @@ class EngineSession:
             )
         if request.is_stale:
             return
+        deadline = time.monotonic() + wait_s
         while request.offered < complete:
             begin, end = request.offered, min(complete, request.offered + self._piece)
+            self._wait_for_store_room(end - begin, deadline)
             prepared = self._manager.prepare_store(request_id, request.keys[begin:end])
             if prepared is None:
                 return
@@ -214,6 +220,10 @@ class EngineSession:
                 self._manager.complete_store(prepared.job_id, success=False)
                 raise
             self._transfers[prepared.job_id] = (Direction.STORE, request_id)
+
+    def _wait_for_store_room(self, blocks: int, deadline: float) -> None:
+        while self._manager.store_room < blocks and (left := deadline - time.monotonic()) > 0:
+            self.wait(left)
 
     def finish(self, request_id: str) -> None:
         """The request is done. Its device blocks may be reused after ``wait_stored``."""

@@ -312,6 +312,21 @@ class Coordinator:
         """When ``tick`` has something to do for a job at the latest; ``None`` when no job is waited for."""
         return self._state.next_deadline()
 
+    def store_room(self, now: float) -> int:
+        """Blocks that could be stored now without any tier having to leave one out (C28), those under way counted."""
+        state = self._state
+        rooms = [
+            tier.max_cascade_rows - tier.cascade_rows for tier in state.tiers.values() if tier.may_store(now)
+        ]
+        if not rooms:
+            return state.ledger.num_rows
+        under_way = sum(
+            len(job.blocks)
+            for job in state.jobs.values()
+            if job.kind is JobKind.DEVICE_STORE and not job.overdue
+        )
+        return min(*rooms, state.limits.max_cascade_rows - state.cascade_rows) - under_way
+
     @property
     def has_pending_work(self) -> bool:
         """Whether a job that somebody waits for is under way, or a promotion waits for the end of the step."""

@@ -260,6 +260,11 @@ class TierManager:
         self._events.put(Wake())
 
     @property
+    def store_room(self) -> int:
+        """Blocks that could be stored now without any tier having to leave one out."""
+        return self._coordinator.store_room(self._clock())
+
+    @property
     def has_pending_work(self) -> bool:
         """Whether a job that somebody waits for is under way. Quarantined jobs are not (C31)."""
         return self._coordinator.has_pending_work

@@ -77,6 +77,7 @@ def make_schema(blocked: Collection[str] = ()) -> tuple[dict[str, Any], list[str
 def _model_schema(model: type[BaseModel], prefix: str, definitions: dict[str, Any]) -> dict[str, Any]:
     """The schema of one table; what it refers to goes into *definitions* under names that no other table has."""
     schema = model.model_json_schema(ref_template=f"#/$defs/{prefix}.{{model}}", schema_generator=_Generator)
+    schema.pop("description", None)  # pydantic before 2.10 adds the class's docstring only now
     for name, inner in schema.pop("$defs", {}).items():
         definitions[f"{prefix}.{name}"] = inner
     return schema

@@ -56,6 +56,7 @@ def test_c14_a_plugins_policy_is_found_by_name_and_imported_only_then(install_po
     assert sys.modules["kvtier_mru_module"].MRU.capacities == [1, 7]
 
 
+@pytest.mark.needs_torch
 def test_c14_the_pool_and_a_tier_use_the_plugins_policy_that_the_settings_name(
     install_policy, install_tier, tmp_path
 ):

@@ -290,3 +290,31 @@ def test_close_with_a_hung_tier_is_bounded_and_keeps_the_mapping(make_toy, tiers
     assert not toy.session.close(0.5)
     tiers["one"].hang_in["on_new_request"].set()
     assert toy.session.close(PATIENCE_S)
+
+
+def test_c28_a_pool_not_much_larger_than_the_prompt_stores_all_of_it_when_the_engine_waits(make_toy):
+    long = list(range(1, 4 * 16 + 2))  # 16 blocks; a tier may have a quarter of the pool's 18 rows pinned
+    kept = {}
+    for wait_s in (0.0, PATIENCE_S):
+        toy = make_toy(num_rows=18)
+        session = toy.session
+        session.new_request("a", long)
+        toy.compute(long, list(range(17)))
+        session.computed("a", len(long), list(range(17)), wait_s=wait_s)
+        session.finish("a")
+        assert session.flush(PATIENCE_S)
+        kept[wait_s] = session.stats()["tiers"]["one"]["stored_blocks"]
+    assert kept[PATIENCE_S] == 16
+    assert kept[0.0] < 16
+
+
+def test_c31_a_hung_tier_holds_up_an_engine_that_waits_no_longer_than_it_said(make_toy, tiers):
+    toy = make_toy(num_rows=18)
+    tiers["one"].hold.add("store")
+    session = toy.session
+    long = list(range(1, 4 * 16 + 2))
+    session.new_request("a", long)
+    started = time.monotonic()
+    session.computed("a", len(long), list(range(17)), wait_s=0.3)
+    assert 0.3 <= time.monotonic() - started < 10
+    session.finish("a")

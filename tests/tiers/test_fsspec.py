@@ -8,6 +8,7 @@ import secrets
 import subprocess
 import sys
 import threading
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -190,15 +191,13 @@ def test_c53_no_secret_in_messages_logs_and_tracebacks(register, caplog):
             raise ValueError(f"could not sign in to talkative://me:{SECRET}@host with {self.options}")
 
     caplog.set_level(logging.DEBUG)
+    listed = secrets.token_hex(8)
+    options = {"a": {"b": [listed]}}
     with pytest.raises(TierOpenError) as caught:
-        drive(
-            f"talkative://me:{SECRET}@host/x", publish="put", storage_options={"a": {"b": ["s3cr3t-in-list"]}}
-        )
-    text = "".join(str(part) for part in caught.getrepr(chain=True).reprtraceback.reprentries[-1:]) + str(
-        caught.value
-    )
+        drive(f"talkative://me:{SECRET}@host/x", publish="put", storage_options=options)
+    text = "".join(traceback.format_exception(caught.value))
     assert "could not sign in" in text
-    for secret in (SECRET, "s3cr3t-in-list"):
+    for secret in (SECRET, listed):
         assert secret not in text
         assert secret not in caplog.text
 

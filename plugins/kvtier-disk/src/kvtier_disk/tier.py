@@ -6,6 +6,8 @@ How blocks lie on the disk is ``FileLayout``'s; capacity, eviction and threads a
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from pydantic import field_validator
+
 from kvtier_core import BlockInfo, BlockTier, OffloadKey, TierContext, TierInfo, TierOpenError, TierSettings
 from kvtier_disk.layout import FileLayout
 from kvtier_disk.strangers import Strangers
@@ -16,6 +18,14 @@ class DiskSettings(TierSettings):
 
     root: Path
     """Directory that holds the blocks, one directory a namespace below it; made if it is missing."""
+
+    @field_validator("root", mode="before")
+    @classmethod
+    def _is_named(cls, root: object) -> object:
+        """An empty root would be the working directory: what an unset shell variable leaves."""
+        if root in ("", None):
+            raise ValueError("must name a directory, and is empty")
+        return root
 
 
 class DiskTier(BlockTier):

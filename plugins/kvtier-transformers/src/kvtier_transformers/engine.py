@@ -34,6 +34,9 @@ from kvtier_transformers.decoding import GreedyDecoder
 from kvtier_transformers.namespace import namespace_for
 from kvtier_transformers.support import check_model
 
+_STORE_PATIENCE_S = 2.0
+"""How long one sequence waits in all for tiers that are behind, before they leave blocks of it out."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Generation:
@@ -285,8 +288,13 @@ class Engine:
         return self._session.wait_loaded(request_id, self._wait_timeout_s)
 
     def _hand_on(self, request_id: str) -> Callable[[int], None]:
+        patience_s = _STORE_PATIENCE_S
+
         def computed(num_tokens: int) -> None:
-            self._session.computed(request_id, num_tokens, self._block_ids(num_tokens))
+            nonlocal patience_s
+            started = time.monotonic()
+            self._session.computed(request_id, num_tokens, self._block_ids(num_tokens), wait_s=patience_s)
+            patience_s = max(0.0, patience_s - (time.monotonic() - started))
             self._session.end_step()
 
         return computed

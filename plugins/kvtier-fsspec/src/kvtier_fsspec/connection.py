@@ -1,0 +1,118 @@
+"""The file system behind a tier: made when it is needed, made anew after a fault and after a fork.
+
+Decides how long one file system object is used. Never retries, and knows nothing of blocks.
+
+Three kinds of staleness are kept out here. *Listings*: a file system that remembers directory listings does not see
+what other processes store, so that its memory is switched off. *Credentials*: they are read when the object is made,
+so that after a fault the next object is made, which reads them anew. *Forks*: an event loop and its
+connections don't survive one, so that each process has an object of its own.
+"""
+
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, TypeVar
+
+import fsspec
+from fsspec.dircache import DirCache
+
+from kvtier_core import mask_text
+from kvtier_fsspec.faults import StorageError, kinds_of, words
+
+T = TypeVar("T")
+
+_S3 = frozenset({"s3", "s3a"})
+# Tries by s3fs and, within each, by the client below it. Their defaults, 5 by 5, take half a minute to fail.
+_S3_TRIES = 2
+_FRESH_S = (
+    1.0  # a file system this young has fresh credentials; making one for every fault would take too much CPU
+)
+
+
+class _PerProcess:
+    """What one process has of a connection."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()  # guards the three below; never held during I/O
+        self.filesystem: Any = None
+        self.root = ""
+        self.made = 0.0  # on the monotonic clock
+
+
+class Connection:
+    """One URL with its options. Safe from any thread, and in a forked child."""
+
+    def __init__(self, protocol: str, url: str, options: Mapping[str, Any]) -> None:
+        """No I/O."""
+        self._protocol = protocol
+        self._url = url
+        self._options = _with_defaults(protocol, options)
+        self._secrets = frozenset(_leaves(options))
+        self._by_pid: dict[int, _PerProcess] = {}
+
+    @property
+    def shown_url(self) -> str:
+        """The URL without its secrets."""
+        return self.masked(self._url)
+
+    def masked(self, text: str) -> str:
+        """*text* without anything secret about this connection."""
+        return mask_text(text, self._secrets)
+
+    def call(self, work: Callable[[Any, str], T]) -> T:
+        """``work(file system, path of the URL)``. Raises ``StorageError`` for whatever it raises.
+
+        Absence is no fault and is for *work* to handle; an exception that leaves it ends the use of that file system,
+        unless that was made within the last second.
+        Cost: that of *work*; the first call of a process, and the first after a fault, also makes the file system
+        (for S3 some 0.2 s of CPU).
+        """
+        mine = self._by_pid.get(os.getpid()) or self._by_pid.setdefault(os.getpid(), _PerProcess())
+        filesystem = None
+        try:
+            with mine.lock:
+                if mine.filesystem is None:
+                    mine.filesystem, mine.root = self._make()
+                    mine.made = time.monotonic()
+                filesystem, root = mine.filesystem, mine.root
+            return work(filesystem, root)
+        except Exception as error:  # noqa: BLE001 - file systems raise whatever the libraries below them raise
+            with mine.lock:
+                # Another thread may have met the fault first, and a third one made the next already.
+                if mine.filesystem is filesystem and time.monotonic() - mine.made >= _FRESH_S:
+                    mine.filesystem = None
+            fault = StorageError(self.masked(words(error)), kinds_of(error))
+        # Not chained: a traceback would show the original's message, secrets included.
+        raise fault from None
+
+    def close(self) -> None:
+        """Give up this process's file system. Twice is fine."""
+        self._by_pid.pop(os.getpid(), None)
+
+    def _make(self) -> tuple[Any, str]:
+        filesystem, root = fsspec.core.url_to_fs(self._url, skip_instance_cache=True, **self._options)
+        if isinstance(getattr(filesystem, "dircache", None), DirCache):
+            # Not passed as an option: some file systems hand options they don't know to their servers.
+            filesystem.dircache = DirCache(use_listings_cache=False)
+        if self._protocol in _S3:
+            filesystem.retries = _S3_TRIES
+        return filesystem, str(root).rstrip("/")
+
+
+def _with_defaults(protocol: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    if protocol not in _S3:
+        return dict(options)
+    config = {"retries": {"total_max_attempts": _S3_TRIES}, **options.get("config_kwargs", {})}
+    return {**options, "config_kwargs": config}
+
+
+def _leaves(value: object) -> Iterator[str]:
+    if isinstance(value, Mapping):
+        for item in value.values():
+            yield from _leaves(item)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from _leaves(item)
+    elif value is not None and not isinstance(value, bool):
+        yield str(value)

@@ -1,0 +1,123 @@
+"""Where blocks lie below the URL: one object a block, the whole key in its name.
+
+::
+
+    <url>/<namespace>/namespace.json        what the namespace stands for, for people
+    <url>/<namespace>/<2 hex>/<key hex>.kv  a block; the whole key, group index included, is its name
+
+Decides names and sizes. How an object is published is the publisher's business, which fault is which the tier's.
+"""
+
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from fsspec import AbstractFileSystem
+
+from kvtier_core import BlockInfo, OffloadKey
+from kvtier_fsspec.connection import Connection
+from kvtier_fsspec.publishing import Publisher, remove_each
+
+_BLOCK_NAME = re.compile(r"(?:.*/)?([0-9a-f]{2})/(\1(?:[0-9a-f]{2})*)\.kv")
+
+
+class ObjectLayout:
+    """The blocks of one namespace. Stateless: safe from any thread and beside other processes.
+
+    Every method raises ``StorageError`` for a fault of the storage.
+    """
+
+    def __init__(
+        self,
+        connection: Connection,
+        publisher: Publisher,
+        namespace: str,
+        *,
+        block_bytes: int,
+        parallel_requests: int,
+    ) -> None:
+        """Blocks of *block_bytes*. No I/O."""
+        self._connection = connection
+        self._publisher = publisher
+        self._namespace = namespace
+        self._block_bytes = block_bytes
+        self._parallel_requests = parallel_requests
+
+    def describe(self, description: Mapping[str, Any]) -> None:
+        """Write ``namespace.json`` and read it back, which shows that blocks can be written and read."""
+        text = json.dumps(description, indent=2, sort_keys=True, default=str).encode() + b"\n"
+
+        def work(fs: AbstractFileSystem, root: str) -> None:
+            path = f"{root}/{self._namespace}/namespace.json"
+            self._publisher.put(fs, path, text)
+            fs.cat_file(path)
+
+        self._connection.call(work)
+
+    def have(self, keys: Sequence[OffloadKey]) -> list[bool]:
+        """Which blocks are there."""
+        return self._connection.call(
+            lambda fs, root: self._publisher.have(fs, self._paths(root, keys), self._block_bytes)
+        )
+
+    def put(self, key: OffloadKey, block: memoryview) -> None:
+        """Store a block, replacing one of that name."""
+        content = bytes(block)  # file systems take nothing else, and may keep it
+        self._connection.call(lambda fs, root: self._publisher.put(fs, self._path(root, key), content))
+
+    def get(self, key: OffloadKey, into: memoryview) -> bool:
+        """Fill *into*; false when there is no such block. Raises ``OSError`` when it has another size, too.
+
+        Reads one byte more than a block has, so that a longer object is found out and never read whole.
+        """
+        content = self._connection.call(lambda fs, root: self._read(fs, self._path(root, key)))
+        if content is None:
+            return False
+        if len(content) != len(into):
+            size = f"{len(content)} bytes" if len(content) < len(into) else "more"
+            raise OSError(f"block {key.hex()} is damaged: it has {size} and not {len(into)}")
+        into[:] = content
+        return True
+
+    def remove(self, keys: Sequence[OffloadKey]) -> None:
+        """Remove blocks; absent ones are fine."""
+        self._connection.call(
+            lambda fs, root: remove_each(fs, self._paths(root, keys), self._parallel_requests)
+        )
+
+    def remove_all(self) -> None:
+        """Remove the namespace."""
+        self._connection.call(lambda fs, root: self._publisher.remove_all(fs, f"{root}/{self._namespace}"))
+
+    def scan(self) -> Iterable[BlockInfo]:
+        """Every block; an object that has a block's name and not its size is removed."""
+        return self._connection.call(self._scan)
+
+    def _scan(self, fs: AbstractFileSystem, root: str) -> list[BlockInfo]:
+        blocks, damaged = [], []
+        for found in self._publisher.entries(fs, f"{root}/{self._namespace}"):
+            match = _BLOCK_NAME.fullmatch(found.path)
+            if match is None:
+                continue
+            if found.size == self._block_bytes:
+                key = OffloadKey(bytes.fromhex(match[2]))
+                blocks.append(BlockInfo(key=key, bytes=found.size, time=found.time))
+            else:
+                damaged.append(found.path)
+        remove_each(fs, damaged, self._parallel_requests)
+        return blocks
+
+    def _read(self, fs: AbstractFileSystem, path: str) -> bytes | None:
+        try:
+            content: bytes = fs.cat_file(path, start=0, end=self._block_bytes + 1)
+        except FileNotFoundError:
+            return None
+        return content
+
+    def _paths(self, root: str, keys: Iterable[OffloadKey]) -> list[str]:
+        return [self._path(root, key) for key in keys]
+
+    def _path(self, root: str, key: OffloadKey) -> str:
+        name = key.hex()
+        return f"{root}/{self._namespace}/{name[:2]}/{name}.kv"

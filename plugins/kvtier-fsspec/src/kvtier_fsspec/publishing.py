@@ -1,0 +1,183 @@
+"""How one object is written, found, listed and removed, on the two kinds of file system there are.
+
+*Object stores* (``WholePuts``) show an object when its put is complete, and not before. *File systems proper*
+(``MovedFiles``) show a file while it grows: it is written under a name of its own and moved. Either way readers find
+a complete object or none, whatever happens to the writer. Decides nothing about the names of blocks: absence is an
+answer, everything else is raised as it comes.
+"""
+
+import contextlib
+import os
+import secrets
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, Protocol
+
+from fsspec import AbstractFileSystem
+from fsspec.implementations.local import LocalFileSystem
+
+from kvtier_fsspec.many import call_for_each
+
+_TEMPORARY = ".tmp"
+_STALE_AFTER_S = 3600.0  # more than a store may take and clocks may differ: whoever wrote it is gone
+_TIMES = ("mtime", "LastModified", "last_modified", "modified", "updated", "created")
+
+
+@dataclass(frozen=True)
+class Found:
+    """One object of a listing. ``time`` is seconds since the epoch; that of the listing where none is given."""
+
+    path: str
+    size: int
+    time: float
+
+
+class Publisher(Protocol):
+    """What the layout asks of a file system. Safe from any thread; *fs* is the object in use now."""
+
+    def put(self, fs: AbstractFileSystem, path: str, content: bytes) -> None:
+        """Write one object, replacing one of that name; after an exception nothing short is to be seen."""
+        ...
+
+    def have(self, fs: AbstractFileSystem, paths: Sequence[str], size: int) -> list[bool]:
+        """Which objects are there; one whose size is known not to be *size* is not."""
+        ...
+
+    def entries(self, fs: AbstractFileSystem, directory: str) -> Iterator[Found]:
+        """Every object in the folders of *directory*."""
+        ...
+
+    def remove_all(self, fs: AbstractFileSystem, directory: str) -> None:
+        """Remove *directory* and everything in it; its absence is fine."""
+        ...
+
+
+class WholePuts:
+    """Object stores: a put is visible whole or not at all."""
+
+    def __init__(self, at_once: int) -> None:
+        """At most *at_once* requests of one call run together."""
+        self._at_once = at_once
+
+    def put(self, fs: AbstractFileSystem, path: str, content: bytes) -> None:
+        """One request; past the file system's limit for one, a multipart upload, completed or aborted."""
+        fs.pipe_file(path, content)
+
+    def have(self, fs: AbstractFileSystem, paths: Sequence[str], size: int) -> list[bool]:
+        """Reads a byte of each: one request, where ``info`` of an absent object takes two, the second a dear one."""
+        probes = call_for_each(fs, "cat_file", paths, self._at_once, start=0, end=1)
+        return [self._is_there(fs, path, size, probe) for path, probe in zip(paths, probes, strict=True)]
+
+    def entries(self, fs: AbstractFileSystem, directory: str) -> Iterator[Found]:
+        """One flat listing. Cost: a request per 1,000 objects, and memory for all of the answer."""
+        return _found(fs.find(directory, detail=True).values())
+
+    def remove_all(self, fs: AbstractFileSystem, directory: str) -> None:
+        """Object by object: bulk deletes of some file systems don't tell what they could not delete."""
+        remove_each(fs, fs.find(directory), self._at_once)
+
+    def _is_there(self, fs: AbstractFileSystem, path: str, size: int, probe: object) -> bool:
+        if isinstance(probe, FileNotFoundError):
+            return False
+        if not isinstance(probe, BaseException):
+            return probe != b""
+        # Some stores refuse to read a byte of an empty object, each in its own words. A fault is raised again.
+        (info,) = call_for_each(fs, "info", [path], 1)
+        return _has_size(info, size)
+
+
+class MovedFiles:
+    """File systems with files that grow, folders, and a move that replaces its target at once."""
+
+    def __init__(self, at_once: int) -> None:
+        """At most *at_once* requests of one call run together."""
+        self._at_once = at_once
+        self._made: set[str] = set()  # folders; single operations of a set are thread-safe
+
+    def put(self, fs: AbstractFileSystem, path: str, content: bytes) -> None:
+        """Written beside its place under a name nobody else has, then moved."""
+        folder = path.rpartition("/")[0]
+        temporary = f"{path}.{secrets.token_hex(16)}{_TEMPORARY}"
+        try:
+            if folder not in self._made:
+                fs.makedirs(folder, exist_ok=True)
+                self._made.add(folder)
+            fs.pipe_file(temporary, content)
+            _move(fs, temporary, path)
+        except BaseException:
+            self._made.discard(folder)  # somebody may have removed it
+            with contextlib.suppress(Exception):  # no reader looks at it, and a later listing removes it
+                fs.rm_file(temporary)
+            raise
+
+    def have(self, fs: AbstractFileSystem, paths: Sequence[str], size: int) -> list[bool]:
+        """Asks for the size of each."""
+        return [_has_size(info, size) for info in call_for_each(fs, "info", paths, self._at_once)]
+
+    def entries(self, fs: AbstractFileSystem, directory: str) -> Iterator[Found]:
+        """Folder by folder. Removes what writers left behind an hour ago or longer."""
+        for folder in fs.ls(directory, detail=True):
+            if folder["type"] != "directory":
+                continue
+            try:
+                files = fs.ls(folder["name"], detail=True)
+            except FileNotFoundError:
+                continue  # removed just now
+            for file in _found(files):
+                if not file.path.endswith(_TEMPORARY):
+                    yield file
+                elif time.time() - file.time > _STALE_AFTER_S:
+                    remove_each(fs, [file.path], 1)
+
+    def remove_all(self, fs: AbstractFileSystem, directory: str) -> None:
+        """The folder with all that is in it."""
+        self._made.clear()
+        with contextlib.suppress(FileNotFoundError):
+            fs.rm(directory, recursive=True)
+
+
+def moves_files(fs: AbstractFileSystem) -> bool:
+    """Whether *fs* has a move of its own; the one all inherit copies and deletes."""
+    return type(fs).mv is not AbstractFileSystem.mv
+
+
+def remove_each(fs: AbstractFileSystem, paths: Sequence[str], at_once: int) -> None:
+    """Remove objects; absent ones are fine. Tries all, then raises the first fault."""
+    for outcome in call_for_each(fs, "rm_file", paths, at_once):
+        if isinstance(outcome, BaseException) and not isinstance(outcome, FileNotFoundError):
+            raise outcome
+
+
+def _move(fs: AbstractFileSystem, source: str, target: str) -> None:
+    if isinstance(fs, LocalFileSystem):
+        os.replace(source, target)  # noqa: PTH105 - what the file system offers copies when it can't rename
+    else:
+        fs.mv(source, target)
+
+
+def _has_size(info: Mapping[str, Any] | BaseException, size: int) -> bool:
+    if isinstance(info, FileNotFoundError):
+        return False
+    if isinstance(info, BaseException):
+        raise info
+    return bool(info["type"] == "file" and info["size"] == size)
+
+
+def _found(infos: Iterable[Mapping[str, Any]]) -> Iterator[Found]:
+    now = time.time()
+    for info in infos:
+        if info["type"] == "file":
+            yield Found(path=info["name"], size=info["size"], time=_time_of(info, now))
+
+
+def _time_of(info: Mapping[str, Any], now: float) -> float:
+    """File systems have many names for the time of the last change, and give a number, an object or a text."""
+    value = next((info[name] for name in _TIMES if info.get(name) is not None), now)
+    if isinstance(value, str):
+        value = datetime.fromisoformat(value)
+    if isinstance(value, datetime):
+        # Without a zone, file systems mean UTC.
+        return (value if value.tzinfo else value.replace(tzinfo=UTC)).timestamp()
+    return float(value)

@@ -1,0 +1,52 @@
+"""What ``[tiers.NAME]`` with ``type = "fsspec"`` may say, refused here when it can't be meant.
+
+Decides from the text of the URL alone: no I/O, no import of a protocol's package. No message repeats the URL, which
+may hold a password.
+"""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, field_validator
+
+from kvtier_core import TierSettings
+
+OBJECT_STORES = frozenset({"s3", "s3a", "gs", "gcs", "abfs", "abfss", "az"})
+"""Protocols whose URLs start with a bucket (or container), and whose single put is visible whole or not at all."""
+
+_READ_ONLY = frozenset({"http", "https", "data", "github", "zip", "tar"})
+
+
+class FsspecSettings(TierSettings):
+    """The settings of one fsspec tier."""
+
+    url: str
+    """Where the blocks live: ``s3://bucket/prefix``, ``file:///directory``; one folder a namespace below it."""
+    storage_options: dict[str, Any] = Field(default_factory=dict)
+    """Options of the file system behind the URL, such as ``endpoint_url``. Every value is treated as a secret."""
+    publish: Literal["auto", "put", "move"] = "auto"
+    """How a block becomes visible: one put, or a put under another name and a move; ``auto`` knows the common ones."""
+    parallel_requests: Annotated[int, Field(ge=1, le=1024)] = 32
+    """Requests of one lookup or delete that may be under way together, where the file system is asynchronous."""
+
+    @field_validator("url")
+    @classmethod
+    def _check_url(cls, url: str) -> str:
+        protocol, separator, rest = url.partition("://")
+        if not separator or not protocol:
+            raise ValueError("url needs a protocol, such as s3://bucket/prefix or file:///directory")
+        if "::" in url:
+            raise ValueError(
+                "url must be one plain URL: what a chain of URLs (a::b) caches would be served stale"
+            )
+        if protocol in _READ_ONLY:
+            raise ValueError(
+                f"url: nothing can be stored over {protocol}://; use a protocol that can be written to"
+            )
+        if protocol in OBJECT_STORES and not rest.strip("/"):
+            raise ValueError(f"url names no bucket: write {protocol}://BUCKET/PREFIX")
+        return url
+
+    @property
+    def protocol(self) -> str:
+        """The part of the URL before ``://``."""
+        return self.url.partition("://")[0]

@@ -1,0 +1,99 @@
+"""The tier a configuration names ``fsspec``: puts its parts together, and says what to do when it can't open.
+
+Names and sizes are ``ObjectLayout``'s, publishing is ``WholePuts``' or ``MovedFiles``', the life of the file system
+``Connection``'s; capacity, eviction and threads are the core's.
+"""
+
+from collections.abc import Iterable, Sequence
+
+from kvtier_core import BlockInfo, BlockTier, OffloadKey, TierContext, TierInfo, TierOpenError
+from kvtier_fsspec.connection import Connection
+from kvtier_fsspec.faults import StorageError, advice
+from kvtier_fsspec.layout import ObjectLayout
+from kvtier_fsspec.publishing import MovedFiles, Publisher, WholePuts, moves_files
+from kvtier_fsspec.settings import OBJECT_STORES, FsspecSettings
+
+_PUT_WHOLE = OBJECT_STORES | {"memory"}
+
+
+class FsspecTier(BlockTier):
+    """Blocks as objects below ``url``; the core keeps what it knows of within ``capacity`` (64 GiB where unset)."""
+
+    Settings = FsspecSettings
+    info = TierInfo(medium="remote", shared=True, persistent=True, default_capacity=64 << 30)
+
+    settings: FsspecSettings
+
+    def __init__(self, settings: FsspecSettings, context: TierContext) -> None:
+        """Keep both; no I/O."""
+        super().__init__(settings, context)
+        self._connection = Connection(settings.protocol, settings.url, settings.storage_options)
+        self._layout: ObjectLayout | None = None
+
+    def open(self) -> None:
+        """Show that blocks can be written and read. Raises ``TierOpenError``. Cost: two requests."""
+        try:
+            moves = self._connection.call(lambda fs, _root: moves_files(fs))
+            self._layout = ObjectLayout(
+                self._connection,
+                self._publisher(moves=moves),
+                self.context.namespace,
+                block_bytes=self.context.row_bytes,
+                parallel_requests=self.settings.parallel_requests,
+            )
+            self._layout.describe(self.context.description)
+        except StorageError as error:
+            raise self._open_error(f"{error}; {advice(error, self.settings.protocol)}") from None
+
+    def contains(self, keys: Sequence[OffloadKey]) -> Sequence[bool]:
+        """Which of *keys* are stored. Raises ``OSError``."""
+        return self._opened.have(keys)
+
+    def store(self, key: OffloadKey, block: memoryview) -> None:
+        """Store one block. Raises ``OSError``, and then it is not there, or whole where only the answer was lost."""
+        self._opened.put(key, block)
+
+    def load(self, key: OffloadKey, into: memoryview) -> bool:
+        """Read one block. Raises ``OSError`` when it can't be read or is too short or too long."""
+        return self._opened.get(key, into)
+
+    def delete(self, keys: Sequence[OffloadKey]) -> None:
+        """Remove blocks. Raises ``OSError``."""
+        self._opened.remove(keys)
+
+    def close(self) -> None:
+        """Let the file system go."""
+        self._connection.close()
+
+    def scan(self) -> Iterable[BlockInfo]:
+        """Every stored block of the namespace, whoever stored it. Raises ``OSError``."""
+        return self._opened.scan()
+
+    def remove_namespace(self) -> None:
+        """Remove every object of the namespace. Raises ``OSError``."""
+        self._opened.remove_all()
+
+    @property
+    def _opened(self) -> ObjectLayout:
+        assert self._layout is not None, "used before open"
+        return self._layout
+
+    def _publisher(self, *, moves: bool) -> Publisher:
+        how = self.settings.publish
+        if how == "auto":
+            if self.settings.protocol in _PUT_WHOLE:
+                how = "put"
+            elif moves:
+                how = "move"
+            else:
+                raise self._open_error(
+                    f"it is not known whether {self.settings.protocol}:// shows half-written objects; set publish = "
+                    '"put" if a put there is visible whole or not at all, else use another protocol'
+                )
+        at_once = self.settings.parallel_requests
+        return WholePuts(at_once) if how == "put" else MovedFiles(at_once)
+
+    def _open_error(self, what: str) -> TierOpenError:
+        return TierOpenError(
+            f"tier {self.context.name!r} (kvtier-fsspec): can't use {self._connection.shown_url}: {what}"
+        )
