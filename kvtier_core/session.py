@@ -145,9 +145,9 @@ class EngineSession:
         there are fewer device blocks than blocks to load, *num_tokens* is negative, or a load is under way.
         """
         request = self._request(request_id)
-        count = min(num_tokens, max(0, request.num_tokens - 1)) // self._tokens_per_block
         if num_tokens < 0:
             raise ValueError(f"num_tokens must be at least 0, not {num_tokens}")
+        count = min(num_tokens, max(0, request.num_tokens - 1)) // self._tokens_per_block
         if len(block_ids) < count:
             raise ValueError(f"{count} blocks to load, but only {len(block_ids)} device blocks")
         if request.load_job is not None:
@@ -249,6 +249,7 @@ class EngineSession:
         request = self._request(request_id)
         request.offered = 0
         request.load_blocks = 0
+        request.hits.clear()
         request.is_stale = False
 
     def wait_stored(self, request_id: str, timeout_s: float = DEFAULT_TIMEOUT_S) -> bool:
@@ -368,10 +369,8 @@ class EngineSession:
 
     # -- the device
 
-    def _jobs_of(self, request_id: str, *directions: Direction) -> list[int]:
-        return [
-            job for job, (way, owner) in self._transfers.items() if owner == request_id and way in directions
-        ]
+    def _jobs_of(self, request_id: str, direction: Direction) -> list[int]:
+        return [job for job, transfer in self._transfers.items() if transfer == (direction, request_id)]
 
     def _wait_request(self, request_id: str, timeout_s: float) -> None:
         deadline = time.monotonic() + timeout_s

@@ -1,5 +1,6 @@
 """What every test gets: no network but loopback, nothing left in /dev/shm, and distributions made to order."""
 
+import logging
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -32,6 +33,15 @@ def _no_settings_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in list(os.environ):
         if name.startswith("KVTIER_"):
             monkeypatch.delenv(name)
+
+
+@pytest.fixture(autouse=True)
+def _the_log_is_left_as_it_was() -> Iterator[None]:
+    log = logging.getLogger("kvtier")
+    handlers, level = log.handlers[:], log.level
+    yield
+    log.handlers[:] = handlers
+    log.setLevel(level)
 
 
 @pytest.fixture

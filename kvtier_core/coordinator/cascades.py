@@ -136,13 +136,11 @@ class Cascades:
             return
         self._unpin(job)
         tier = self._state.tiers[job.tier]
-        for key in job.keys:
-            if key in failed:
-                tier.counters.store_failed += 1
-            else:
-                tier.counters.stored += 1
-                if not job.stale:
-                    tier.presence.stored(key, now)
+        stored = [key for key in job.keys if key not in failed]
+        tier.counters.stored += len(stored)
+        tier.counters.store_failed += len(job.keys) - len(stored)
+        if not job.stale:
+            tier.presence.stored(stored, now)
 
     def expire(self, job: Job) -> None:
         """The deadline of a tier store passed (it is marked overdue)."""

@@ -247,8 +247,7 @@ class Coordinator:
                 presence.lost(key, MissReason.TIER_FAILED, now)
             return
         assert result.present is not None
-        for key, present in zip(job.keys, result.present, strict=True):
-            presence.answer(key, now, present=present)
+        presence.answer(job.keys, result.present, now)
 
     def on_fault(self, tier_name: str, now: float) -> None:
         """A hook raised or answered nonsense outside any job."""

@@ -101,15 +101,17 @@ class Presence:
             if self._asked.get(key) == job_id:
                 del self._asked[key]
 
-    def answer(self, key: OffloadKey, now: float, *, present: bool) -> None:
-        """The tier said whether it holds *key*; a late answer counts too."""
-        self._lost.drop(key)
-        if self.resident is None or self.resident() is None:
-            self._answers.put(key, present, now + self._ttl)
+    def answer(self, keys: Sequence[OffloadKey], present: Sequence[bool], now: float) -> None:
+        """The tier said which of *keys* it holds; a late answer counts too."""
+        is_resident = self.resident is not None and self.resident() is not None
+        for key, there in zip(keys, present, strict=True):
+            self._lost.drop(key)
+            if not is_resident:
+                self._answers.put(key, there, now + self._ttl)
 
-    def stored(self, key: OffloadKey, now: float) -> None:
-        """A store of *key* to the tier succeeded."""
-        self.answer(key, now, present=True)
+    def stored(self, keys: Sequence[OffloadKey], now: float) -> None:
+        """A store of *keys* to the tier succeeded."""
+        self.answer(keys, [True] * len(keys), now)
 
     def lost(self, key: OffloadKey, reason: MissReason, now: float) -> None:
         """*key* could not be had from the tier; don't ask again until something changes."""

@@ -1,7 +1,7 @@
 """The manager acts on what the coordinator decides: it owns the clock, the tiers' hosts and the queue of events.
 
 All public methods belong to one thread, the engine's, except ``notify``. None of them waits for a tier but ``open``,
-``wait``, ``flush`` and ``shutdown``, each bounded by its timeout.
+``wait`` and ``shutdown``, each bounded by its timeout.
 """
 
 import logging

@@ -33,15 +33,6 @@ def run(args):
 """
 
 
-@pytest.fixture(autouse=True)
-def _restore_the_log():
-    log = logging.getLogger("kvtier")
-    before = (log.handlers[:], log.level)
-    yield
-    log.handlers[:], level = before
-    log.setLevel(level)
-
-
 @pytest.fixture
 def obey(site):
     site.install(

@@ -1,5 +1,4 @@
 import json
-import logging
 import sys
 import time
 
@@ -97,15 +96,6 @@ class Tier:
         results, self.results = self.results, []
         return results
 """
-
-
-@pytest.fixture(autouse=True)
-def _restore_the_log():
-    log = logging.getLogger("kvtier")
-    before = (log.handlers[:], log.level)
-    yield
-    log.handlers[:], level = before
-    log.setLevel(level)
 
 
 @pytest.fixture

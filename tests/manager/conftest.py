@@ -128,6 +128,13 @@ class Bench:
             self.manager.wait(0.2)
             self.manager.coordinator.check()
 
+    def wait_for_event(self) -> None:
+        """Wait until the tiers have reported something, without taking it in."""
+        deadline = time.monotonic() + PATIENCE_S
+        while self.manager._events.empty():
+            assert time.monotonic() < deadline, "no tier reported anything"
+            time.sleep(0.001)
+
     def evict_all(self) -> None:
         """Empty the pool by storing other blocks over everything, without telling any tier's keys."""
         rows = self.pool.geometry.num_rows

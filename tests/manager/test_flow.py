@@ -107,3 +107,53 @@ def test_c26_hooks_of_a_request_come_in_order_also_when_it_finishes_with_a_store
     assert tier.wait_for_call("on_request_finished")
     mine = [hook for hook, request in tier.calls if request == "a"]
     assert mine == ["on_new_request", "submit_store", "on_request_finished"]
+
+
+def test_c24_results_are_taken_in_before_a_store_decides_what_to_evict(make_bench):
+    bench = make_bench(num_rows=1)
+    tier = bench.tiers["one"]
+    tier.hold.add("store")
+    bench.new("a")
+    bench.store("a", 1)  # its cascade pins the only row
+    bench.until(lambda: bool(tier.held))
+    tier.release()
+    bench.wait_for_event()
+    assert bench.manager.prepare_store("a", [b"\1" * 36]) is not None
+
+
+def test_c24_results_are_taken_in_at_most_once_a_step(make_bench):
+    bench = make_bench()
+    tier = bench.tiers["one"]
+    tier.hold.add("store")
+    bench.new("a")
+    bench.store("a", 1)
+    bench.until(lambda: bool(tier.held))
+    counters = bench.manager.counters.tiers["one"]
+    bench.manager.end_step()
+    bench.manager.lookup("a", [b"\1" * 36])  # the step's one look
+    tier.release()
+    bench.wait_for_event()
+    bench.manager.lookup("a", [b"\1" * 36])
+    bench.manager.prepare_store("a", [b"\2" * 36])
+    assert counters.stored == 0
+    bench.manager.end_step()
+    bench.manager.lookup("a", [b"\1" * 36])
+    assert counters.stored == 1
+
+
+def test_c29_a_tier_reads_what_it_stores_and_writes_what_it_loads(make_bench):
+    bench = make_bench()
+    tier = bench.tiers["one"]
+    bench.new("a")
+    tier.hold = {"store", "load"}
+    bench.store("a", 1)
+    bench.until(lambda: bool(tier.held))
+    assert [buffer.readonly for buffer in tier.held[0][1].buffers] == [True]
+    tier.release()
+    bench.settle()
+    bench.evict_all()
+    bench.manager.lookup("a", [tier.blocks[tier.namespace].copy().popitem()[0]])
+    bench.until(lambda: bool(tier.held))
+    assert [buffer.readonly for buffer in tier.held[0][1].buffers] == [False]
+    tier.release()
+    bench.settle()

@@ -26,6 +26,9 @@ def test_k12_o4_a_prompt_of_whole_blocks_leaves_one_token_to_compute(make_toy):
     toy = make_toy()
     prompt = PROMPT[:16]
     toy.run("a", prompt)
+    toy.session.new_request("asks", prompt)
+    assert toy.session.wait_loadable("asks", PATIENCE_S) == 12
+    toy.session.finish("asks")
     loaded = toy.run("b", prompt)
     assert loaded == 12
     assert loaded <= len(prompt) - 1
@@ -318,3 +321,15 @@ def test_c31_a_hung_tier_holds_up_an_engine_that_waits_no_longer_than_it_said(ma
     session.computed("a", len(long), list(range(17)), wait_s=0.3)
     assert 0.3 <= time.monotonic() - started < 10
     session.finish("a")
+
+
+def test_hits_of_a_preempted_request_are_counted_once(make_toy):
+    toy = make_toy()
+    toy.run("a", PROMPT)
+    session = toy.session
+    session.new_request("b", PROMPT)
+    for _ in range(2):
+        session.load("b", session.wait_loadable("b", PATIENCE_S), list(range(5)))
+        assert session.wait_loaded("b", PATIENCE_S) == 16
+        assert session.request_hits("b") == {"pool": 16}
+        session.preempt("b", PATIENCE_S)

@@ -1,5 +1,4 @@
 import json
-import logging
 import sys
 
 import pytest
@@ -10,15 +9,6 @@ from kvtier_core.plugins import list_commands, list_plugins, list_tier_types, lo
 from kvtier_core.settings import read_blocklist
 
 FAKE = "[tiers.cold]\ntype = 'fake'\nroot = '/'\n"
-
-
-@pytest.fixture(autouse=True)
-def _restore_the_log():
-    log = logging.getLogger("kvtier")
-    before = (log.handlers[:], log.level)
-    yield
-    log.handlers[:], level = before
-    log.setLevel(level)
 
 
 @pytest.fixture

@@ -57,3 +57,9 @@ def test_a_file_that_is_not_text_is_named(tmp_path):
 def test_a_file_without_prompts_says_what_to_write(tmp_path):
     with pytest.raises(ConfigError, match='no prompts: write one JSON object a line, such as {"prompt"'):
         read_prompts(write(tmp_path, "\n\n"))
+
+
+@pytest.mark.parametrize("separator", ["\u2028", "\u2029", "\x85"])
+def test_only_a_line_feed_ends_a_line(tmp_path, separator):
+    file = write(tmp_path, f'{{"prompt": "a{separator}b"}}\r\n{{"prompt": "c"}}\n')
+    assert [line.prompt for line in read_prompts(file)] == [f"a{separator}b", "c"]

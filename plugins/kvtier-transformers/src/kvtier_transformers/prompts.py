@@ -34,7 +34,8 @@ def read_prompts(path: Path, *, on_broken: Callable[[ConfigError], None] | None 
     to it instead, and the line left out.
     """
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        # not splitlines: it would cut at U+2028 and its like, which a JSON string may hold
+        lines = path.read_text(encoding="utf-8").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: cannot read the prompts: {error}") from error
     prompts = []
