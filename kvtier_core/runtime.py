@@ -81,9 +81,10 @@ def plan_tier(settings: Settings, name: str, row_bytes: int) -> TierBuild:
     """
     tier = settings.tiers[name]
     tier_type = settings.tier_types[name]
-    if tier.capacity is not None and tier.capacity < row_bytes:
+    capacity = tier_type.cls.info.resolve_capacity(tier.capacity)
+    if capacity is not None and capacity < row_bytes:
         raise ConfigError(
-            f"tiers.{name}.capacity = {format_size(tier.capacity)} is smaller than one block of this model "
+            f"tiers.{name}.capacity = {format_size(capacity)} is smaller than one block of this model "
             f"({format_size(row_bytes)}): set it to at least {exact_size(row_bytes)}"
         )
     return TierBuild(
@@ -92,7 +93,7 @@ def plan_tier(settings: Settings, name: str, row_bytes: int) -> TierBuild:
         ),
         info=tier_type.cls.info,
         limits=tier.limits,
-        capacity_bytes=tier.capacity,
+        capacity_bytes=capacity,
         secrets=frozenset(find_secrets(type(tier), dict(tier))),
         build=partial(_build_tier, tier_type, tier, settings.policies),
     )

@@ -36,6 +36,10 @@ class TierLimits(BaseModel):
     """Keys of a tier on the blocking interface that are remembered as present; a tier that holds more is asked."""
     max_batch: Size = 4 << 20
     """Bytes that one batched call of a tier on the blocking interface may move; at least one block is moved."""
+    retries: Annotated[int, Field(ge=0, le=100)] = 2
+    """Further tries of a call on the blocking interface that raised ``ConnectionError`` or ``TimeoutError``."""
+    retry_pause: Duration = 0.1
+    """Seconds before the first further try; each following pause is twice as long."""
     max_waiting: Annotated[int, Field(ge=1)] = 10_000
     """Calls that may wait for a tier's hook thread before the tier hears of no new request."""
     max_remembered: Annotated[int, Field(ge=1)] = 100_000

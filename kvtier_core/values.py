@@ -59,6 +59,10 @@ class TierInfo:
     bounded_by: Literal["core", "tier"] = "core"
     default_capacity: int | None = None
 
+    def resolve_capacity(self, setting: int | None) -> int | None:
+        """The bound in bytes that holds for this value of the ``capacity`` setting; ``None`` means no bound."""
+        return self.default_capacity if setting is None else setting
+
 
 @dataclass(frozen=True, kw_only=True)
 class RequestInfo:

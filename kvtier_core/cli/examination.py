@@ -89,8 +89,7 @@ class _Examination:
         self._timeout_s = timeout_s
         self._deadline = time.monotonic() + timeout_s
         self._class = tier_type.cls
-        capacity = settings.tiers[name].capacity
-        self._capacity = tier_type.cls.info.default_capacity if capacity is None else capacity
+        self._capacity = tier_type.cls.info.resolve_capacity(settings.tiers[name].capacity)
         room = _ROW_BYTES if self._capacity is None else min(_ROW_BYTES, self._capacity)
         self._row_bytes = max(ROW_ALIGNMENT, room // ROW_ALIGNMENT * ROW_ALIGNMENT)
         self._payload_bytes = self._row_bytes - PROOF_BYTES

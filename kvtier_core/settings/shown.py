@@ -76,12 +76,12 @@ def show_settings(settings: Settings) -> list[ShownValue]:
         blocked_plugins=settings.blocked_plugins,
     )
     capacities: dict[SettingPath, int | None] = {
-        ("tiers", name, "capacity"): tier_type.cls.info.default_capacity
+        ("tiers", name, "capacity"): tier_type.cls.info.resolve_capacity(settings.tiers[name].capacity)
         for name, tier_type in settings.tier_types.items()
     }
     shown = []
     for item in _all_values(settings.pool, top, settings.tiers):
-        value = _plain(capacities.get(item.path) if item.value is None else item.value)
+        value = _plain(capacities.get(item.path, item.value))
         name = dotted(item.path)
         source = settings.sources.get(name, DEFAULT)
         shown.append(ShownValue(name=name, value=value, text=text_of(value, item.unit), source=source))

@@ -47,7 +47,10 @@ class TierDriver:
         monotonic: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
     ) -> None:
-        """Build and open the tier. A ``BlockTier`` is wrapped as the core wraps it, with these clocks."""
+        """Build and open the tier. A ``BlockTier`` is wrapped as the core wraps it, with these clocks.
+
+        *capacity_bytes* stands for the ``capacity`` setting: where unset, the tier type's own default holds.
+        """
         self._woken = threading.Event()
         self.row_bytes = row_bytes
         context = TierContext(
@@ -55,7 +58,7 @@ class TierDriver:
             namespace=namespace,
             description={"model": "kit", "namespace": namespace},
             row_bytes=row_bytes,
-            capacity_bytes=capacity_bytes,
+            capacity_bytes=tier_class.info.resolve_capacity(capacity_bytes),
             wake=self._woken.set,
         )
         self.plugin: Any = (

@@ -46,9 +46,7 @@ class BlockTierAdapter:
         wall: Callable[[], float] = time.time,
     ) -> None:
         """No I/O. Raises ``ConfigError`` for an unknown policy or a capacity smaller than one block."""
-        capacity = (
-            tier_class.info.default_capacity if context.capacity_bytes is None else context.capacity_bytes
-        )
+        capacity = context.capacity_bytes
         if capacity is not None and capacity < context.row_bytes:
             raise ConfigError(
                 f"tier {context.name!r}: a capacity of {format_size(capacity)} is smaller than one block "
@@ -59,7 +57,7 @@ class BlockTierAdapter:
         self._tier_class = tier_class
         self._settings = settings
         self._policies = policies
-        self._context = replace(context, capacity_bytes=capacity)
+        self._context = context
         self._clocks = Clocks(monotonic=monotonic, wall=wall)
         self._board = JobBoard(context.wake)
         self._retired: list[TierInstance] = []  # of earlier namespaces, with calls still running

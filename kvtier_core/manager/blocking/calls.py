@@ -6,7 +6,7 @@ it may be computed, and fail, only then. Holds no state and decides nothing abou
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
 from typing import TypeVar
@@ -20,11 +20,17 @@ _MAX_TEXT = 500  # characters of a tier's message that are passed on
 _T = TypeVar("_T")
 
 
+_TRANSIENT = (ConnectionError, TimeoutError)
+"""What a tier raises when the same call may well succeed in a moment."""
+
+
 @dataclass(frozen=True, slots=True)
 class Fault:
     """Why a key could not be served, in words."""
 
     text: str
+    is_transient: bool = False
+    """Whether the same call may well succeed in a moment."""
 
 
 Outcome = bool | Fault
@@ -117,7 +123,11 @@ class TierCalls:
         try:
             return work()
         except BaseException as error:  # noqa: BLE001 - even SystemExit must not end an I/O thread and lose its job
-            return self._fault(method, describe(error))
+            return self._raised(method, error)
+
+    def _raised(self, method: str, error: BaseException) -> Fault:
+        fault = self._fault(method, describe(error))
+        return replace(fault, is_transient=isinstance(error, _TRANSIENT))
 
     def _fault(self, method: str, what: str) -> Fault:
         return Fault(f"tier {self._name!r}: {method}: {what}")
@@ -131,7 +141,7 @@ class TierCalls:
         if type(answer) is bool:  # exactly: an object can claim to be an instance of anything
             return answer
         if isinstance(answer, Exception):
-            return self._fault(method, describe(answer))
+            return self._raised(method, answer)
         return self._wrong(method, answer, "a bool")
 
     def _read_bools(self, method: str, count: int, answer: object) -> list[Outcome] | Fault:

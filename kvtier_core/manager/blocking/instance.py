@@ -13,6 +13,7 @@ from kvtier_core.keys import OffloadKey
 from kvtier_core.manager.blocking.calls import Fault, Outcome, TierCalls
 from kvtier_core.manager.blocking.contents import Contents
 from kvtier_core.manager.blocking.jobs import JobBoard
+from kvtier_core.manager.blocking.retries import Retries
 from kvtier_core.manager.blocking.state import Clocks, TierState
 from kvtier_core.manager.blocking.work import Kind, Unit
 from kvtier_core.policies import PolicyFactory
@@ -54,6 +55,8 @@ class TierInstance:
         blocks = max(1, settings.limits.max_batch // context.row_bytes) if self._calls.batches else 1
         batch = {Kind.LOAD: blocks, Kind.STORE: blocks, Kind.LOOKUP: _KEYS_A_CALL, Kind.DELETE: _KEYS_A_CALL}
         self.state = TierState(context.name, contents, batch, clocks)
+        limits = settings.limits
+        self._retries = Retries(limit=limits.retries, first_pause_s=limits.retry_pause)
         self._count_lock = threading.Lock()
         self._running_threads = 0
         self._closing = False
@@ -163,15 +166,23 @@ class TierInstance:
             late = [unit for unit in units if unit.deadline <= now]
             timely = [unit for unit in units if unit.deadline > now]
             outcomes = self._perform(timely) if timely else []
+            ended = self._clocks.monotonic()
+            due = [
+                self._retries.due(unit, outcome, ended)
+                for unit, outcome in zip(timely, outcomes, strict=True)
+            ]
+            self._distrust_failed_loads(timely, outcomes, due)
             self.state.done(units)
-            self._settle(timely, outcomes)
+            for unit, outcome, again in zip(timely, outcomes, due, strict=True):
+                if again is None or not self.state.put_later(replace(unit, tries=unit.tries + 1), again):
+                    self._settle([unit], [outcome])
             self._fail(late, "the deadline passed before the work started")
         self._leave(1)
 
     def _perform(self, units: list[Unit]) -> list[Outcome]:
         match units[0].kind:
             case Kind.LOAD:
-                return self._load(units)
+                return self._ask(units, lambda asked: self._calls.load(_keys(asked), _buffers(asked)))
             case Kind.LOOKUP:
                 return self._ask(units, lambda asked: self._calls.contains(_keys(asked)))
             case Kind.DELETE:
@@ -179,12 +190,17 @@ class TierInstance:
             case Kind.STORE:
                 return self._store(units)
 
-    def _load(self, units: list[Unit]) -> list[Outcome]:
-        outcomes = self._ask(units, lambda asked: self._calls.load(_keys(asked), _buffers(asked)))
+    def _distrust_failed_loads(
+        self, units: Sequence[Unit], outcomes: Sequence[Outcome], due: Sequence[float | None]
+    ) -> None:
+        """A block that could not be loaded, and is not tried again, is served no more."""
         self.state.distrust(
-            [unit.key for unit, outcome in zip(units, outcomes, strict=True) if isinstance(outcome, Fault)]
+            [
+                unit.key
+                for unit, outcome, again in zip(units, outcomes, due, strict=True)
+                if unit.kind is Kind.LOAD and isinstance(outcome, Fault) and again is None
+            ]
         )
-        return outcomes
 
     def _ask(self, units: list[Unit], call: Callable[[list[Unit]], list[Outcome]]) -> list[Outcome]:
         """Call the tier for the units whose blocks may be there; blocks it says are absent leave the contents."""

@@ -65,10 +65,12 @@ class TierState:
         """Wait for work; the units belong to the caller until ``done``. Empty once the instance is retired."""
         with self._lock:
             while not self._retired:
-                units = self._queue.take(self._batch)
+                now = self._clocks.monotonic()
+                units = self._queue.take(self._batch, now)
                 if units:
                     return units
-                self._work_ready.wait()
+                due = self._queue.next_due
+                self._work_ready.wait(None if due is None else max(0.0, due - now))
             return []
 
     def done(self, units: Sequence[Unit]) -> None:
@@ -76,6 +78,16 @@ class TierState:
         with self._lock:
             self._unpin(units)
             self._free([unit.key for unit in units])
+
+    def put_later(self, unit: Unit, due: float) -> bool:
+        """Queue a unit for *due*. False, and it is not queued, when the instance is retired."""
+        with self._lock:
+            if self._retired:
+                return False
+            self._contents.pin(unit.key)
+            self._queue.put_later(unit, due)
+            self._work_ready.notify()  # one thread, to wait until then
+            return True
 
     def drop_jobs(self, job_ids: Iterable[int]) -> list[Unit]:
         """Remove and return what has not been started of these jobs."""

@@ -4,6 +4,7 @@ Pure bookkeeping: no lock of its own (its owner holds one around every method), 
 """
 
 import enum
+import heapq
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -31,6 +32,8 @@ class Unit:
     index: int = 0
     buffer: memoryview | None = None
     deadline: float = float("inf")
+    tries: int = 0
+    """Calls made for it so far."""
 
 
 class WorkQueue:
@@ -42,6 +45,8 @@ class WorkQueue:
     def __init__(self) -> None:
         self._ready: dict[Kind, deque[Unit]] = {kind: deque() for kind in Kind}
         self._parked: dict[OffloadKey, deque[Unit]] = {}
+        self._later: list[tuple[float, int, Unit]] = []
+        self._num_later = 0  # ever: keeps units that are due at one time in order of arrival
         self._busy: set[OffloadKey] = set()
         self._next_deadline = float("inf")
 
@@ -53,11 +58,24 @@ class WorkQueue:
         else:
             self._ready[unit.kind].append(unit)
 
-    def take(self, limits: dict[Kind, int]) -> list[Unit]:
+    def put_later(self, unit: Unit, due: float) -> None:
+        """Queue a unit that nothing is to be done for before *due*."""
+        self._next_deadline = min(self._next_deadline, unit.deadline)
+        self._num_later += 1
+        heapq.heappush(self._later, (due, self._num_later, unit))
+
+    @property
+    def next_due(self) -> float | None:
+        """When the first unit that was put for later is due."""
+        return self._later[0][0] if self._later else None
+
+    def take(self, limits: dict[Kind, int], now: float) -> list[Unit]:
         """The next units to work on, all of one kind, at most ``limits[kind]``; their keys are busy until ``done``.
 
-        Empty when nothing can be done now.
+        Empty when nothing can be done at *now*.
         """
+        while self._later and self._later[0][0] <= now:
+            self.put(heapq.heappop(self._later)[2])
         for kind, ready in self._ready.items():
             taken: list[Unit] = []
             while ready and len(taken) < limits[kind]:
@@ -104,6 +122,8 @@ class WorkQueue:
                     kept = [unit for unit in units if not unwanted(unit)]
                     units.clear()
                     units.extend(kept)
+            self._later = [entry for entry in self._later if not unwanted(entry[2])]
+            heapq.heapify(self._later)
         return dropped
 
     def _park(self, unit: Unit) -> None:
@@ -113,3 +133,5 @@ class WorkQueue:
         for queues in (self._ready, self._parked):
             for units in queues.values():
                 yield from units
+        for _, _, unit in self._later:
+            yield unit

@@ -131,10 +131,7 @@ class AsyncTier:
         self.drain_jobs(timeout_s)
 
     def _make_bucket(self) -> Bucket:
-        capacity = self._context.capacity_bytes
-        return Bucket(
-            self.info.default_capacity if capacity is None else capacity, latency=self._settings.latency
-        )
+        return Bucket(self._context.capacity_bytes, latency=self._settings.latency)
 
     # The queue.
 

@@ -1,0 +1,114 @@
+"""Calls on a blocking tier that failed for the moment are made again, within limits (C52)."""
+
+import time
+from collections.abc import Callable, Sequence
+
+import pytest
+
+from kvtier_core.manager.blocking.calls import Fault
+from kvtier_core.manager.blocking.retries import Retries
+from kvtier_core.manager.blocking.work import Kind, Unit
+from kvtier_core.testing.rows import similar_keys
+from kvtier_core.values import TierInfo
+from tests.tiers.scripted import BatchTier, Script, drive, fail, row
+
+A, B, C, *_ = similar_keys(8)
+ASKED = TierInfo(medium="memory", persistent=True, bounded_by="tier")  # its lookups ask the tier
+QUICK: dict[str, object] = {"retries": 3, "retry_pause": "1ms"}
+
+
+class Flaky:
+    """A script that raises *error* in the first *times* calls of *method*."""
+
+    def __init__(self, method: str, times: int, error: Callable[[], Exception]) -> None:
+        self._method = method
+        self._left = times
+        self._error = error
+
+    def __call__(self, method: str, _keys: Sequence[bytes]) -> None:
+        if method == self._method and self._left:
+            self._left -= 1
+            fail(self._error())
+
+
+@pytest.mark.parametrize("error", [lambda: ConnectionResetError("peer"), lambda: TimeoutError("slow")])
+@pytest.mark.parametrize("method", ["store", "load", "contains"])
+def test_c52_a_call_that_fails_for_a_moment_is_made_again(method, error):
+    script = Script()
+    with drive(script, info=ASKED, limits=QUICK) as tier:
+        if method != "store":
+            tier.store({A: row(1)})
+        script.before = Flaky(method, 3, error)
+        if method == "store":
+            assert tier.store({A: row(1)}).error is None
+        elif method == "load":
+            assert tier.load([A]).rows == {A: row(1)}
+        else:
+            assert tier.lookup([A]) == [True]
+        assert script.count(method) == 4
+        assert tier.load([A]).rows == {A: row(1)}
+    assert not script.violations
+
+
+def test_c52_the_last_failure_counts_and_the_block_is_served_no_more():
+    script = Script()
+    with drive(script, limits=QUICK) as tier:
+        tier.store({A: row(1), B: row(2)})
+        script.before = Flaky("load", 4, lambda: ConnectionResetError("peer"))
+        loaded = tier.load([A])
+        assert loaded.result.failed == (A,)
+        assert "ConnectionResetError: peer" in str(loaded.result.error)
+        assert script.count("load") == 4
+        assert tier.lookup([A, B]) == [False, True]
+
+
+@pytest.mark.parametrize(
+    "error", [OSError(28, "No space left on device"), PermissionError("expired token"), ValueError("odd")]
+)
+def test_c52_what_another_try_would_not_mend_fails_at_once(error):
+    script = Script()
+    script.before = Flaky("store", 1, lambda: error)
+    with drive(script, limits=QUICK) as tier:
+        assert tier.store({A: row(1)}).failed == (A,)
+        assert script.count("store") == 1
+
+
+def test_c52_of_a_batch_only_what_failed_for_a_moment_is_tried_again():
+    script = Script()
+    broken = ConnectionResetError("peer")
+    answers = iter([[True, broken, OSError(5, "I/O error")]])
+    script.before = lambda method, _keys: next(answers, None) if method == "store_many" else None
+    with drive(script, base=BatchTier, threads=1, limits=QUICK) as tier:
+        assert tier.store({A: row(1), B: row(2), C: row(3)}).failed == (C,)
+        assert [keys for name, keys in script.calls if name == "store_many"] == [(A, B, C), (B,)]
+
+
+def test_c52_c31_nothing_is_tried_again_past_the_deadline_of_its_job():
+    script = Script()
+    script.before = Flaky("store", 1, lambda: ConnectionResetError("peer"))
+    with drive(script, limits={"retries": 3, "retry_pause": "1h"}) as tier:
+        job = tier.start_store({A: row(1)}, deadline=time.monotonic() + 60)
+        assert tier.wait(job).failed == (A,)
+        assert script.count("store") == 1
+
+
+def test_c52_k8_o2_what_waits_for_another_try_is_failed_by_a_shutdown_or_a_cancellation():
+    script = Script()
+    script.before = Flaky("store", 2, lambda: ConnectionResetError("peer"))
+    with drive(script, limits={"retries": 3, "retry_pause": "1h"}) as tier:
+        first, second = tier.start_store({A: row(1)}), tier.start_store({B: row(2)})
+        while script.count("store") < 2:
+            time.sleep(0.001)
+        tier.hooks.cancel_jobs(job_ids=[first])
+        assert tier.wait(first).failed == (A,)
+        tier.shutdown()
+        assert tier.wait(second).failed == (B,)
+
+
+def test_c52_pauses_double_and_end():
+    retries = Retries(limit=8, first_pause_s=0.5)
+    fault = Fault("gone for a moment", is_transient=True)
+    pauses = [retries.due(Unit(kind=Kind.LOAD, key=A, tries=tries), fault, 100.0) for tries in range(10)]
+    assert pauses == [100.5, 101, 102, 104, 108, 116, 132, 132, None, None]
+    assert retries.due(Unit(kind=Kind.LOAD, key=A), True, 100.0) is None
+    assert retries.due(Unit(kind=Kind.DELETE, key=A), fault, 100.0) is None
