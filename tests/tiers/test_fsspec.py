@@ -111,6 +111,7 @@ def files_below(path: Path) -> list[str]:
         ("/var/kv", "needs a protocol"),
         ("s3://", "names no bucket"),
         ("gs:///", "names no bucket"),
+        ("s3:///prefix/x", "names no bucket"),
         ("simplecache::s3://bucket/x", "one plain URL"),
         ("https://host/x", "nothing can be stored over https"),
     ],

@@ -42,7 +42,7 @@ class FsspecSettings(TierSettings):
             raise ValueError(
                 f"url: nothing can be stored over {protocol}://; use a protocol that can be written to"
             )
-        if protocol in OBJECT_STORES and not rest.strip("/"):
+        if protocol in OBJECT_STORES and (not rest or rest.startswith("/")):
             raise ValueError(f"url names no bucket: write {protocol}://BUCKET/PREFIX")
         return url
 

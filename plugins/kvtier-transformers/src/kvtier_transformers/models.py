@@ -15,6 +15,7 @@ from kvtier_core import ConfigError
 from kvtier_transformers.compat import no_progress_bar
 from kvtier_transformers.gguf import GGUFFile
 from kvtier_transformers.gguf_model import load_gguf_model
+from kvtier_transformers.model_path import check_path
 from kvtier_transformers.namespace import weight_files
 from kvtier_transformers.support import check_config, check_model
 from kvtier_transformers.tokenizer import load_gguf_tokenizer
@@ -50,14 +51,11 @@ def load(path: Path) -> LoadedModel:
     Raises ``ConfigError`` when it is not there or can't be read, ``UnsupportedModelError`` when kvtier can't keep
     this model's KV.
     """
+    check_path(path)
     if path.is_file():
         file = GGUFFile(path)
         model = check_model(load_gguf_model(file))
         return LoadedModel(model=model, tokenizer=load_gguf_tokenizer(file), files=(path,))
-    if not path.exists():
-        raise ConfigError(f"{path}: no such model: give a directory with config.json or a .gguf file")
-    if not (path / "config.json").is_file():
-        raise ConfigError(f"{path}: the directory has no config.json, so it is no transformers model")
     try:
         check_config(AutoConfig.from_pretrained(path, local_files_only=True))
         with no_progress_bar():

@@ -8,12 +8,14 @@ told and left out where that was asked for. Imports nothing heavy until it runs.
 import argparse
 import json
 import logging
+import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kvtier_core import ConfigError, KvtierError
+from kvtier_transformers.model_path import check_path
 from kvtier_transformers.prompts import PromptLine, read_prompts
 
 if TYPE_CHECKING:
@@ -79,6 +81,9 @@ def run(args: argparse.Namespace) -> int:
     lines = read_prompts(args.prompts, on_broken=on_broken)
     settings = load_settings(file=args.config)
 
+    check_path(args.model)
+    # Read when torch is loaded: its threads must not spin on cores that the copies to and from the pool need.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     # torch and transformers: seconds, and only now needed
     from kvtier_transformers.engine import Engine  # noqa: PLC0415
     from kvtier_transformers.models import load  # noqa: PLC0415
