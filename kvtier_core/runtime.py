@@ -109,15 +109,20 @@ def open_session(
     """Open everything for one engine on one device.
 
     *settings* may be a path of a TOML file, or ``None`` for the environment and the defaults. *layout* describes the
-    engine's KV memory; its payload must be the namespace's only group's. Raises ``ConfigError``, ``PluginError``,
+    engine's KV memory, with one group as in the namespace and a factor of 1. Raises ``ConfigError``, ``PluginError``,
     ``PoolError`` (the pool does not fit this machine) or ``TierOpenError``; then nothing is left open.
     """
     from kvtier_core.transfer.cpu import CPUDevice  # noqa: PLC0415 - the only import of torch
 
     if not isinstance(settings, Settings):
         settings = load_settings(file=settings)
+    if len(layout.groups) != 1 or layout.block_size_factor != 1:
+        raise ValueError(
+            f"a session moves one KV group in whole blocks, the layout has {len(layout.groups)} groups and a factor of "
+            f"{layout.block_size_factor}"
+        )
     sizes = payload_sizes(namespace.groups)
-    if sizes != (layout.payload_bytes,):
+    if sizes != layout.payload_bytes:
         raise ValueError(
             f"the namespace has groups of {sizes} bytes a block, the layout {layout.payload_bytes}"
         )

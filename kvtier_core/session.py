@@ -21,6 +21,7 @@ from kvtier_core.keys import OffloadKey, RequestIdentity, hash_blocks, make_offl
 from kvtier_core.manager.manager import TierManager
 from kvtier_core.transfer.device import Device
 from kvtier_core.transfer.direction import Direction
+from kvtier_core.transfer.plan import GroupTransfer
 from kvtier_core.transfer.pool import Pool
 from kvtier_core.values import RequestInfo
 
@@ -161,7 +162,11 @@ class EngineSession:
             request.hits[source] = request.hits.get(source, 0) + self._tokens_per_block
         ids = block_ids[: len(prepared.keys)]
         try:
-            self._device.submit_load(prepared.job_id, ids, prepared.rows, self._pool.control.epoch)
+            self._device.submit_load(
+                prepared.job_id,
+                [GroupTransfer(block_ids=ids, rows=prepared.rows)],
+                self._pool.control.epoch,
+            )
         except BaseException:
             self._manager.complete_load(prepared.job_id)
             raise
@@ -215,7 +220,11 @@ class EngineSession:
             wanted = set(prepared.keys)
             ids = [block_ids[i] for i in range(begin, end) if request.keys[i] in wanted]
             try:
-                self._device.submit_store(prepared.job_id, ids, prepared.rows, self._pool.control.epoch)
+                self._device.submit_store(
+                    prepared.job_id,
+                    [GroupTransfer(block_ids=ids, rows=prepared.rows)],
+                    self._pool.control.epoch,
+                )
             except BaseException:
                 self._manager.complete_store(prepared.job_id, success=False)
                 raise

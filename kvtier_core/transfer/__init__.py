@@ -13,7 +13,8 @@ if TYPE_CHECKING:
     from kvtier_core.transfer.cpu import CPUDevice
     from kvtier_core.transfer.device import Device, TransferResult
     from kvtier_core.transfer.direction import Direction
-    from kvtier_core.transfer.layout import KVLayout
+    from kvtier_core.transfer.layout import KVGroup, KVLayout, split_pages
+    from kvtier_core.transfer.plan import GroupTransfer
     from kvtier_core.transfer.pool import Pool, PoolGeometry
 
 __all__ = [
@@ -21,10 +22,13 @@ __all__ = [
     "ControlPage",
     "Device",
     "Direction",
+    "GroupTransfer",
+    "KVGroup",
     "KVLayout",
     "Pool",
     "PoolGeometry",
     "TransferResult",
+    "split_pages",
 ]
 
 _HOMES = {
@@ -32,10 +36,13 @@ _HOMES = {
     "ControlPage": "control",
     "Device": "device",
     "Direction": "direction",
+    "GroupTransfer": "plan",
+    "KVGroup": "layout",
     "KVLayout": "layout",
     "Pool": "pool",
     "PoolGeometry": "pool",
     "TransferResult": "device",
+    "split_pages": "layout",
 }
 
 

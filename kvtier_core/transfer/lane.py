@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from kvtier_core.transfer.control import ControlPage
 from kvtier_core.transfer.device import TransferResult
 from kvtier_core.transfer.direction import Direction
+from kvtier_core.transfer.plan import GroupTransfer
 
 _log = logging.getLogger("kvtier.transfer")
 
@@ -23,21 +24,25 @@ class LaneJob:
     """One transfer to carry out."""
 
     job_id: int
-    block_ids: Sequence[int]
-    rows: Sequence[int]
+    parts: Sequence[GroupTransfer]
     epoch: int
     compute_done: Callable[[], object] | None = None
+    by_layer: bool = False
+
+
+Copy = Callable[[LaneJob, Callable[[int], None]], int]
+"""Carries out a job and returns the bytes it moved; tells its second argument each layer that is complete."""
 
 
 class Lane:
-    """Calls *copy* for one job after the other on a daemon thread. It returns the bytes it moved."""
+    """Calls *copy* for one job after the other on a daemon thread."""
 
     def __init__(
         self,
         direction: Direction,
         control: ControlPage,
         worker: int,
-        copy: Callable[[LaneJob], int],
+        copy: Copy,
         on_finished: Callable[[], None] | None = None,
     ) -> None:
         self._direction = direction
@@ -45,10 +50,12 @@ class Lane:
         self._worker = worker
         self._copy = copy
         self._on_finished = on_finished
-        self._changed = threading.Condition()  # guards the five below
+        self._changed = threading.Condition()  # guards the six below
         self._queue: deque[LaneJob] = deque()
         self._unfinished: set[int] = set()
         self._results: list[TransferResult] = []
+        self._reached = (0, -1)
+        """The job that runs, or ran last, and the last of its layers that is complete."""
         self._last_id = control.get_last_started(worker, direction)
         self._stopping = False
         self._thread = threading.Thread(
@@ -81,6 +88,16 @@ class Lane:
         wanted = frozenset(job_ids)
         with self._changed:
             return self._changed.wait_for(lambda: self._unfinished.isdisjoint(wanted), timeout_s)
+
+    def wait_layer(self, job_id: int, layer: int, timeout_s: float) -> bool:
+        """Block until the job's layers up to *layer* are complete; False on time-out, or when it ended otherwise."""
+        with self._changed:
+            self._changed.wait_for(
+                lambda: job_id not in self._unfinished or self._reached >= (job_id, layer), timeout_s
+            )
+            if job_id in self._unfinished:
+                return self._reached >= (job_id, layer)
+            return any(result.job_id == job_id and result.ok for result in self._results)
 
     def stop(self) -> None:
         """Take no more jobs; drop those not begun."""
@@ -129,13 +146,18 @@ class Lane:
             if self._stopping:
                 return TransferResult(job_id=job.job_id, direction=self._direction, ok=False, dropped=True)
             begun = time.perf_counter()
-            moved = self._copy(job)
+            moved = self._copy(job, lambda layer: self._reach(job.job_id, layer))
             seconds = time.perf_counter() - begun
         finally:
             self._control.finish(self._worker, self._direction, job.job_id)
         return TransferResult(
             job_id=job.job_id, direction=self._direction, ok=True, bytes=moved, seconds=seconds
         )
+
+    def _reach(self, job_id: int, layer: int) -> None:
+        with self._changed:
+            self._reached = (job_id, layer)
+            self._changed.notify_all()
 
     def _await_compute(self, job: LaneJob) -> Exception | None:
         """What *compute_done* raised, if anything: the control page must learn of the job all the same."""

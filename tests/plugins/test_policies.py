@@ -77,7 +77,7 @@ def test_c14_the_pool_and_a_tier_use_the_plugins_policy_that_the_settings_name(
         model="toy",
         kv_dtype="float32",
         tokens_per_block=16,
-        groups=(GroupSpec(layers=("0",), block_bytes=layout.payload_bytes),),
+        groups=(GroupSpec(layers=("0",), block_bytes=layout.payload_bytes[0]),),
         layout="toy",
     )
     with open_session(settings, namespace, layout):

@@ -39,14 +39,14 @@ def make_toy(monkeypatch: pytest.MonkeyPatch, tiers: dict[str, FaultyTier]) -> I
         gate.set()
 
         class GatedDevice(CPUDevice):
-            def submit_store(self, job_id, block_ids, rows, epoch, compute_done=None):
-                super().submit_store(job_id, block_ids, rows, epoch, gate.wait)
+            def submit_store(self, job_id, parts, epoch, compute_done=None):
+                super().submit_store(job_id, parts, epoch, gate.wait)
 
         monkeypatch.setattr("kvtier_core.transfer.cpu.CPUDevice", GatedDevice)
         kv = [torch.zeros(num_blocks, TOKENS, 8) for _ in range(LAYERS)]
         layout = KVLayout(kv)
         settings = Settings(
-            pool=PoolSettings(capacity=num_rows * row_bytes_for(layout.payload_bytes)),
+            pool=PoolSettings(capacity=num_rows * row_bytes_for(layout.payload_bytes[0])),
             tiers={name: TierSettings(type="faulty", limits=TierLimits(**limits)) for name in names},
             tier_types={
                 name: TierType(name="faulty", cls=Registered, distribution="test", version="1")
@@ -57,7 +57,7 @@ def make_toy(monkeypatch: pytest.MonkeyPatch, tiers: dict[str, FaultyTier]) -> I
             model="toy",
             kv_dtype="float32",
             tokens_per_block=TOKENS,
-            groups=(GroupSpec(layers=("0", "1", "2"), block_bytes=layout.payload_bytes),),
+            groups=(GroupSpec(layers=("0", "1", "2"), block_bytes=layout.payload_bytes[0]),),
             layout="toy",
             weights_digest="w",
         )

@@ -8,73 +8,30 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from kvtier_core.transfer import CPUDevice, Device, Direction, KVLayout, Pool, TransferResult
+from kvtier_core.transfer import (
+    CPUDevice,
+    Device,
+    Direction,
+    KVLayout,
+    Pool,
+    TransferResult,
+)
+from tests.transfer.conftest import TIMEOUT_S
+from tests.transfer.kv import BLOCKS, DTYPES, LAYOUTS, Gate, one, payload, random_tensor, row_bytes
 
 MakePool = Callable[..., Pool]
 MakeDevice = Callable[..., CPUDevice]
 
 STORE, LOAD = Direction.STORE, Direction.LOAD
-_TIMEOUT_S = 60.0
-_BLOCKS = 24
-_LAYERS = 60
-_PAGE = 12288
-_DTYPES = [torch.float32, torch.float16, torch.bfloat16, torch.int8, torch.float8_e4m3fn]
-
-
-def _random_tensor(shape: tuple[int, ...], dtype: torch.dtype, seed: int = 0) -> torch.Tensor:
-    """Random bits, not random numbers: NaN payloads and all must survive."""
-    generator = torch.Generator().manual_seed(seed)
-    shape_in_bytes = (*shape[:-1], shape[-1] * dtype.itemsize)
-    return torch.randint(0, 256, shape_in_bytes, dtype=torch.uint8, generator=generator).view(dtype)
-
-
-def _page(tensor: torch.Tensor, block: int) -> bytes:
-    return tensor[block].contiguous().view(torch.uint8).numpy().tobytes()
-
-
-def _payload(tensors: list[torch.Tensor], block: int) -> bytes:
-    """What a row must hold, put together without the code under test."""
-    return b"".join(_page(tensor, block) for tensor in tensors)
-
-
-def _block_major(dtype: torch.dtype) -> list[torch.Tensor]:
-    return [_random_tensor((_BLOCKS, _LAYERS, 2, _PAGE // 2 // dtype.itemsize), dtype)]
-
-
-def _layer_major(dtype: torch.dtype) -> list[torch.Tensor]:
-    shape = (_BLOCKS, 16, 3, _PAGE // 48 // dtype.itemsize)
-    return [_random_tensor(shape, dtype, seed=layer) for layer in range(_LAYERS)]
-
-
-def _strided(dtype: torch.dtype) -> list[torch.Tensor]:
-    """Layers that are slices of one tensor, with room between the blocks of each."""
-    whole = _random_tensor((_BLOCKS, _LAYERS, _PAGE // dtype.itemsize), dtype)
-    return [whole[:, layer] for layer in range(_LAYERS)]
-
-
-def _k_and_v(dtype: torch.dtype) -> list[torch.Tensor]:
-    both = _random_tensor((2, _BLOCKS, 8, 64), dtype)
-    return [both[0], both[1]]
-
-
-def _uneven(dtype: torch.dtype) -> list[torch.Tensor]:
-    return [_random_tensor((_BLOCKS, width), dtype, seed=width) for width in (1, 7, 300, 2)]
-
-
-_LAYOUTS = [_block_major, _layer_major, _strided, _k_and_v, _uneven]
-
-
-def _row_bytes(layout: KVLayout) -> int:
-    return -(-layout.payload_bytes // 4096) * 4096
 
 
 @pytest.fixture
 def small() -> list[torch.Tensor]:
-    return [_random_tensor((_BLOCKS, 1024), torch.float32, seed=layer) for layer in range(2)]
+    return [random_tensor((BLOCKS, 1024), torch.float32, seed=layer) for layer in range(2)]
 
 
-@pytest.mark.parametrize("dtype", _DTYPES, ids=str)
-@pytest.mark.parametrize("make_tensors", _LAYOUTS)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("make_tensors", LAYOUTS)
 def test_c42_a_store_and_a_load_give_every_byte_back(
     make_pool: MakePool,
     make_device: MakeDevice,
@@ -82,34 +39,34 @@ def test_c42_a_store_and_a_load_give_every_byte_back(
     dtype: torch.dtype,
 ) -> None:
     tensors = make_tensors(dtype)
-    before = [_payload(tensors, block) for block in range(_BLOCKS)]
+    before = [payload(tensors, block) for block in range(BLOCKS)]
     layout = KVLayout(tensors)
-    pool = make_pool(num_rows=_BLOCKS, row_bytes=_row_bytes(layout))
+    pool = make_pool(num_rows=BLOCKS, row_bytes=row_bytes(layout))
     device = make_device(layout, pool)
     chance = random.Random(str(dtype))
-    stored = chance.sample(range(_BLOCKS), 15)
+    stored = chance.sample(range(BLOCKS), 15)
     stored.sort(key=lambda block: block % 3)  # some neighbours stay together
-    rows = chance.sample(range(_BLOCKS), 15)
+    rows = chance.sample(range(BLOCKS), 15)
 
-    device.submit_store(1, stored, rows, epoch=0)
-    assert device.wait(STORE, [1], _TIMEOUT_S)
+    device.submit_store(1, one(stored, rows), epoch=0)
+    assert device.wait(STORE, [1], TIMEOUT_S)
     for block, row in zip(stored, rows, strict=True):
-        assert bytes(pool.row(row)[: layout.payload_bytes]) == before[block]
-    for row in set(range(_BLOCKS)) - set(rows):
+        assert bytes(pool.row(row)[: layout.payload_bytes[0]]) == before[block]
+    for row in set(range(BLOCKS)) - set(rows):
         assert not pool.rows_array[row].any(), "a row outside the job was written"
 
     # Load them into other blocks than they came from; the rest must not change.
-    loaded = chance.sample(range(_BLOCKS), 15)
-    device.submit_load(1, loaded, rows, epoch=0)
-    assert device.wait(LOAD, [1], _TIMEOUT_S)
+    loaded = chance.sample(range(BLOCKS), 15)
+    device.submit_load(1, one(loaded, rows), epoch=0)
+    assert device.wait(LOAD, [1], TIMEOUT_S)
     for origin, block in zip(stored, loaded, strict=True):
-        assert _payload(tensors, block) == before[origin]
-    for block in set(range(_BLOCKS)) - set(loaded):
-        assert _payload(tensors, block) == before[block], "a block outside the job was written"
+        assert payload(tensors, block) == before[origin]
+    for block in set(range(BLOCKS)) - set(loaded):
+        assert payload(tensors, block) == before[block], "a block outside the job was written"
     results = device.get_finished()
     assert [(result.direction, result.ok, result.bytes) for result in results] == [
-        (STORE, True, 15 * layout.payload_bytes),
-        (LOAD, True, 15 * layout.payload_bytes),
+        (STORE, True, 15 * layout.payload_bytes[0]),
+        (LOAD, True, 15 * layout.payload_bytes[0]),
     ]
 
 
@@ -119,24 +76,24 @@ def test_a_store_leaves_the_rest_of_the_row_alone(
     pool = make_pool(row_bytes=12288)
     pool.rows_array[:] = 5
     device = make_device(KVLayout(small), pool)
-    device.submit_store(1, [3], [2], epoch=0)
-    assert device.wait(STORE, [1], _TIMEOUT_S)
-    assert bytes(pool.row(2)) == _payload(small, 3) + b"\x05" * 4096
+    device.submit_store(1, one([3], [2]), epoch=0)
+    assert device.wait(STORE, [1], TIMEOUT_S)
+    assert bytes(pool.row(2)) == payload(small, 3) + b"\x05" * 4096
 
 
 def test_c43_each_worker_fills_its_own_slice(
     make_pool: MakePool, make_device: MakeDevice, small: list[torch.Tensor]
 ) -> None:
     pool = make_pool(row_bytes=16384, num_workers=2)
-    other = [_random_tensor((_BLOCKS, 1024), torch.float32, seed=9 + layer) for layer in range(2)]
+    other = [random_tensor((BLOCKS, 1024), torch.float32, seed=9 + layer) for layer in range(2)]
     devices = [make_device(KVLayout(small), pool, 0), make_device(KVLayout(other), pool, 1)]
-    devices[1].submit_store(1, [4], [0], epoch=0)
-    assert devices[1].wait(STORE, [1], _TIMEOUT_S)
+    devices[1].submit_store(1, one([4], [0]), epoch=0)
+    assert devices[1].wait(STORE, [1], TIMEOUT_S)
     assert not pool.control.is_settled(STORE, 1, 0)
-    devices[0].submit_store(1, [4], [0], epoch=0)
-    assert devices[0].wait(STORE, [1], _TIMEOUT_S)
+    devices[0].submit_store(1, one([4], [0]), epoch=0)
+    assert devices[0].wait(STORE, [1], TIMEOUT_S)
     assert pool.control.is_settled(STORE, 1, 0)
-    assert bytes(pool.row(0)) == _payload(small, 4) + _payload(other, 4)
+    assert bytes(pool.row(0)) == payload(small, 4) + payload(other, 4)
 
 
 def test_c42_the_cpu_device_has_the_devices_interface(
@@ -146,21 +103,6 @@ def test_c42_the_cpu_device_has_the_devices_interface(
     for name, method in inspect.getmembers(Device, inspect.isfunction):
         if not name.startswith("_"):
             assert inspect.signature(getattr(type(device), name)) == inspect.signature(method), name
-
-
-class _Gate:
-    """Compute that has not ended: holds whoever waits for it, and says when somebody does."""
-
-    def __init__(self) -> None:
-        self.reached = threading.Event()
-        self._opened = threading.Event()
-
-    def __call__(self) -> None:
-        self.reached.set()
-        assert self._opened.wait(_TIMEOUT_S)
-
-    def open(self) -> None:
-        self._opened.set()
 
 
 @pytest.fixture
@@ -174,16 +116,16 @@ def device(make_device: MakeDevice, pool: Pool, small: list[torch.Tensor]) -> CP
 
 
 def test_c40_a_store_waits_for_its_compute(device: CPUDevice, pool: Pool, small: list[torch.Tensor]) -> None:
-    gate = _Gate()
-    device.submit_store(1, [7], [0], epoch=0, compute_done=gate)
-    assert gate.reached.wait(_TIMEOUT_S)
+    gate = Gate()
+    device.submit_store(1, one([7], [0]), epoch=0, compute_done=gate)
+    assert gate.reached.wait(TIMEOUT_S)
     small[0][7] = 1.5  # the compute writes the block while the store is already queued
     small[1][7] = 2.5
     assert device.get_finished() == []
     assert not pool.rows_array.any()
     gate.open()
-    assert device.wait(STORE, [1], _TIMEOUT_S)
-    assert bytes(pool.row(0)) == _payload(small, 7)
+    assert device.wait(STORE, [1], TIMEOUT_S)
+    assert bytes(pool.row(0)) == payload(small, 7)
 
 
 def test_c40_a_loads_bytes_are_there_when_its_result_is(
@@ -193,44 +135,44 @@ def test_c40_a_loads_bytes_are_there_when_its_result_is(
     told = threading.Event()
 
     def look() -> None:
-        seen.append(_payload(small, 3))
+        seen.append(payload(small, 3))
         told.set()
 
     device = make_device(KVLayout(small), pool, 0, look)
     pool.rows_array[6] = 77
-    device.submit_load(1, [3], [6], epoch=0)
-    assert told.wait(_TIMEOUT_S)
+    device.submit_load(1, one([3], [6]), epoch=0)
+    assert told.wait(TIMEOUT_S)
     assert seen == [bytes([77]) * 8192]
     assert [result.ok for result in device.get_finished()] == [True]
 
 
 def test_c40_jobs_of_one_direction_complete_in_order_and_the_other_does_not_wait(device: CPUDevice) -> None:
-    gate = _Gate()
-    device.submit_store(1, [0], [0], epoch=0, compute_done=gate)
+    gate = Gate()
+    device.submit_store(1, one([0], [0]), epoch=0, compute_done=gate)
     for job_id in range(2, 9):
-        device.submit_store(job_id, [job_id], [job_id - 1], epoch=0)
-    device.submit_load(1, [20], [7], epoch=0)
-    assert device.wait(LOAD, [1], _TIMEOUT_S)
+        device.submit_store(job_id, one([job_id], [job_id - 1]), epoch=0)
+    device.submit_load(1, one([20], [7]), epoch=0)
+    assert device.wait(LOAD, [1], TIMEOUT_S)
     assert [(result.direction, result.job_id) for result in device.get_finished()] == [(LOAD, 1)]
     gate.open()
-    assert device.wait(STORE, range(1, 9), _TIMEOUT_S)
+    assert device.wait(STORE, range(1, 9), TIMEOUT_S)
     assert [result.job_id for result in device.get_finished()] == list(range(1, 9))
 
 
 def test_c40_submitting_does_not_wait_for_the_copy(device: CPUDevice) -> None:
-    gate = _Gate()
-    device.submit_store(1, [0], [0], epoch=0, compute_done=gate)
+    gate = Gate()
+    device.submit_store(1, one([0], [0]), epoch=0, compute_done=gate)
     assert not device.wait(STORE, [1], 0.0)
     gate.open()
-    assert device.wait(STORE, [1], _TIMEOUT_S)
+    assert device.wait(STORE, [1], TIMEOUT_S)
 
 
 def test_a_compute_that_fails_fails_its_store_and_moves_nothing(device: CPUDevice, pool: Pool) -> None:
     def fail() -> None:
         raise RuntimeError("compute broke")
 
-    device.submit_store(1, [0], [0], epoch=0, compute_done=fail)
-    assert device.wait(STORE, [1], _TIMEOUT_S)
+    device.submit_store(1, one([0], [0]), epoch=0, compute_done=fail)
+    assert device.wait(STORE, [1], TIMEOUT_S)
     (result,) = device.get_finished()
     assert (result.ok, result.dropped, result.error) == (False, False, "RuntimeError: compute broke")
     assert not pool.rows_array.any()
@@ -240,42 +182,42 @@ def test_a_compute_that_fails_fails_its_store_and_moves_nothing(device: CPUDevic
 def test_k4_o1_waiting_for_a_store_makes_the_reuse_of_its_block_safe(
     device: CPUDevice, pool: Pool, small: list[torch.Tensor]
 ) -> None:
-    old = _payload(small, 7)
-    gate = _Gate()
-    device.submit_store(1, [7], [2], epoch=0, compute_done=gate)
-    assert gate.reached.wait(_TIMEOUT_S)
+    old = payload(small, 7)
+    gate = Gate()
+    device.submit_store(1, one([7], [2]), epoch=0, compute_done=gate)
+    assert gate.reached.wait(TIMEOUT_S)
     done_first: list[bool] = []
 
     def preempt_and_reuse() -> None:
-        assert device.wait(STORE, [1], _TIMEOUT_S)
+        assert device.wait(STORE, [1], TIMEOUT_S)
         done_first.append(pool.control.is_settled(STORE, 1, 0))
         for tensor in small:
             tensor[7] = -1.0
 
     engine = threading.Thread(target=preempt_and_reuse)
     engine.start()
-    assert _payload(small, 7) == old, "the block was reused while its store was in flight"
+    assert payload(small, 7) == old, "the block was reused while its store was in flight"
     gate.open()
-    engine.join(_TIMEOUT_S)
+    engine.join(TIMEOUT_S)
     assert done_first == [True]
     assert bytes(pool.row(2)) == old
-    assert _payload(small, 7) != old
+    assert payload(small, 7) != old
 
 
 def test_k4_o1_c36_a_store_dropped_by_a_new_epoch_touches_neither_block_nor_row(
     device: CPUDevice, pool: Pool, small: list[torch.Tensor]
 ) -> None:
-    gate = _Gate()
-    device.submit_store(1, [7], [2], epoch=0, compute_done=gate)
-    device.submit_store(2, [8], [3], epoch=0)
-    assert gate.reached.wait(_TIMEOUT_S)
+    gate = Gate()
+    device.submit_store(1, one([7], [2]), epoch=0, compute_done=gate)
+    device.submit_store(2, one([8], [3]), epoch=0)
+    assert gate.reached.wait(TIMEOUT_S)
     epoch = pool.control.bump_epoch()
     assert pool.control.is_settled(STORE, 1, 0)
     assert pool.control.is_settled(STORE, 2, 0)
     pool.rows_array[2:4] = 99  # the rows have new owners
-    device.submit_store(3, [9], [4], epoch=epoch)
+    device.submit_store(3, one([9], [4]), epoch=epoch)
     gate.open()
-    assert device.wait(STORE, [1, 2, 3], _TIMEOUT_S)
+    assert device.wait(STORE, [1, 2, 3], TIMEOUT_S)
     results = device.get_finished()
     assert [(result.job_id, result.ok, result.dropped) for result in results] == [
         (1, False, True),
@@ -283,28 +225,28 @@ def test_k4_o1_c36_a_store_dropped_by_a_new_epoch_touches_neither_block_nor_row(
         (3, True, False),
     ]
     assert (pool.rows_array[2:4] == 99).all()
-    assert bytes(pool.row(4)) == _payload(small, 9)
+    assert bytes(pool.row(4)) == payload(small, 9)
 
 
 def test_c36_a_load_of_an_old_epoch_writes_no_block(
     device: CPUDevice, pool: Pool, small: list[torch.Tensor]
 ) -> None:
-    before = _payload(small, 1)
+    before = payload(small, 1)
     pool.control.bump_epoch()
-    device.submit_load(1, [1], [0], epoch=0)
-    assert device.wait(LOAD, [1], _TIMEOUT_S)
+    device.submit_load(1, one([1], [0]), epoch=0)
+    assert device.wait(LOAD, [1], TIMEOUT_S)
     assert [result.dropped for result in device.get_finished()] == [True]
-    assert _payload(small, 1) == before
+    assert payload(small, 1) == before
 
 
 @pytest.mark.parametrize(
     ("block_ids", "rows", "error"),
     [
-        ([0, _BLOCKS], [0, 1], "ValueError: block 24 is outside 0..23"),
+        ([0, BLOCKS], [0, 1], "ValueError: block 24 is outside 0..23"),
         ([0, 1], [0, 8], "ValueError: row 8 is outside 0..7"),
         ([0, -1], [0, 1], "ValueError: block -1 is outside 0..23"),
         ([0, 1, 2], [0, 1], "ValueError: 3 blocks but 2 rows"),
-        ([0, 0.5], [0, 1], "TypeError: 'float' object cannot be interpreted as an integer"),
+        ([0, 0.5], [0, 1], "TypeError: block ids and rows must be whole numbers, not float64"),
     ],
 )
 @pytest.mark.parametrize("direction", [STORE, LOAD])
@@ -319,29 +261,29 @@ def test_bad_ids_fail_the_job_before_a_byte_moves_and_the_next_job_works(
 ) -> None:
     submit = device.submit_store if direction is STORE else device.submit_load
     pool.rows_array[:] = 3
-    before = [_payload(small, block) for block in range(_BLOCKS)]
-    submit(1, block_ids, rows, 0)
-    assert device.wait(direction, [1], _TIMEOUT_S)
+    before = [payload(small, block) for block in range(BLOCKS)]
+    submit(1, one(block_ids, rows), 0)
+    assert device.wait(direction, [1], TIMEOUT_S)
     (result,) = device.get_finished()
     assert (result.ok, result.dropped, result.error) == (False, False, error)
     assert (pool.rows_array == 3).all()
-    assert [_payload(small, block) for block in range(_BLOCKS)] == before
+    assert [payload(small, block) for block in range(BLOCKS)] == before
     assert pool.control.is_settled(direction, 1, 0)
-    submit(2, [0], [0], 0)
-    assert device.wait(direction, [2], _TIMEOUT_S)
+    submit(2, one([0], [0]), 0)
+    assert device.wait(direction, [2], TIMEOUT_S)
     assert device.get_finished()[0].ok
 
 
 def test_a_transfer_of_nothing_is_fine(device: CPUDevice) -> None:
-    device.submit_store(1, [], [], epoch=0)
-    assert device.wait(STORE, [1], _TIMEOUT_S)
+    device.submit_store(1, one([], []), epoch=0)
+    assert device.wait(STORE, [1], TIMEOUT_S)
     (result,) = device.get_finished()
     assert (result.ok, result.bytes) == (True, 0)
 
 
 def test_each_result_comes_once(device: CPUDevice) -> None:
-    device.submit_store(1, [0], [0], epoch=0)
-    assert device.wait(STORE, [1], _TIMEOUT_S)
+    device.submit_store(1, one([0], [0]), epoch=0)
+    assert device.wait(STORE, [1], TIMEOUT_S)
     assert len(device.get_finished()) == 1
     assert device.get_finished() == []
     assert device.wait(STORE, [1], 0.0), "a collected job counts as ended"
@@ -350,16 +292,16 @@ def test_each_result_comes_once(device: CPUDevice) -> None:
 def test_job_ids_must_grow_also_past_those_of_an_earlier_device(
     make_device: MakeDevice, device: CPUDevice, pool: Pool, small: list[torch.Tensor]
 ) -> None:
-    device.submit_store(5, [0], [0], epoch=0)
+    device.submit_store(5, one([0], [0]), epoch=0)
     with pytest.raises(ValueError, match="store job 5 must be above the last one, 5"):
-        device.submit_store(5, [0], [0], epoch=0)
-    assert device.wait(STORE, [5], _TIMEOUT_S)
-    assert device.shutdown(_TIMEOUT_S)
+        device.submit_store(5, one([0], [0]), epoch=0)
+    assert device.wait(STORE, [5], TIMEOUT_S)
+    assert device.shutdown(TIMEOUT_S)
     restarted = make_device(KVLayout(small), pool)
     with pytest.raises(ValueError, match="store job 4 must be above the last one, 5"):
-        restarted.submit_store(4, [0], [0], epoch=0)
-    restarted.submit_load(1, [0], [0], epoch=0)
-    assert restarted.wait(LOAD, [1], _TIMEOUT_S)
+        restarted.submit_store(4, one([0], [0]), epoch=0)
+    restarted.submit_load(1, one([0], [0]), epoch=0)
+    assert restarted.wait(LOAD, [1], TIMEOUT_S)
 
 
 def test_a_callback_that_raises_costs_a_log_line_only(
@@ -373,24 +315,24 @@ def test_a_callback_that_raises_costs_a_log_line_only(
 
     device = make_device(KVLayout(small), pool, 0, raise_error)
     for job_id in (1, 2):
-        device.submit_store(job_id, [0], [0], epoch=0)
-    assert device.wait(STORE, [1, 2], _TIMEOUT_S)
+        device.submit_store(job_id, one([0], [0]), epoch=0)
+    assert device.wait(STORE, [1, 2], TIMEOUT_S)
     assert [result.ok for result in device.get_finished()] == [True, True]
-    assert device.shutdown(_TIMEOUT_S)
+    assert device.shutdown(TIMEOUT_S)
     assert len(told) == 2
     assert "callback broke" in caplog.text
 
 
 def test_c34_shutdown_drops_what_is_queued_and_may_be_called_again(device: CPUDevice, pool: Pool) -> None:
-    gate = _Gate()
-    device.submit_store(1, [0], [0], epoch=0, compute_done=gate)
-    device.submit_store(2, [1], [1], epoch=0)
-    assert gate.reached.wait(_TIMEOUT_S)
+    gate = Gate()
+    device.submit_store(1, one([0], [0]), epoch=0, compute_done=gate)
+    device.submit_store(2, one([1], [1]), epoch=0)
+    assert gate.reached.wait(TIMEOUT_S)
     assert not device.shutdown(0.0), "a store still waits for its compute"
     with pytest.raises(RuntimeError, match="store job 3 was submitted after shutdown"):
-        device.submit_store(3, [2], [2], epoch=0)
+        device.submit_store(3, one([2], [2]), epoch=0)
     gate.open()
-    assert device.shutdown(_TIMEOUT_S)
+    assert device.shutdown(TIMEOUT_S)
     assert device.shutdown(0.0)
     results = device.get_finished()
     assert [(result.job_id, result.ok, result.dropped) for result in results] == [
@@ -404,14 +346,14 @@ def test_c34_shutdown_drops_what_is_queued_and_may_be_called_again(device: CPUDe
 
 def test_an_idle_device_ends_its_threads(device: CPUDevice) -> None:
     assert any(thread.name.startswith("kvtier-") for thread in threading.enumerate())
-    assert device.shutdown(_TIMEOUT_S)
+    assert device.shutdown(TIMEOUT_S)
     assert not any(thread.name.startswith("kvtier-") for thread in threading.enumerate())
 
 
 def test_a_pool_closed_too_early_fails_jobs_without_harm(device: CPUDevice, pool: Pool) -> None:
     assert not pool.close(), "the device maps the rows"
-    device.submit_store(1, [0], [0], epoch=0)
-    assert device.wait(STORE, [1], _TIMEOUT_S)
+    device.submit_store(1, one([0], [0]), epoch=0)
+    assert device.wait(STORE, [1], TIMEOUT_S)
     (result,) = device.get_finished()
     assert not result.ok
     assert result.error is not None
@@ -426,7 +368,7 @@ def test_many_jobs_from_many_threads_all_get_their_result(device: CPUDevice) -> 
         for _ in range(100):
             with lock:
                 last += 1
-                device.submit_store(last, [last % _BLOCKS], [last % 8], epoch=0)
+                device.submit_store(last, one([last % BLOCKS], [last % 8]), epoch=0)
             collected: list[TransferResult] = device.get_finished()
             with lock:
                 results.extend(collected)
@@ -435,7 +377,7 @@ def test_many_jobs_from_many_threads_all_get_their_result(device: CPUDevice) -> 
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(_TIMEOUT_S)
-    assert device.wait(STORE, range(1, 401), _TIMEOUT_S)
+        thread.join(TIMEOUT_S)
+    assert device.wait(STORE, range(1, 401), TIMEOUT_S)
     results.extend(device.get_finished())
     assert sorted(result.job_id for result in results) == list(range(1, 401))

@@ -5,13 +5,21 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from kvtier_core.transfer import CPUDevice, KVLayout, Pool
+from kvtier_core.transfer import CPUDevice, KVGroup, KVLayout, Pool, split_pages
 
 
 def test_pages_follow_each_other_in_the_order_given() -> None:
-    layout = KVLayout([torch.zeros(4, 2, 8, dtype=torch.float32), torch.zeros(4, 10, dtype=torch.int8)])
-    assert (layout.num_blocks, layout.page_bytes, layout.page_offsets) == (4, (64, 10), (0, 64))
-    assert layout.payload_bytes == 74
+    group = KVGroup([torch.zeros(4, 2, 8, dtype=torch.float32), torch.zeros(4, 10, dtype=torch.int8)])
+    assert (group.num_blocks, group.page_bytes, group.page_offsets) == (4, (64, 10), (0, 64))
+    assert (group.block_bytes, group.layers) == (74, (0, 1))
+
+
+def test_c41_a_layout_has_a_payload_for_each_group() -> None:
+    layout = KVLayout(
+        [torch.zeros(4, 8)], KVGroup([torch.zeros(9, 3)] * 2, layers=[5, 5]), block_size_factor=3
+    )
+    assert layout.payload_bytes == (3 * 32, 3 * 24)
+    assert [group.num_blocks for group in layout.groups] == [4, 9]
 
 
 @pytest.mark.parametrize(
@@ -28,9 +36,53 @@ def test_pages_follow_each_other_in_the_order_given() -> None:
         ([torch.zeros(11).as_strided((4, 8), (1, 1))], r"blocks overlap, its strides are \(1, 1\)"),
     ],
 )
-def test_a_layout_that_can_not_be_moved_is_refused(tensors: list[torch.Tensor], message: str) -> None:
+def test_a_group_that_can_not_be_moved_is_refused(tensors: list[torch.Tensor], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        KVLayout(tensors)
+        KVGroup(tensors)
+
+
+@pytest.mark.parametrize("layers", [[0], [0, 1, 2], [1, 0]])
+def test_layer_numbers_that_do_not_fit_the_tensors_are_refused(layers: list[int]) -> None:
+    with pytest.raises(ValueError, match="2 KV tensors need as many layer numbers, in rising order"):
+        KVGroup([torch.zeros(4, 2)] * 2, layers=layers)
+
+
+def test_a_layout_of_nothing_or_of_several_devices_is_refused() -> None:
+    with pytest.raises(ValueError, match="at least one group"):
+        KVLayout()
+    with pytest.raises(ValueError, match="a factor of at least 1, not 1 and 0"):
+        KVLayout([torch.zeros(4, 2)], block_size_factor=0)
+    with pytest.raises(ValueError, match="group 1 is on meta, the first one on cpu"):
+        KVLayout([torch.zeros(4, 2)], [torch.zeros(4, 2, device="meta")])
+
+
+_KV = torch.arange(2 * 3 * 4 * 5 * 6).reshape(2, 3, 4, 5, 6)
+
+
+@pytest.mark.parametrize(
+    ("tensor", "block_dim", "pages"),
+    [
+        (_KV, 0, 1),  # the block's page is one piece
+        (_KV, 1, 2),  # K and V apart: (2, blocks, ...)
+        (_KV, 2, 6),  # layers outside the blocks, too
+        (_KV.transpose(3, 4), 0, 1),  # a page in another order than its memory
+        (_KV[:, :, 1:3], 0, 3),  # a page with holes
+        (_KV[..., 0, 0], 0, 12),  # single elements
+        (_KV.flatten()[:7], 0, 1),
+    ],
+)
+def test_pages_of_any_tensor_are_whole_and_share_its_memory(
+    tensor: torch.Tensor, block_dim: int, pages: int
+) -> None:
+    found = split_pages(tensor, block_dim)
+    group = KVGroup(found)
+    assert len(found) == pages
+    assert group.num_blocks == tensor.shape[block_dim]
+    for block in range(group.num_blocks):
+        items = [item for page in found for item in page[block].reshape(-1).tolist()]
+        assert sorted(items) == sorted(tensor.select(block_dim, block).reshape(-1).tolist())
+    memory = tensor.untyped_storage().data_ptr()
+    assert {page.untyped_storage().data_ptr() for page in found} == {memory}
 
 
 def test_c42_the_cpu_device_refuses_tensors_elsewhere(make_pool: Callable[..., Pool]) -> None:
@@ -39,9 +91,10 @@ def test_c42_the_cpu_device_refuses_tensors_elsewhere(make_pool: Callable[..., P
         CPUDevice(KVLayout([torch.zeros(4, 8, device="meta")]), pool, pool.control)
 
 
-def test_c43_all_workers_slices_must_fit_a_row(make_pool: Callable[..., Pool]) -> None:
+def test_c43_all_workers_parts_must_fit_a_row(make_pool: Callable[..., Pool]) -> None:
     pool = make_pool(row_bytes=4096, num_workers=2)
+    layout = KVLayout([torch.zeros(4, 8)], [torch.zeros(4, 171)], block_size_factor=3)
     with pytest.raises(
-        ValueError, match="2 worker.* 2052 bytes a block need rows of 4104 bytes, .* have 4096"
+        ValueError, match="2 worker.* 2052 bytes a block of group 1 need rows of 4104 bytes, .* have 4096"
     ):
-        CPUDevice(KVLayout([torch.zeros(4, 513)]), pool, pool.control)
+        CPUDevice(layout, pool, pool.control)

@@ -1,74 +1,206 @@
 """The copy plan against a plain oracle."""
 
+from collections.abc import Sequence
+
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvtier_core.transfer.direction import Direction
-from kvtier_core.transfer.plan import Run, check_transfer, plan_runs
+from kvtier_core.transfer import Direction, GroupTransfer
+from kvtier_core.transfer.plan import Run, TransferLimits, plan_transfer
 
-# Small numbers, so that neighbours on one side, on both and on neither all come up.
-_pairs = st.lists(
-    st.tuples(st.integers(0, 12), st.integers(0, 12)), max_size=12, unique_by=lambda pair: pair[1]
-)
+STORE, LOAD = Direction.STORE, Direction.LOAD
+_BLOCKS, _ROWS = 12, 10  # few, so that neighbours on one side, on both and on neither all come up
 
-
-def _expand(runs: list[Run]) -> list[tuple[int, int]]:
-    return [(run.block + i, run.row + i) for run in runs for i in range(run.length)]
+Move = tuple[int, int, int, int]
+"""Group, device block, row, slot."""
 
 
-@given(_pairs)
-def test_runs_cover_exactly_the_pairs(pairs: list[tuple[int, int]]) -> None:
-    runs = plan_runs([block for block, _ in pairs], [row for _, row in pairs])
-    assert sorted(_expand(runs)) == sorted(pairs)
-    assert all(run.length >= 1 for run in runs)
+def _oracle(parts: Sequence[GroupTransfer], factor: int) -> list[Move]:
+    """Every single move, block by block."""
+    moves = []
+    for part in parts:
+        row, slot = 0, part.first_slot
+        for block in part.block_ids:
+            moves.append((part.group, block, part.rows[row], slot))
+            slot += 1
+            if slot == factor:
+                row, slot = row + 1, 0
+    return moves
 
 
-@given(st.permutations(range(6)), st.permutations(range(6)))
-def test_runs_of_distinct_blocks_are_as_few_as_can_be(blocks: list[int], rows: list[int]) -> None:
-    pairs = dict(zip(blocks, rows, strict=True))
-    # A run begins wherever the pair before it, one block and one row lower, is not in the job.
-    begins = [block for block, row in pairs.items() if pairs.get(block - 1) != row - 1]
-    runs = plan_runs(blocks, rows)
-    assert sorted(run.block for run in runs) == sorted(begins)
+def _expand(plan: dict[int, list[Run]], factor: int) -> list[Move]:
+    moves = []
+    for group, runs in plan.items():
+        for run in runs:
+            for i in range(run.length):
+                row, slot = (run.row + i, 0) if factor == 1 else (run.row, run.slot + i)
+                moves.append((group, run.block + i, row, slot))
+    return moves
+
+
+def _fewest(moves: Sequence[Move], factor: int) -> int:
+    """Runs needed: a move begins one unless the same group has a move one block and one place before it."""
+    there = set(moves)
+    begins = 0
+    for group, block, row, slot in moves:
+        before = (group, block - 1, row - 1, 0) if factor == 1 else (group, block - 1, row, slot - 1)
+        begins += before not in there
+    return begins
+
+
+@st.composite
+def _transfers(draw: st.DrawFn) -> tuple[list[GroupTransfer], int]:
+    """Parts of up to three groups, partial first and last rows; no row and no block of a group comes twice."""
+    factor = draw(st.integers(1, 8))
+    rows = draw(st.permutations(range(_ROWS)))
+    blocks = {group: draw(st.permutations(range(_BLOCKS))) for group in range(3)}
+    parts = []
+    for _ in range(draw(st.integers(0, 4))):
+        group, first_slot = draw(st.integers(0, 2)), draw(st.integers(0, factor - 1))
+        count = draw(st.integers(0, min(len(blocks[group]), max(0, len(rows) * factor - first_slot))))
+        needed = -(-(first_slot + count) // factor) if count else 0
+        mine, blocks[group] = blocks[group][:count], blocks[group][count:]
+        parts.append(
+            GroupTransfer(
+                group=group,
+                # neighbours in order now and then, as engines hand them out
+                block_ids=sorted(mine) if draw(st.booleans()) else mine,
+                rows=rows[:needed],
+                first_slot=first_slot,
+            )
+        )
+        rows = rows[needed:]
+    return parts, factor
+
+
+def _limits(factor: int = 1, groups: int = 3) -> TransferLimits:
+    return TransferLimits(num_blocks=(_BLOCKS,) * groups, num_rows=_ROWS, factor=factor)
+
+
+@given(_transfers(), st.sampled_from(Direction))
+def test_c41_runs_are_the_oracles_moves_and_as_few_as_can_be(
+    transfer: tuple[list[GroupTransfer], int], direction: Direction
+) -> None:
+    parts, factor = transfer
+    moves = _oracle(parts, factor)
+    plan = plan_transfer(direction, parts, _limits(factor))
+    assert sorted(_expand(plan, factor)) == sorted(moves)
+    assert sum(map(len, plan.values())) == _fewest(moves, factor)
+
+
+@given(_transfers(), st.sampled_from(Direction))
+def test_runs_come_in_the_order_of_what_they_write(
+    transfer: tuple[list[GroupTransfer], int], direction: Direction
+) -> None:
+    parts, factor = transfer
+    for runs in plan_transfer(direction, parts, _limits(factor)).values():
+        written = [(run.row, run.slot) if direction is STORE else (run.block, 0) for run in runs]
+        assert written == sorted(written)
+
+
+@given(_transfers())
+def test_arrays_do_as_well_as_lists(transfer: tuple[list[GroupTransfer], int]) -> None:
+    parts, factor = transfer
+    arrays = [
+        GroupTransfer(
+            group=part.group,
+            block_ids=np.array(part.block_ids, dtype=np.int32),  # type: ignore[arg-type]
+            rows=np.array(part.rows, dtype=np.uint64),  # type: ignore[arg-type]
+            first_slot=part.first_slot,
+        )
+        for part in parts
+    ]
+    assert plan_transfer(STORE, arrays, _limits(factor)) == plan_transfer(STORE, parts, _limits(factor))
+
+
+def _one(block_ids: Sequence[int], rows: Sequence[int], first_slot: int = 0, factor: int = 1) -> list[Run]:
+    part = GroupTransfer(block_ids=block_ids, rows=rows, first_slot=first_slot)
+    return plan_transfer(STORE, [part], _limits(factor)).get(0, [])
 
 
 def test_neighbours_on_both_sides_move_together() -> None:
-    assert plan_runs([4, 3, 5, 9], [1, 0, 2, 3]) == [Run(3, 0, 3), Run(9, 3, 1)]
+    assert _one([4, 3, 5, 9], [1, 0, 2, 3]) == [Run(3, 0, 0, 3), Run(9, 3, 0, 1)]
 
 
 def test_neighbours_on_one_side_only_do_not() -> None:
-    assert plan_runs([3, 4], [1, 0]) == [Run(3, 1, 1), Run(4, 0, 1)]
+    assert _one([3, 4], [1, 0]) == [Run(4, 0, 0, 1), Run(3, 1, 0, 1)]
+
+
+def test_c41_partial_first_and_last_rows_keep_their_places() -> None:
+    assert _one([2, 3, 4, 5], [7, 3], first_slot=3, factor=4) == [Run(3, 3, 0, 3), Run(2, 7, 3, 1)]
+
+
+def test_slots_of_two_rows_never_move_as_one() -> None:
+    assert _one([0, 1, 2, 3], [4, 5], factor=2) == [Run(0, 4, 0, 2), Run(2, 5, 0, 2)]
 
 
 def test_nothing_to_move_is_no_run() -> None:
-    assert plan_runs([], []) == []
+    assert plan_transfer(STORE, [], _limits()) == {}
+    assert plan_transfer(STORE, [GroupTransfer(block_ids=[], rows=[])], _limits()) == {}
 
 
-def test_a_block_id_that_is_not_whole_is_refused() -> None:
-    with pytest.raises(TypeError):
-        plan_runs([1.5], [0])  # type: ignore[list-item]
+@pytest.mark.parametrize("wrong", [[1.5], [1.0], ["1"], [None], [True], [2**70]])
+def test_a_block_id_that_is_no_whole_number_is_refused(wrong: list[int]) -> None:
+    with pytest.raises(TypeError, match="whole numbers"):
+        _one(wrong, [0])
 
 
 @pytest.mark.parametrize(
     ("direction", "block_ids", "rows", "message"),
     [
-        (Direction.STORE, [0, 1], [0], "2 blocks but 1 rows"),
-        (Direction.STORE, [4], [0], r"block 4 is outside 0\.\.3"),
-        (Direction.STORE, [-1], [0], r"block -1 is outside 0\.\.3"),
-        (Direction.LOAD, [0], [8], r"row 8 is outside 0\.\.7"),
-        (Direction.LOAD, [0], [-1], r"row -1 is outside 0\.\.7"),
-        (Direction.STORE, [0, 1, 2], [3, 5, 3], "row 3 is written twice in one store"),
-        (Direction.LOAD, [2, 2], [0, 1], "block 2 is written twice in one load"),
+        (STORE, [0, 1], [0], "2 blocks but 1 rows"),
+        (STORE, [], [0], "0 blocks but 1 rows"),
+        (STORE, [12], [0], r"block 12 is outside 0\.\.11"),
+        (STORE, [-1], [0], r"block -1 is outside 0\.\.11"),
+        (LOAD, [0], [10], r"row 10 is outside 0\.\.9"),
+        (LOAD, [0], [-1], r"row -1 is outside 0\.\.9"),
+        (STORE, [0, 1, 2], [3, 5, 3], "row 3 is written twice in one store"),
+        (LOAD, [2, 2], [0, 1], "block 2 is written twice in one load"),
     ],
 )
 def test_a_transfer_that_would_do_harm_is_refused(
     direction: Direction, block_ids: list[int], rows: list[int], message: str
 ) -> None:
     with pytest.raises(ValueError, match=message):
-        check_transfer(direction, block_ids, rows, num_blocks=4, num_rows=8)
+        plan_transfer(direction, [GroupTransfer(block_ids=block_ids, rows=rows)], _limits())
+
+
+@pytest.mark.parametrize(
+    ("part", "message"),
+    [
+        (GroupTransfer(block_ids=[0], rows=[0], first_slot=4), r"first slot 4 is outside 0\.\.3"),
+        (GroupTransfer(block_ids=[0], rows=[0], first_slot=-1), r"first slot -1 is outside 0\.\.3"),
+        (GroupTransfer(block_ids=[0], rows=[0], group=3), r"group 3 is outside 0\.\.2"),
+        (GroupTransfer(block_ids=[0], rows=[0], group=-1), r"group -1 is outside 0\.\.2"),
+        (GroupTransfer(block_ids=[0, 1], rows=[0], first_slot=3), "from slot 3 on, at 4 .* they need 2"),
+        (GroupTransfer(block_ids=[0], rows=[0, 1]), "1 blocks but 2 rows: .* need 1"),
+    ],
+)
+def test_c41_a_part_that_does_not_fit_its_rows_is_refused(part: GroupTransfer, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        plan_transfer(STORE, [part], _limits(factor=4))
+
+
+def test_c41_parts_of_one_group_may_share_a_row_but_no_slot() -> None:
+    front, back = (
+        GroupTransfer(block_ids=[slot], rows=[3], first_slot=slot) for slot in range(2)
+    )  # each fills one slot of row 3
+    assert plan_transfer(STORE, [back, front], _limits(factor=2)) == {0: [Run(0, 3, 0, 2)]}
+    with pytest.raises(ValueError, match="row 3 is written twice in one store"):
+        plan_transfer(STORE, [front, front], _limits(factor=2))
+
+
+def test_two_groups_do_not_write_to_one_row() -> None:
+    parts = [GroupTransfer(group=group, block_ids=[0], rows=[3], first_slot=group) for group in range(2)]
+    with pytest.raises(ValueError, match="row 3 is written by two groups in one store"):
+        plan_transfer(STORE, parts, _limits(factor=2))
+    assert set(plan_transfer(LOAD, parts, _limits(factor=2))) == {0, 1}
 
 
 def test_reading_one_place_twice_is_fine() -> None:
-    check_transfer(Direction.STORE, [2, 2], [0, 1], num_blocks=4, num_rows=8)
-    check_transfer(Direction.LOAD, [0, 1], [5, 5], num_blocks=4, num_rows=8)
+    twice = {STORE: ([2, 2], [0, 1]), LOAD: ([0, 1], [5, 5])}
+    for direction, (block_ids, rows) in twice.items():
+        plan = plan_transfer(direction, [GroupTransfer(block_ids=block_ids, rows=rows)], _limits())
+        assert _expand(plan, 1) == [(0, block, row, 0) for block, row in zip(block_ids, rows, strict=True)]
