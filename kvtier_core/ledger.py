@@ -33,7 +33,7 @@ _NOTHING: frozenset[OffloadKey] = frozenset()
 class Block:
     """One row in use. Identity matters: after a detach, another ``Block`` may carry the same key."""
 
-    __slots__ = ("cascades", "key", "leases", "pins", "row", "source", "state")
+    __slots__ = ("cascades", "is_sealed", "key", "leases", "pins", "row", "source", "state")
 
     def __init__(self, key: OffloadKey, row: int) -> None:
         self.key = key
@@ -45,6 +45,8 @@ class Block:
         """Tier stores among the pins."""
         self.source = ""
         """The tier the bytes come from, empty when the engine computed them."""
+        self.is_sealed = False
+        """The row has its proof, or will have it before any store that is planned from now on."""
 
     def __repr__(self) -> str:
         return (

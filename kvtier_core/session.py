@@ -184,7 +184,6 @@ class EngineSession:
         if request.load_failed:
             request.load_blocks = 0
             request.hits.clear()
-        request.offered = max(request.offered, request.load_blocks)
         return request.load_blocks * self._tokens_per_block
 
     def computed(
@@ -195,8 +194,8 @@ class EngineSession:
         Returns at once, or, where tiers are behind, waits up to *wait_s* for them, so that a pool not much larger than
         the prompt does not make them leave blocks out. The blocks must not be rewritten before ``wait_stored``. Blocks
         that find no room in the pool are offered again by the next call. Nothing is stored when a reset came since the
-        request's KV began: it may be that of other weights. Raises ``ValueError`` when there are fewer device blocks
-        than whole blocks.
+        request's KV began: it may be that of other weights. Where a tier gets the whole request, blocks that were
+        loaded are offered as well. Raises ``ValueError`` when there are fewer device blocks than whole blocks.
         """
         self._poll()
         request = self._request(request_id)
@@ -207,6 +206,8 @@ class EngineSession:
             )
         if request.is_stale:
             return
+        if not self._manager.is_request_level(request_id):
+            request.offered = max(request.offered, request.load_blocks)
         deadline = time.monotonic() + wait_s
         while request.offered < complete:
             begin, end = request.offered, min(complete, request.offered + self._piece)

@@ -32,6 +32,8 @@ class TierLimits(BaseModel):
     """Fraction of the pool that overdue loads may keep quarantined before the tier gets no more promotions."""
     max_cascade: Annotated[float, Field(gt=0, le=1)] = 0.25
     """Fraction of the pool that may be pinned for stores to this tier."""
+    max_late_blocks: Annotated[int, Field(ge=0)] = 10_000
+    """Blocks of requests that the tier gets as a whole which may wait until it is less far behind."""
     max_resident_keys: Annotated[int, Field(ge=1)] = 1_000_000
     """Keys of a tier on the blocking interface that are remembered as present; a tier that holds more is asked."""
     max_batch: Size = 4 << 20

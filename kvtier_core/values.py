@@ -66,11 +66,21 @@ class TierInfo:
 
 @dataclass(frozen=True, kw_only=True)
 class RequestInfo:
-    """One request as tiers see it. ``params`` are the engine's ``kv_transfer_params``."""
+    """One request as tiers see it. ``params`` are the engine's ``kv_transfer_params``.
+
+    ``not_stored`` is filled for ``on_request_finished`` alone, and for a tier that gets whole requests
+    (``OffloadPolicy.REQUEST_LEVEL``): the keys of this request that it should have got and was never given.
+    """
 
     request_id: str
     num_tokens: int = 0
     params: Mapping[str, Any] = field(default_factory=dict)
+    not_stored: Sequence[OffloadKey] = ()
+
+    @property
+    def wants_remote_decode(self) -> bool:
+        """Whether another node goes on with this request: every tier it may store to gets all of it (C25)."""
+        return self.params.get("do_remote_decode") is True
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -39,9 +39,12 @@ class LoadFromTier:
 
 @dataclass(frozen=True, slots=True)
 class StoreToTiers:
-    """Seal the rows of *seal* and report that, then hand each store job to its tier."""
+    """Seal the rows of *seal* and report that, then hand each store job to its tier.
 
-    seal: JobPlan
+    ``seal`` is ``None`` when every row has its proof, or gets it from an earlier action.
+    """
+
+    seal: JobPlan | None
     jobs: Sequence[JobPlan]
 
 
@@ -55,7 +58,7 @@ class TellNewRequest:
 
 @dataclass(frozen=True, slots=True)
 class TellRequestFinished:
-    """Call ``on_request_finished``, after every store job handed out before."""
+    """Call ``on_request_finished``, after every store job handed out before; *request* says what was not stored."""
 
     tier: str
     request: RequestInfo

@@ -5,7 +5,8 @@ passes its deadline is unpinned; should the tier read the row later, the proof g
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from itertools import chain
 
 from kvtier_core.coordinator.actions import CancelJobs, JobPlan, StoreToTiers
 from kvtier_core.coordinator.state import Job, JobKind, PreparedTransfer, RequestState, State, TierState
@@ -64,31 +65,39 @@ class Cascades:
     # -- onwards to the tiers
 
     def _cascade(self, request: RequestState, blocks: Sequence[Block], now: float) -> None:
+        chosen: dict[str, list[Block]] = {}
+        for tier in self._state.tiers.values():
+            if not request.may_store_to(tier.name) or tier.name in request.whole:
+                continue
+            admitted = self._admit(tier, blocks, now)
+            for block in admitted:
+                self.pin(tier, block)
+            if admitted:
+                chosen[tier.name] = admitted
+        if chosen:
+            self.store(request, chosen, now)
+
+    def store(self, request: RequestState, chosen: Mapping[str, Sequence[Block]], now: float) -> None:
+        """Hand each tier of *chosen* its blocks, which have been pinned for it, as one job."""
         state = self._state
         plans: list[JobPlan] = []
-        touched: dict[Block, None] = {}
-        for tier in state.tiers.values():
-            if request.store_tiers is not None and tier.name not in request.store_tiers:
-                continue
-            chosen = self._admit(tier, blocks, now)
-            if not chosen:
-                continue
-            for block in chosen:
-                self._pin(tier, block)
-                touched[block] = None
-            keys = [block.key for block in chosen]
+        for name, blocks in chosen.items():
+            tier = state.tiers[name]
+            keys = [block.key for block in blocks]
             job = state.start_job(
-                JobKind.TIER_STORE, request, keys, chosen, now + tier.limits.store_timeout, tier.name
+                JobKind.TIER_STORE, request, keys, blocks, now + tier.limits.store_timeout, name
             )
+            request.cascaded.append((name, job.keys))
             tier.store_breaker.submitted()
             plans.append(state.plan(job))
-        if plans:
-            state.outbox.append(StoreToTiers(self._plan_sealing(request, list(touched)), plans))
+        unsealed = [b for b in dict.fromkeys(chain.from_iterable(chosen.values())) if not b.is_sealed]
+        state.outbox.append(StoreToTiers(self._plan_sealing(request, unsealed) if unsealed else None, plans))
 
     def _plan_sealing(self, request: RequestState, blocks: Sequence[Block]) -> JobPlan:
         """Sealing writes into the rows: it holds pins of its own until it is over, whatever the stores' deadlines."""
         for block in blocks:
             self._state.ledger.pin(block)
+            block.is_sealed = True
         keys = [block.key for block in blocks]
         return self._state.plan(self._state.start_job(JobKind.SEAL, request, keys, blocks, math.inf))
 
@@ -101,7 +110,7 @@ class Cascades:
         """The blocks *tier* does not hold, as far as its limits allow; what they don't allow is counted."""
         present = tier.presence.classify([block.key for block in blocks], now)
         wanted = [block for block, there in zip(blocks, present, strict=True) if there is not True]
-        if not tier.may_store(now):
+        if tier.late or not tier.may_store(now):  # what waits already goes first (C25)
             tier.counters.dropped += len(wanted)
             return []
         room = tier.max_cascade_rows - tier.cascade_rows
@@ -115,7 +124,15 @@ class Cascades:
         tier.counters.dropped += len(wanted) - len(chosen)
         return chosen
 
-    def _pin(self, tier: TierState, block: Block) -> None:
+    def has_room(self, tier: TierState, block: Block) -> bool:
+        """Whether *block* may be pinned for *tier* within the limits (C28)."""
+        limits = self._state.limits
+        return tier.cascade_rows < tier.max_cascade_rows and (
+            block.cascades > 0 or self._state.cascade_rows < limits.max_cascade_rows
+        )
+
+    def pin(self, tier: TierState, block: Block) -> None:
+        """Pin *block* for a store to *tier*."""
         self._state.ledger.pin(block)
         self._state.cascade_rows += not block.cascades
         block.cascades += 1

@@ -12,7 +12,6 @@ from kvtier_core.coordinator import leases
 from kvtier_core.coordinator.actions import (
     Action,
     TellNewRequest,
-    TellRequestFinished,
     TellStepEnd,
     TellTouched,
 )
@@ -20,6 +19,7 @@ from kvtier_core.coordinator.cascades import Cascades
 from kvtier_core.coordinator.lookups import Lookups
 from kvtier_core.coordinator.presence import ResidentSource
 from kvtier_core.coordinator.promotions import Promotions
+from kvtier_core.coordinator.request_level import RequestLevel
 from kvtier_core.coordinator.state import (
     Job,
     JobKind,
@@ -56,6 +56,7 @@ class Coordinator:
         self._lookups = Lookups(self._state)
         self._promotions = Promotions(self._state)
         self._cascades = Cascades(self._state)
+        self._request_level = RequestLevel(self._state, self._cascades)
 
     # -- requests
 
@@ -71,21 +72,30 @@ class Coordinator:
         state = self._state
         if info.request_id in state.requests:
             raise ValueError(f"request {info.request_id!r} is still known: request ids must be unique")
-        state.requests[info.request_id] = RequestState(info, load_tiers, store_tiers, now)
+        request = RequestState(info, load_tiers, store_tiers, now)
+        state.requests[info.request_id] = request
+        if info.wants_remote_decode:
+            for name in state.tiers:
+                self._request_level.begin(request, name)
         state.outbox.extend(TellNewRequest(name, info) for name in state.tiers)
 
+    def on_request_level(self, tier_name: str, info: RequestInfo) -> None:
+        """A tier asked for the whole of a request (C25): it is heeded from now on, and ignored once that is over."""
+        request = self._state.requests.get(info.request_id)
+        if request is not None and request.info is info:
+            self._request_level.begin(request, tier_name)
+
+    def is_request_level(self, request_id: str) -> bool:
+        """Whether a tier gets the request as a whole: then blocks that are in the pool already are worth offering."""
+        return bool(self._state.requests[request_id].whole)
+
     def request_finished(self, request_id: str) -> None:
-        """A request ended or was aborted: leases go back, tiers are told once its last device store is over."""
+        """A request ended or was aborted: leases go back, tiers are told once its last store has left."""
         request = self._state.requests[request_id]
         request.finished = True
-        self._promotions.hand_over_planned(request)
+        self._request_level.lost(self._promotions.hand_over_planned(request))
         leases.give_back(self._state, request)
-        self._forget_if_over(request)
-
-    def _forget_if_over(self, request: RequestState) -> None:
-        if request.finished and not request.device_stores:
-            del self._state.requests[request.info.request_id]
-            self._state.outbox.extend(TellRequestFinished(name, request.info) for name in self._state.tiers)
+        self._state.forget_if_over(request)
 
     # -- lookups and device transfers
 
@@ -112,7 +122,9 @@ class Coordinator:
                 state.ledger.unlease(block)
         held = keys[: len(blocks)]
         job = state.start_job(JobKind.DEVICE_LOAD, request, held, blocks, float("inf"))
-        sources = [block.source if block.key in request.waited else "pool" for block in blocks]
+        sources = [
+            block.source if block.source and block.key in request.waited else "pool" for block in blocks
+        ]
         state.counters.hits.update(sources)
         touched = [key for key, source in zip(held, sources, strict=True) if source == "pool"]
         if touched:
@@ -133,14 +145,19 @@ class Coordinator:
         self, request_id: str, keys: Sequence[OffloadKey], now: float
     ) -> PreparedTransfer | None:
         """Rows for new blocks (C11). ``None`` when the room can't be made; no keys when nothing is new."""
-        return self._cascades.prepare(self._state.requests[request_id], keys, now)
+        request = self._state.requests[request_id]
+        prepared = self._cascades.prepare(request, keys, now)
+        self._request_level.offer(request, keys, prepared.keys if prepared is not None else (), now)
+        return prepared
 
     def complete_store(self, job_id: int, *, success: bool, now: float) -> None:
         """A device store ended (C12)."""
         job = self._state.jobs.pop(job_id)
         assert job.kind is JobKind.DEVICE_STORE, job
         self._cascades.complete(job, success=success, now=now)
-        self._forget_if_over(job.request)
+        if not job.overdue:
+            self._request_level.arrived(job.blocks, job.request, now)
+        self._state.forget_if_over(job.request)
 
     # -- time
 
@@ -164,14 +181,17 @@ class Coordinator:
     def _expire(self, job: Job, now: float) -> None:
         if job.kind is JobKind.DEVICE_STORE:
             self._cascades.expire_device_store(job)
+            self._request_level.lost(job.blocks)
             return
         tier = self._state.tiers[job.tier]
         tier.counters.timeouts += 1
         tier.breaker_of(job.kind).failed(now)
         if job.kind is JobKind.TIER_STORE:
             self._cascades.expire(job)
+            self._request_level.give_late(now)
         elif job.kind is JobKind.TIER_LOAD:
             self._promotions.expire(job, now)
+            self._request_level.lost(job.blocks)
         else:
             tier.presence.unask(job.keys, job.id)
             for key in job.keys:
@@ -210,12 +230,14 @@ class Coordinator:
             self._answer(job, result, now, faulty=faulty)
         elif job.kind is JobKind.TIER_STORE:
             self._cascades.finish(job, frozenset(bad), now)
+            self._request_level.give_late(now)
         else:
             why = Counter(bad.values())
             tier.counters.integrity += why[MissReason.INTEGRITY]
             tier.counters.load_missing += why[MissReason.NEVER_STORED]
             tier.counters.load_failed += why[MissReason.TIER_FAILED]
             self._promotions.finish(job, bad, now)
+            self._request_level.arrived(job.blocks, None, now)
 
     @staticmethod
     def _bad_keys(job: Job, finished: Finished) -> dict[OffloadKey, MissReason] | None:
@@ -283,6 +305,7 @@ class Coordinator:
                 self._withdraw(job)
         for block in list(state.ledger.blocks):
             state.ledger.detach(block)
+        self._request_level.reset()
         state.evicted.clear()
         if tiers:
             for tier in state.tiers.values():
@@ -315,7 +338,9 @@ class Coordinator:
         """Blocks that could be stored now without any tier having to leave one out (C28), those under way counted."""
         state = self._state
         rooms = [
-            tier.max_cascade_rows - tier.cascade_rows for tier in state.tiers.values() if tier.may_store(now)
+            tier.max_cascade_rows - tier.cascade_rows - len(tier.late)
+            for tier in state.tiers.values()
+            if tier.may_store(now)
         ]
         if not rooms:
             return state.ledger.num_rows

@@ -95,7 +95,7 @@ class Lookups:
             return verdicts
         decided = [False] * len(keys)
         for tier in self._state.tiers.values():
-            if request.load_tiers is not None and tier.name not in request.load_tiers:
+            if not request.may_load_from(tier.name):
                 continue
             for index, answer in enumerate(self._ask(request, tier, keys, now)):
                 if decided[index]:

@@ -34,8 +34,12 @@ class Promotions:
                 state.outbox.append(LoadFromTier(state.plan(job)))
             request.planned.clear()
 
-    def hand_over_planned(self, request: RequestState) -> None:
-        """*request* ends before its reservations left: others that wait for a block take it over, the rest is freed."""
+    def hand_over_planned(self, request: RequestState) -> list[Block]:
+        """*request* ends before its reservations left: others that wait for a block take it over.
+
+        The rest is freed, and returned.
+        """
+        dropped: list[Block] = []
         for name, blocks in request.planned.items():
             for block in blocks:
                 heir = self._waiter(block, name, request)
@@ -44,12 +48,13 @@ class Promotions:
                 else:
                     self._state.promoting_rows -= 1
                     self._drop(block)
+                    dropped.append(block)
         request.planned.clear()
+        return dropped
 
     def _waiter(self, block: Block, tier: str, leaver: RequestState) -> RequestState | None:
         for other in self._state.requests.values():
-            may_load = other.load_tiers is None or tier in other.load_tiers
-            if other is not leaver and may_load and other.leases.get(block.key) is block:
+            if other is not leaver and other.may_load_from(tier) and other.leases.get(block.key) is block:
                 return other
         return None
 
@@ -77,6 +82,7 @@ class Promotions:
             reason = lost.get(block.key)
             if reason is None:
                 state.ledger.make_ready(block)
+                block.is_sealed = True
                 tier.counters.loaded += 1
             else:
                 tier.presence.lost(block.key, reason, now)

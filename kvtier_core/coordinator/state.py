@@ -6,16 +6,16 @@ Used by one thread. Nothing here decides; the modules beside it do.
 import enum
 import heapq
 import math
-from collections import OrderedDict
+from collections import Counter, OrderedDict, deque
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from kvtier_core.coordinator.actions import Action, JobPlan
+from kvtier_core.coordinator.actions import Action, JobPlan, TellRequestFinished
 from kvtier_core.coordinator.breaker import Breaker
 from kvtier_core.coordinator.presence import Presence
 from kvtier_core.coordinator.stats import Counters, TierCounters
 from kvtier_core.keys import OffloadKey
-from kvtier_core.ledger import Block, Ledger
+from kvtier_core.ledger import Block, BlockState, Ledger
 from kvtier_core.tier_settings import TierLimits
 from kvtier_core.values import LookupState, MissReason, RequestInfo, TierInfo
 
@@ -51,7 +51,7 @@ class Job:
 
 @dataclass(eq=False, slots=True)
 class RequestState:
-    """One request from ``new_request`` to its last device store."""
+    """One request from ``new_request`` to the last block that a tier may still get of it."""
 
     info: RequestInfo
     load_tiers: Collection[str] | None
@@ -70,7 +70,21 @@ class RequestState:
     """Keys that a promotion brought while this request waited for them."""
     missed: set[OffloadKey] = field(default_factory=set)
     """Keys whose miss has been counted."""
+    cascaded: list[tuple[str, Sequence[OffloadKey]]] = field(default_factory=list)
+    """Keys of each store job of this epoch, and its tier."""
+    whole: dict[str, dict[OffloadKey, bool]] = field(default_factory=dict)
+    """The tiers that get this request as a whole: the keys offered, and whether the tier was given each, or will be."""
+    late: int = 0
+    """Blocks that such tiers get later: they are on their way into the pool, or a tier is behind."""
     finished: bool = False
+
+    def may_store_to(self, tier: str) -> bool:
+        """Whether the request's filter lets its blocks go to *tier* (C27)."""
+        return self.store_tiers is None or tier in self.store_tiers
+
+    def may_load_from(self, tier: str) -> bool:
+        """Whether the request's filter lets its blocks come from *tier* (C27)."""
+        return self.load_tiers is None or tier in self.load_tiers
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,6 +128,8 @@ class TierState:
         self.max_cascade_rows = max(1, int(num_rows * limits.max_cascade))
         self.quarantined_rows = 0
         self.cascade_rows = 0
+        self.late: deque[tuple[RequestState, Block]] = deque()
+        """Blocks of whole requests that wait for room among ``max_cascade_rows``; evictable meanwhile."""
         self.has_jobs_this_step = False
         """It was given a job since the last end of a step."""
         self.serving = False
@@ -200,6 +216,8 @@ class State:
         self.counters = Counters(tiers={name: tier.counters for name, tier in self.tiers.items()})
         self.evicted: OrderedDict[OffloadKey, None] = OrderedDict()
         """Keys evicted from the pool lately, at most as many as the pool has rows: to tell misses apart."""
+        self.following: dict[Block, dict[RequestState, None]] = {}
+        """Arriving blocks, and the whole requests as part of which tiers get them once they are ready."""
         self.promoting_rows = 0
         self.cascade_rows = 0
         self._next_job = 1
@@ -259,6 +277,18 @@ class State:
         while len(self.evicted) > self.ledger.num_rows:
             self.evicted.popitem(last=False)
 
+    def forget_if_over(self, request: RequestState) -> None:
+        """Tell the tiers that *request* is over, once nothing of it can reach them any more (C26)."""
+        if not request.finished or request.device_stores or request.late:
+            return
+        if self.requests.get(request.info.request_id) is not request:
+            return
+        del self.requests[request.info.request_id]
+        for name in self.tiers:
+            not_stored = tuple(key for key, given in request.whole.get(name, {}).items() if not given)
+            info = replace(request.info, not_stored=not_stored) if not_stored else request.info
+            self.outbox.append(TellRequestFinished(name, info))
+
     def check(self) -> None:
         """Assert that the books agree with one another. Cost: proportional to the pool."""
         self.ledger.check()
@@ -274,6 +304,10 @@ class State:
             assert tier.cascade_rows == sum(len(j.blocks) for j in stores)
             quarantined = [j for j in mine if j.kind is JobKind.TIER_LOAD and j.overdue]
             assert tier.quarantined_rows == sum(len(j.blocks) for j in quarantined)
+        assert all(b.state is BlockState.ARRIVING for b in self.following)
+        late = Counter(r for requests in self.following.values() for r in requests)
+        late.update(r for tier in self.tiers.values() for r, _ in tier.late)
+        assert late == Counter({r: r.late for r in self.requests.values() if r.late})
         leased = sum(b.leases for b in self.ledger.blocks)
         granted = [(k, b) for r in self.requests.values() for k, b in r.leases.items()]
         assert leased == sum(self.ledger.find(key) is block for key, block in granted)

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from kvtier_core.coordinator import Finished
 from kvtier_core.coordinator.presence import ResidentSource
+from kvtier_core.values import RequestInfo
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +39,16 @@ class OpenFailed:
 
 
 @dataclass(frozen=True, slots=True)
+class WholeRequest:
+    """A tier wants all blocks of a request (``OffloadPolicy.REQUEST_LEVEL``)."""
+
+    tier: str
+    request: RequestInfo
+
+
+@dataclass(frozen=True, slots=True)
 class Wake:
     """Somebody outside the tiers (a device) wants the waiting engine's thread to look."""
 
 
-Event = Finished | Fault | Sealed | Serving | OpenFailed | Wake
+Event = Finished | Fault | Sealed | Serving | OpenFailed | WholeRequest | Wake

@@ -9,7 +9,7 @@ once a second, so that an idle engine stays idle.
 import logging
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -20,12 +20,12 @@ from kvtier_core.errors import TierOpenError
 from kvtier_core.hookspecs import PROJECT, TierHookSpecs
 from kvtier_core.keys import OffloadKey
 from kvtier_core.manager.answers import job_id_of, list_results, plain_result
-from kvtier_core.manager.events import Event, Fault, OpenFailed, Serving
+from kvtier_core.manager.events import Event, Fault, OpenFailed, Serving, WholeRequest
 from kvtier_core.manager.guard import Guard, HookFault, TierIdentity, text_of
 from kvtier_core.manager.inbox import Inbox
 from kvtier_core.proof import Sealer
 from kvtier_core.transfer.pool import Pool
-from kvtier_core.values import JobResult, PoolView, RequestInfo, TierJob
+from kvtier_core.values import JobResult, OffloadPolicy, PoolView, RequestInfo, TierJob
 
 _FIRST_POLL_S = 0.001
 _LAST_POLL_S = 0.05
@@ -64,6 +64,8 @@ class TierHost:
         self._guard = Guard(identity, secrets, log)
         self._inbox = Inbox(max_waiting)
         self._running: dict[int, _Running] = {}
+        self._refused: dict[str, list[OffloadKey]] = {}
+        """Of each request that the tier gets as a whole: keys whose store came too late to reach it."""
         self._plugin: Any = None
         self._hooks: Any = None
         self._stopping = False
@@ -116,12 +118,12 @@ class TierHost:
 
     def begin_request(self, request: RequestInfo) -> None:
         """Tell the tier that a request began, before any job of it."""
-        call = partial(self._tell, "on_new_request", {"request": request})
+        call = partial(self._begin, request)
         self._inbox.begin_request(request.request_id, call)
 
     def end_request(self, request: RequestInfo) -> None:
         """Tell the tier that a request is over, after every job of it."""
-        call = partial(self._tell, "on_request_finished", {"request": request})
+        call = partial(self._end, request)
         self._inbox.end_request(request.request_id, call)
 
     def tell(self, hook: str, **arguments: object) -> None:
@@ -192,6 +194,8 @@ class TierHost:
 
     def _submit(self, hook: str, plan: JobPlan, sealer: Sealer | None) -> None:
         if plan.deadline <= self._clock():
+            if hook == "submit_store" and plan.request.request_id in self._refused:
+                self._refused[plan.request.request_id].extend(plan.keys)
             self._report(JobResult(job_id=plan.id, error="its deadline passed before the tier's turn came"))
             return
         rows = (self._pool.row(row) for row in plan.rows)
@@ -243,6 +247,26 @@ class TierHost:
 
     def _report(self, result: JobResult) -> None:
         self._emit(Finished(self.identity.name, result))
+
+    def _begin(self, request: RequestInfo) -> None:
+        answer = self._call("on_new_request", request=request)
+        if isinstance(answer, HookFault):
+            self._fault()
+        elif answer is OffloadPolicy.REQUEST_LEVEL:
+            self._emit(WholeRequest(self.identity.name, request))
+        elif answer is not None and answer is not OffloadPolicy.BLOCK_LEVEL:
+            text = f"on_new_request must return an OffloadPolicy or None, not {text_of(answer)}"
+            self._guard.report("on_new_request", "nonsense", text)
+            self._fault()
+        if answer is OffloadPolicy.REQUEST_LEVEL or request.wants_remote_decode:
+            self._refused[request.request_id] = []
+
+    def _end(self, request: RequestInfo) -> None:
+        """Tell the tier that a request is over, and which of its blocks never reached the tier."""
+        refused = self._refused.pop(request.request_id, None)
+        if refused:
+            request = replace(request, not_stored=(*request.not_stored, *refused))
+        self._tell("on_request_finished", {"request": request})
 
     def _tell(self, hook: str, arguments: Mapping[str, Any]) -> None:
         if isinstance(self._call(hook, **arguments), HookFault):

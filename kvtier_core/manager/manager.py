@@ -19,6 +19,7 @@ from kvtier_core.coordinator import (
     Coordinator,
     Counters,
     Finished,
+    JobPlan,
     LoadFromTier,
     Lookup,
     PoolLimits,
@@ -32,7 +33,7 @@ from kvtier_core.coordinator import (
 )
 from kvtier_core.errors import ClosedError, ConfigError, TierOpenError
 from kvtier_core.keys import OffloadKey
-from kvtier_core.manager.events import Event, Fault, OpenFailed, Sealed, Serving, Wake
+from kvtier_core.manager.events import Event, Fault, OpenFailed, Sealed, Serving, Wake, WholeRequest
 from kvtier_core.manager.guard import TierIdentity, text_of
 from kvtier_core.manager.host import TierHost
 from kvtier_core.manager.integrity import Integrity
@@ -207,6 +208,11 @@ class TierManager:
         self._coordinator.new_request(info, self._clock(), load_tiers=load_tiers, store_tiers=store_tiers)
         self._act()
 
+    def is_request_level(self, request_id: str) -> bool:
+        """Whether a tier gets this request as a whole, as far as the tiers have said by now (C25)."""
+        self._collect_once()
+        return self._coordinator.is_request_level(request_id)
+
     def request_finished(self, request_id: str) -> None:
         """A request ended or was aborted."""
         self._coordinator.request_finished(request_id)
@@ -232,7 +238,9 @@ class TierManager:
     def prepare_store(self, request_id: str, keys: Sequence[OffloadKey]) -> PreparedTransfer | None:
         """Rows for a device store (C11); end it with ``complete_store`` when it names keys."""
         self._collect_once()
-        return self._coordinator.prepare_store(request_id, keys, self._clock())
+        prepared = self._coordinator.prepare_store(request_id, keys, self._clock())
+        self._act()
+        return prepared
 
     def complete_store(self, job_id: int, *, success: bool) -> None:
         """A device store ended."""
@@ -326,6 +334,8 @@ class TierManager:
                     self._coordinator.tier_ready(tier, resident)
             case OpenFailed(tier, error):
                 self._failed_open[tier] = error
+            case WholeRequest(tier, request):
+                self._coordinator.on_request_level(tier, request)
             case Wake():
                 return
             case _:
@@ -337,6 +347,12 @@ class TierManager:
         for action in self._coordinator.take_actions():
             self._do(action)
 
+    def _store(self, seal: JobPlan | None, jobs: Sequence[JobPlan]) -> None:
+        if seal is not None:
+            self._integrity.seal(self._sealer, seal)
+        for job in jobs:
+            self._integrity.after_sealing(partial(self._hosts[job.tier].store, job))
+
     def _do(self, action: Action) -> None:
         match action:
             case AskTier(job):
@@ -344,9 +360,7 @@ class TierManager:
             case LoadFromTier(job):
                 self._hosts[job.tier].load(job, self._sealer)
             case StoreToTiers(seal, jobs):
-                self._integrity.seal(self._sealer, seal)
-                for job in jobs:
-                    self._integrity.after_sealing(partial(self._hosts[job.tier].store, job))
+                self._store(seal, jobs)
             case TellNewRequest(tier, request):
                 self._hosts[tier].begin_request(request)
             case TellRequestFinished(tier, request):

@@ -40,6 +40,10 @@ class FaultyTier:
         self.extra_results: list[Any] = []
         self.corrupt = False
         """Loads hand out the stored bytes with one bit flipped."""
+        self.policy: Any = None
+        """What ``on_new_request`` returns."""
+        self.not_stored: dict[str, tuple[OffloadKey, ...]] = {}
+        """Of each finished request, the keys that it was told it did not get."""
         self.calls: list[tuple[str, str]] = []
         self.called = threading.Condition()
         self._results: list[JobResult] = []
@@ -124,13 +128,15 @@ class FaultyTier:
 
     @hookimpl
     def on_new_request(self, request: RequestInfo) -> OffloadPolicy | None:
-        """Only noted."""
+        """Answers with ``policy``."""
         self._enter("on_new_request", request)
-        return None
+        policy: OffloadPolicy | None = self.policy
+        return policy
 
     @hookimpl
     def on_request_finished(self, request: RequestInfo) -> None:
-        """Only noted."""
+        """Notes what it was not given, in ``not_stored``."""
+        self.not_stored[request.request_id] = tuple(request.not_stored)
         self._enter("on_request_finished", request)
 
     @hookimpl

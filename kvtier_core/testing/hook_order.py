@@ -33,10 +33,32 @@ class HookOrder:
         """(tier, request) between ``on_new_request`` and ``on_request_finished``."""
         self._stored: Counter[tuple[str, OffloadKey]] = Counter()
         self._submitted: Counter[tuple[str, str, OffloadKey]] = Counter()
+        self.seen: Counter[str] = Counter()
+        """Outcomes that only these calls show."""
+        self._offered: dict[tuple[str, str], dict[OffloadKey, None]] = {}
+        """What was offered of each request to each tier that gets it as a whole."""
 
     def stored(self, request: str, keys: Sequence[OffloadKey]) -> None:
         """A device store succeeded: each tier may be given each of *keys* once more."""
         self._stored.update((request, key) for key in keys)
+
+    def whole(self, tier: str, request: str) -> None:
+        """*tier* gets the whole of a request from now on: each key offered, once (C25)."""
+        if (tier, request) not in self._offered:
+            self._offered[tier, request] = {}
+
+    def offered(self, request: str, keys: Sequence[OffloadKey]) -> None:
+        """*keys* of a request are offered for storing."""
+        for (_, name), offered in self._offered.items():
+            if name == request:
+                offered.update(dict.fromkeys(keys))
+
+    def forget(self) -> None:
+        """A reset: what was stored and offered before counts no more."""
+        self._stored.clear()
+        self._submitted.clear()
+        for offered in self._offered.values():
+            offered.clear()
 
     def new_request(self, tier: str, request: str) -> None:
         """``on_new_request``: not while the tier knows the request."""
@@ -50,17 +72,27 @@ class HookOrder:
         self.calls.append(Call(hook, tier, request, tuple(keys)))
         if (tier, request) not in self.open:
             raise InvariantError(f"{hook} reaches {tier} outside the life of request {request} (C26)")
+        offered = self._offered.get((tier, request))
         for key in keys if hook == "submit_store" else ():
             self._submitted[tier, request, key] += 1
-            if self._submitted[tier, request, key] > self._stored[request, key]:
+            allowed = self._stored[request, key] if offered is None else key in offered
+            self.seen["a tier got what the pool held already"] += not self._stored[request, key]
+            if self._submitted[tier, request, key] > allowed:
                 raise InvariantError(f"{tier} is given {key.hex()} once too often by request {request} (C20)")
 
-    def request_finished(self, tier: str, request: str) -> None:
-        """``on_request_finished``: once, and only after ``on_new_request``."""
-        self.calls.append(Call("on_request_finished", tier, request))
+    def request_finished(self, tier: str, request: str, not_stored: Sequence[OffloadKey]) -> None:
+        """``on_request_finished``: once, only after ``on_new_request``, with the keys that the tier did not get."""
+        self.calls.append(Call("on_request_finished", tier, request, tuple(not_stored)))
         if (tier, request) not in self.open:
             raise InvariantError(f"{tier} is told twice that request {request} is over (C26)")
         self.open.remove((tier, request))
+        offered = self._offered.pop((tier, request), {})
+        self.seen["a tier did not get all of a whole request"] += bool(not_stored)
+        missing = [key for key in offered if not self._submitted[tier, request, key]]
+        if list(not_stored) != missing:
+            raise InvariantError(
+                f"{tier} did not get {missing} of request {request}, was told {not_stored} (C25)"
+            )
 
     def other(self, hook: str, tier: str, keys: Sequence[OffloadKey] = ()) -> None:
         """A hook that belongs to no request and may come at any time."""

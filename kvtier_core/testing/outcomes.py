@@ -7,6 +7,7 @@ from dataclasses import fields
 from kvtier_core.coordinator import Lookup, TierCounters
 from kvtier_core.coordinator.breaker import BreakerState
 from kvtier_core.keys import OffloadKey
+from kvtier_core.ledger import Block, BlockState
 from kvtier_core.testing.scripted import JobHook, Junk, Payload, RunningJob
 from kvtier_core.testing.world import World
 from kvtier_core.values import LookupState, MissReason
@@ -19,7 +20,13 @@ OUTCOMES = frozenset(
         "a breaker closed again",
         "a breaker opened",
         "a cascade was read too late",
+        "a block followed when it was ready",
+        "a block waited for a tier that was behind",
         "a finish waited for a device store",
+        "a finish waited for late blocks",
+        "a tier asked for a whole request late",
+        "a tier did not get all of a whole request",
+        "a tier got what the pool held already",
         "a late result freed its rows",
         "a lease lapsed",
         "a load brought only a part",
@@ -52,6 +59,8 @@ class Watcher:
     def __init__(self, world: World) -> None:
         self.seen: Counter[str] = Counter()
         self._world = world
+        self._following: list[Block] = []
+        """Blocks that whole requests waited for after the last step."""
         self._breakers: dict[tuple[str, int], BreakerState] = {}
 
     def note(self, outcome: str, happened: bool = True) -> None:  # noqa: FBT001, FBT002 - reads as a sentence
@@ -110,10 +119,19 @@ class Watcher:
                 self._breakers[name, index] = breaker.state
                 self.note("a breaker opened", breaker.state is BreakerState.OPEN)
                 self.note("a breaker closed again", breaker.state is BreakerState.CLOSED)
+            self.note("a block waited for a tier that was behind", bool(tier.late))
             self.note("the quarantine was full", tier.quarantined_rows >= tier.max_quarantined_rows)
 
+        self.note("a block followed when it was ready", self._some_followed())
+        self._following = list(self._world.coordinator.state.following)
+
+    def _some_followed(self) -> bool:
+        return any(block.state is BlockState.READY for block in self._following)
+
     def at_the_end(self) -> None:
-        """The run is over: what the coordinator itself has counted."""
+        """The run is over: what the coordinator itself has counted, and what the tiers' hooks have seen."""
+        for outcome, count in self._world.hooks.seen.items():
+            self.note(outcome, count > 0)
         counters = self._world.coordinator.counters
         self.note("the pool evicted", counters.evicted > 0)
         for reason, count in counters.misses.items():

@@ -60,6 +60,7 @@ class Simulation:
             self._answer: 80,
             self._pass_time: 20,
             self._end_request: 40,
+            self._ask_for_whole: 6,
             self._preempt: 5,
             self._misbehave: 3,
             self._change_a_tier: 6,
@@ -110,7 +111,17 @@ class Simulation:
             name,
             load_tiers=names[1:] if restricted else None,
             store_tiers=names[:1] if restricted else None,
+            remote_decode=self.random.random() < 0.1,
         )
+        return True
+
+    def _ask_for_whole(self) -> bool:
+        """A tier asks for a whole request, soon or late."""
+        if not self._requests:
+            return False
+        request = self.random.choice(list(self._requests.values()))
+        self.watcher.note("a tier asked for a whole request late", request.offered > 0)
+        self.world.ask_for_whole(self.random.choice(list(self.world.tiers)), request.name)
         return True
 
     def _draw_prefix(self) -> list[OffloadKey]:
@@ -148,12 +159,14 @@ class Simulation:
             self.watcher.note("a reset took what was promised")
         if prepared.keys:
             request.load_job = prepared.job_id
-            request.computed = request.offered = len(prepared.keys)
+            request.computed = len(prepared.keys)
 
     def _compute(self) -> bool:
         request = self._pick(is_running=True)
         if request is None or request.offered == len(request.keys):
             return False
+        if request.offered == 0 and not self.world.coordinator.is_request_level(request.name):
+            request.offered = request.computed
         request.computed = min(len(request.keys), request.computed + self.random.randint(1, 3))
         prepared = self.world.prepare_store(request.name, request.keys[request.offered : request.computed])
         if prepared is None:
@@ -193,6 +206,7 @@ class Simulation:
         known = state.requests[request.name]
         planned = [block for blocks in known.planned.values() for block in blocks]
         self.watcher.note("a finish waited for a device store", known.device_stores > 0)
+        self.watcher.note("a finish waited for late blocks", known.late > 0)
         self.world.finish(request.name)
         kept = any(block.state is BlockState.ARRIVING for block in planned)
         self.watcher.note("a planned promotion was handed over", kept)

@@ -100,9 +100,10 @@ class World:
         """Device transfers under way, by job id."""
         self.hold_sealing = False
         """Keep rows from being sealed, and their stores from leaving, until ``finish_sealing``."""
-        self._sealing: list[tuple[JobPlan, Sequence[JobPlan]]] = []
+        self._sealing: list[tuple[JobPlan | None, Sequence[JobPlan]]] = []
         self.hooks = HookOrder()
         """The hooks that the tiers have seen called."""
+        self._infos: dict[str, RequestInfo] = {}
         self._answered: dict[int, Finished] = {}
         self._step = 0
         self._check_every = check_every
@@ -122,11 +123,16 @@ class World:
         *request_ids: str,
         load_tiers: Collection[str] | None = None,
         store_tiers: Collection[str] | None = None,
+        remote_decode: bool = False,
     ) -> None:
-        """Requests begin."""
+        """Requests begin; with *remote_decode* another node goes on with them."""
         for request_id in request_ids:
-            info = RequestInfo(request_id=request_id)
+            info = RequestInfo(request_id=request_id, params={"do_remote_decode": remote_decode})
             self.coordinator.new_request(info, self.now, load_tiers=load_tiers, store_tiers=store_tiers)
+            self._infos[request_id] = info
+            for name in self.tiers if remote_decode else ():
+                if store_tiers is None or name in store_tiers:
+                    self.hooks.whole(name, request_id)
         self._act()
 
     def finish(self, *request_ids: str) -> None:
@@ -151,6 +157,7 @@ class World:
             raise InvariantError(f"asked to store {keys}, of which {held} were held, got {prepared} (C11)")
         if prepared is not None and not set(keys).isdisjoint(prepared.evicted):
             raise InvariantError(f"a key asked for was evicted: {prepared} (C11)")
+        self.hooks.offered(request_id, keys)
         if prepared is not None and prepared.keys:
             contents = [Content(Payload(key, self.epoch)) for key in prepared.keys]
             self.transfers[prepared.job_id] = DeviceTransfer(request_id, prepared, contents, is_store=True)
@@ -163,6 +170,8 @@ class World:
         transfer = self.transfers.pop(job_id)
         for row, content in zip(transfer.prepared.rows, transfer.contents, strict=True):
             self.rows[row] = content if success else self._new_junk()
+        if not self.coordinator.state.jobs[job_id].overdue:
+            self.hooks.offered(transfer.request, transfer.prepared.keys)
         if success:
             self.hooks.stored(transfer.request, transfer.prepared.keys)
         self.coordinator.complete_store(job_id, success=success, now=self.now)
@@ -210,6 +219,7 @@ class World:
     def reset(self, *, tiers: bool = True, ready: bool = True) -> None:
         """A new cache epoch; with ``ready=False`` no tier serves it yet."""
         self.coordinator.reset(tiers=tiers)
+        self.hooks.forget()
         if tiers:
             self.epoch += 1
             for running in self.running.values():
@@ -219,6 +229,14 @@ class World:
             self.tier_ready(name)
 
     # -- the tiers
+
+    def ask_for_whole(self, name: str, request_id: str) -> None:
+        """A tier's ``on_new_request`` returns that it wants the whole request, however late."""
+        request = self.coordinator.state.requests.get(request_id)
+        if request is not None and request.may_store_to(name):
+            self.hooks.whole(name, request_id)
+        self.coordinator.on_request_level(name, self._infos[request_id])
+        self._act()
 
     def tier_ready(self, name: str) -> None:
         """A tier serves the current epoch from now on."""
@@ -354,7 +372,7 @@ class World:
             case TellNewRequest(tier, request):
                 self.hooks.new_request(tier, request.request_id)
             case TellRequestFinished(tier, request):
-                self.hooks.request_finished(tier, request.request_id)
+                self.hooks.request_finished(tier, request.request_id, request.not_stored)
             case CancelJobs(tier, job_ids):
                 for job_id in job_ids:
                     if job_id in self.running:  # else it still waits for its sealing
@@ -370,9 +388,10 @@ class World:
         """Seal what waits for it, in order, and hand its stores to the tiers."""
         while self._sealing:
             seal, jobs = self._sealing.pop(0)
-            for key, row in zip(seal.keys, seal.rows, strict=True):
-                self._seal(key, row)
-            self.coordinator.on_sealed(seal.id)
+            if seal is not None:
+                for key, row in zip(seal.keys, seal.rows, strict=True):
+                    self._seal(key, row)
+                self.coordinator.on_sealed(seal.id)
             for job in jobs:
                 if job.deadline > self.now:
                     self._submit(JobHook.STORE, job)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from kvtier_core.testing.scripted import JobHook
+from kvtier_core.testing.scripted import Answer, JobHook
 from kvtier_core.testing.world import World, generous_limits, make_keys
 from kvtier_core.values import LookupState, MissReason, RequestInfo
 
@@ -325,6 +325,20 @@ def test_c60_a_miss_counts_once_per_request_and_key():
         world.lookup("r", make_keys("z"))
     world.lookup("w", make_keys("z"))
     assert world.coordinator.counters.misses == {MissReason.NEVER_STORED: 2}
+
+
+def test_c60_a_block_computed_after_its_promotion_failed_comes_from_the_pool():
+    world = World(4, ["a"])
+    world.new_request("w", "r")
+    world.put("w", make_keys("a"))
+    world.reset(tiers=False)
+    world.lookup("r", make_keys("a"))
+    world.answer_all(JobHook.LOOKUP)
+    world.lookup("r", make_keys("a"))
+    world.end_step()
+    world.answer_all(JobHook.LOAD, answer=Answer.FAILED)
+    world.put("w", make_keys("a"))
+    assert world.prepare_load("r", make_keys("a")).sources == ["pool"]
 
 
 def test_c60_hits_count_by_where_they_came_from():

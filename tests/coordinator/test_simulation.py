@@ -36,7 +36,7 @@ def test_k3_o4_ten_thousand_requests_leave_no_reference_behind():
     simulation = Simulation(64, shape, check_every=100)
     while simulation.num_requests < 10_000:
         simulation.step()
-    assert simulation.world.coordinator.counters.evicted > 1_000
+    assert simulation.world.coordinator.counters.evicted > 500
     simulation.come_to_rest()
     assert simulation.world.ledger.room == 64
 
