@@ -12,7 +12,7 @@ The session always leaves one token to compute, and it decides nothing about tie
 """
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self
 
@@ -73,13 +73,22 @@ class EngineSession:
         token_ids: Sequence[int],
         identity: RequestIdentity = RequestIdentity(),  # noqa: B008 - frozen
         params: Mapping[str, Any] | None = None,
+        *,
+        load_tiers: Collection[str] | None = None,
+        store_tiers: Collection[str] | None = None,
     ) -> None:
-        """Begin a request with its prompt. Raises ``ValueError`` when the id is in use."""
+        """Begin a request with its prompt. *params* are the engine's ``kv_transfer_params`` (a mapping, or ``None``).
+
+        It loads from *load_tiers* and stores to *store_tiers* alone, all tiers by default; *params* may narrow either
+        with ``{"kvtier": {"load_tiers": [...], "store_tiers": [...]}}``. The pool serves every request.
+        ``{"do_remote_decode": True}`` gives every tier it may store to the whole request (C25). Raises ``ValueError``
+        when the id is in use, or a tier of that name is not there.
+        """
         self._poll()
-        info = RequestInfo(request_id=request_id, num_tokens=len(token_ids), params=params or {})
+        info = RequestInfo(request_id=request_id, num_tokens=len(token_ids), params=dict(params or {}))
         request = _Request(info, identity)
         self._extend(request, token_ids)
-        self._manager.new_request(info)
+        self._manager.new_request(info, load_tiers=load_tiers, store_tiers=store_tiers)
         self._requests[request_id] = request
 
     def append(self, request_id: str, token_ids: Sequence[int]) -> None:

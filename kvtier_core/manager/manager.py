@@ -37,6 +37,7 @@ from kvtier_core.manager.events import Event, Fault, OpenFailed, Sealed, Serving
 from kvtier_core.manager.guard import TierIdentity, text_of
 from kvtier_core.manager.host import TierHost
 from kvtier_core.manager.integrity import Integrity
+from kvtier_core.manager.tier_filter import resolve_filters
 from kvtier_core.manager.tier_log import make_tier_log
 from kvtier_core.masking import mask_text
 from kvtier_core.namespace import Namespace, payload_sizes
@@ -203,9 +204,13 @@ class TierManager:
         load_tiers: Collection[str] | None = None,
         store_tiers: Collection[str] | None = None,
     ) -> None:
-        """A request begins. Raises ``ValueError`` while another one of that id is not wholly over."""
+        """A request begins, which may use these tiers alone and those that its parameters allow (C27).
+
+        Raises ``ValueError`` while another one of that id is not wholly over, and for tiers that there are not.
+        """
         self._ensure_open()
-        self._coordinator.new_request(info, self._clock(), load_tiers=load_tiers, store_tiers=store_tiers)
+        load, store = resolve_filters(info.params, load_tiers, store_tiers, list(self._hosts))
+        self._coordinator.new_request(info, self._clock(), load_tiers=load, store_tiers=store)
         self._act()
 
     def is_request_level(self, request_id: str) -> bool:

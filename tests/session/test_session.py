@@ -333,3 +333,41 @@ def test_hits_of_a_preempted_request_are_counted_once(make_toy):
         assert session.wait_loaded("b", PATIENCE_S) == 16
         assert session.request_hits("b") == {"pool": 16}
         session.preempt("b", PATIENCE_S)
+
+
+def test_c27_a_request_restricts_its_tiers_by_argument_and_by_parameter(make_toy):
+    toy = make_toy(("one", "two"))
+    session = toy.session
+    session.new_request("a", PROMPT, params={"kvtier": {"store_tiers": ["two"]}})
+    toy.compute(PROMPT, list(range(5)))
+    session.computed("a", 17, list(range(5)))
+    session.finish("a")
+    assert session.flush(PATIENCE_S)
+    assert [tier["stored_blocks"] for tier in session.stats()["tiers"].values()] == [0, 4]
+    toy.evict_pool()
+    session.new_request("b", PROMPT, load_tiers=["one"])
+    assert session.wait_loadable("b", PATIENCE_S) == 0
+    session.new_request("c", PROMPT, load_tiers=["two"])
+    assert session.wait_loadable("c", PATIENCE_S) == 16
+    with pytest.raises(ValueError, match="load_tiers names 'three', but the enabled tiers are 'one', 'two'"):
+        session.new_request("d", PROMPT, load_tiers=["three"])
+    session.new_request("d", PROMPT)
+
+
+def test_c25_remote_decode_stores_what_was_loaded_as_well(make_toy, tiers):
+    toy = make_toy(("one", "two"))
+    session = toy.session
+    session.new_request("a", PROMPT, store_tiers=["one"])
+    toy.compute(PROMPT, list(range(5)))
+    session.computed("a", 17, list(range(5)))
+    session.finish("a")
+    assert session.flush(PATIENCE_S)
+    toy.evict_pool()
+    stored = session.stats()["tiers"]["two"]["stored_blocks"]
+    session.new_request("b", PROMPT, params={"do_remote_decode": True})
+    session.load("b", session.wait_loadable("b", PATIENCE_S), list(range(5)))
+    assert session.wait_loaded("b", PATIENCE_S) == 16
+    session.computed("b", 17, list(range(5)))
+    session.finish("b")
+    assert session.flush(PATIENCE_S)
+    assert session.stats()["tiers"]["two"]["stored_blocks"] - stored == 4
