@@ -33,7 +33,7 @@ _NOTHING: frozenset[OffloadKey] = frozenset()
 class Block:
     """One row in use. Identity matters: after a detach, another ``Block`` may carry the same key."""
 
-    __slots__ = ("cascades", "is_sealed", "key", "leases", "pins", "row", "source", "state")
+    __slots__ = ("cascades", "is_sealed", "key", "leases", "pins", "row", "source", "state", "writer")
 
     def __init__(self, key: OffloadKey, row: int) -> None:
         self.key = key
@@ -45,6 +45,8 @@ class Block:
         """Tier stores among the pins."""
         self.source = ""
         """The tier the bytes come from, empty when the engine computed them."""
+        self.writer = 0
+        """The job that writes, or wrote, the row; 0 while that is only planned."""
         self.is_sealed = False
         """The row has its proof, or will have it before any store that is planned from now on."""
 
@@ -70,6 +72,10 @@ class Ledger:
     def find(self, key: OffloadKey) -> Block | None:
         """The block that holds *key* now, arriving or ready."""
         return self._blocks.get(key)
+
+    def find_all(self, keys: Iterable[OffloadKey]) -> list[Block | None]:
+        """``find`` for each of *keys*, in order."""
+        return list(map(self._blocks.get, keys))
 
     @property
     def blocks(self) -> Iterable[Block]:

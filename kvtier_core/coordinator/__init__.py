@@ -13,7 +13,8 @@ from kvtier_core.coordinator.actions import (
     TellTouched,
 )
 from kvtier_core.coordinator.coordinator import Coordinator, Finished
-from kvtier_core.coordinator.state import Lookup, PoolLimits, PreparedTransfer, TierSpec
+from kvtier_core.coordinator.endpoints import GroupShape
+from kvtier_core.coordinator.state import EndPoint, Lookup, PoolLimits, PreparedTransfer, TierSpec
 from kvtier_core.coordinator.stats import Counters, TierCounters
 
 __all__ = [
@@ -22,7 +23,9 @@ __all__ = [
     "CancelJobs",
     "Coordinator",
     "Counters",
+    "EndPoint",
     "Finished",
+    "GroupShape",
     "JobPlan",
     "LoadFromTier",
     "Lookup",

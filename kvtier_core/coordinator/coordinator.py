@@ -16,11 +16,13 @@ from kvtier_core.coordinator.actions import (
     TellTouched,
 )
 from kvtier_core.coordinator.cascades import Cascades
+from kvtier_core.coordinator.endpoints import GroupShape
 from kvtier_core.coordinator.lookups import Lookups
 from kvtier_core.coordinator.presence import ResidentSource
 from kvtier_core.coordinator.promotions import Promotions
 from kvtier_core.coordinator.request_level import RequestLevel
 from kvtier_core.coordinator.state import (
+    EndPoint,
     Job,
     JobKind,
     Lookup,
@@ -32,7 +34,7 @@ from kvtier_core.coordinator.state import (
 )
 from kvtier_core.coordinator.stats import Counters
 from kvtier_core.keys import OffloadKey
-from kvtier_core.ledger import BlockState, Ledger
+from kvtier_core.ledger import Block, BlockState, Ledger
 from kvtier_core.policies.base import EvictionPolicy
 from kvtier_core.values import JobResult, MissReason, RequestInfo
 
@@ -47,13 +49,18 @@ class Finished:
 
 
 class Coordinator:
-    """Decides for one pool and the tiers behind it."""
+    """Decides for one pool and the tiers behind it. *groups* are the KV groups that share the pool, in order."""
 
     def __init__(
-        self, num_rows: int, policy: EvictionPolicy[OffloadKey], tiers: Sequence[TierSpec], limits: PoolLimits
+        self,
+        num_rows: int,
+        policy: EvictionPolicy[OffloadKey],
+        tiers: Sequence[TierSpec],
+        limits: PoolLimits,
+        groups: Sequence[GroupShape] = (GroupShape(),),
     ) -> None:
         self._state = State(Ledger(num_rows, policy), tiers, limits)
-        self._lookups = Lookups(self._state)
+        self._lookups = Lookups(self._state, groups)
         self._promotions = Promotions(self._state)
         self._cascades = Cascades(self._state)
         self._request_level = RequestLevel(self._state, self._cascades)
@@ -100,27 +107,52 @@ class Coordinator:
     # -- lookups and device transfers
 
     def lookup(self, request_id: str, keys: Sequence[OffloadKey], now: float) -> Lookup:
-        """How much of the prefix *keys* can be loaded; starts what would make it more (C10, C21)."""
+        """How much of the prefix *keys*, of one group of full attention, can be loaded; starts what would make it more.
+
+        Keys in a ``tuple`` that is asked about again are not looked at again while the answer is pending (C10, C21).
+        """
         return self._lookups.lookup(self._state.requests[request_id], keys, now)
+
+    def lookup_groups(
+        self, request_id: str, keys: Sequence[Sequence[OffloadKey]], max_tokens: int, now: float
+    ) -> EndPoint:
+        """Up to which token, at most *max_tokens*, all groups can be loaded; starts what would make it more.
+
+        ``keys[i]`` are the keys of the i-th group from the prompt's beginning. Tuples are remembered as in ``lookup``.
+        """
+        return self._lookups.lookup_groups(self._state.requests[request_id], keys, max_tokens, now)
 
     def prepare_load(self, request_id: str, keys: Sequence[OffloadKey]) -> PreparedTransfer:
         """Pin the leading blocks of *keys* that are still there; after a reset these may be fewer than promised."""
-        state = self._state
-        request = state.requests[request_id]
         blocks = []
-        for key in keys:
-            block = state.ledger.find(key)
+        for block in self._state.ledger.find_all(keys):
             if block is None or block.state is not BlockState.READY:
                 break
             blocks.append(block)
+        return self._start_load(request_id, blocks, 0)
+
+    def prepare_load_groups(
+        self, request_id: str, keys: Sequence[Sequence[OffloadKey]], max_tokens: int
+    ) -> PreparedTransfer:
+        """Pin the blocks of the longest end point, of at most *max_tokens*, that all groups can be loaded up to now.
+
+        Its ``tokens`` say which that is, its keys are what each group needs for it, group by group.
+        """
+        end, blocks = self._lookups.ready_blocks(keys, max_tokens)
+        return self._start_load(request_id, blocks, end)
+
+    def _start_load(self, request_id: str, blocks: Sequence[Block], tokens: int) -> PreparedTransfer:
+        state = self._state
+        request = state.requests[request_id]
+        state.forget_answer(request)
         if not blocks:
-            return PreparedTransfer(0, (), ())
+            return PreparedTransfer(0, (), (), tokens=tokens)
         for block in blocks:
             state.ledger.pin(block)
             if request.leases.get(block.key) is block:
                 del request.leases[block.key]
                 state.ledger.unlease(block)
-        held = keys[: len(blocks)]
+        held = [block.key for block in blocks]
         job = state.start_job(JobKind.DEVICE_LOAD, request, held, blocks, float("inf"))
         sources = [
             block.source if block.source and block.key in request.waited else "pool" for block in blocks
@@ -131,7 +163,8 @@ class Coordinator:
             state.outbox.extend(
                 TellTouched(tier.name, touched) for tier in state.tiers.values() if tier.serving
             )
-        return PreparedTransfer(job.id, held, [block.row for block in blocks], sources=sources)
+        rows = [block.row for block in blocks]
+        return PreparedTransfer(job.id, held, rows, sources=sources, tokens=tokens)
 
     def complete_load(self, job_id: int) -> None:
         """A device load ended, well or not: its rows are no longer read."""
@@ -154,6 +187,8 @@ class Coordinator:
         """A device store ended (C12)."""
         job = self._state.jobs.pop(job_id)
         assert job.kind is JobKind.DEVICE_STORE, job
+        state = self._state
+        state.forget_answers_of(job)
         self._cascades.complete(job, success=success, now=now)
         if not job.overdue:
             self._request_level.arrived(job.blocks, job.request, now)
@@ -179,6 +214,7 @@ class Coordinator:
         leases.expire(self._state, now)
 
     def _expire(self, job: Job, now: float) -> None:
+        self._state.forget_answers_of(job)
         if job.kind is JobKind.DEVICE_STORE:
             self._cascades.expire_device_store(job)
             self._request_level.lost(job.blocks)
@@ -215,6 +251,7 @@ class Coordinator:
             self.on_fault(finished.tier, now)
             return
         del state.jobs[job.id]
+        state.forget_answers_of(job)
         bad = self._bad_keys(job, finished)
         if bad is None:
             tier.counters.faults += 1

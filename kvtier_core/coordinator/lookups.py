@@ -1,208 +1,301 @@
-"""Lookups decide how much of a prefix can be loaded, what is asked of which tier, and what is promoted.
+"""Lookups decide how much of a prompt can be loaded, what is asked of which tier, and what is promoted.
 
-Three passes over the keys, no I/O: which keys the pool holds; what the tiers are known to hold of the rest (asking,
-in one job a tier, what is unknown); then the longest prefix that fits into the pool together, in key order. Rows
-are reserved only for that prefix, after the hits in it are leased, so that no promotion evicts a promised block.
+One call over all keys of all groups, no I/O: which blocks the pool holds; what the tiers are known to hold of the rest
+(asking, in one job a tier, what is unknown); then the longest end point whose blocks fit into the pool together. Rows
+are reserved only for what that end point needs, in key order, after the hits among it are leased, so that no promotion
+evicts a promised block. While an answer is pending it is remembered: nothing is looked at again until something that
+it waits for has happened.
 """
 
 from collections.abc import Sequence
+from typing import cast
 
 from kvtier_core.coordinator import leases
-from kvtier_core.coordinator.actions import AskTier
-from kvtier_core.coordinator.state import JobKind, Lookup, RequestState, State, TierState
+from kvtier_core.coordinator.endpoints import GroupCosts, GroupShape, find_end, last_candidate, unit_of
+from kvtier_core.coordinator.state import EndPoint, Lookup, RequestState, State
+from kvtier_core.coordinator.tier_answers import TierAnswers, Verdict
 from kvtier_core.keys import OffloadKey
 from kvtier_core.ledger import Block, BlockState
 from kvtier_core.values import LookupState, MissReason
 
-_TELLING = (MissReason.INTEGRITY, MissReason.TIER_FAILED, MissReason.TIER_SLOW)
-"""Reasons worth more than "never stored", most telling first."""
-
-_Verdict = str | MissReason | None
-"""The tier to load from, why there is none, or ``None`` while a tier has not said."""
+_Keys = Sequence[OffloadKey]
 
 
-class _Walk:
-    """One pass over the prefix: the answers so far and what they would take of the pool."""
+class _Group:
+    """One group in one lookup: its keys, the blocks that the pool holds of them, and what an end point would take."""
 
-    def __init__(self, room: int, promotions: int) -> None:
-        self.states: list[LookupState] = []
-        self.reason: MissReason | None = None
+    __slots__ = ("blocks", "costs", "keys", "shape")
+
+    def __init__(self, shape: GroupShape, keys: _Keys, blocks: Sequence[Block | None]) -> None:
+        self.shape = shape
+        self.keys = keys
+        self.blocks = blocks
+        self.costs = GroupCosts(shape, (), ())
+
+
+class _Plan:
+    """What one lookup comes to: the end point, what to hold and to promote for it, and what it waits for."""
+
+    __slots__ = ("end", "hold", "promote", "reason", "retry", "unknown")
+
+    def __init__(self, end: int) -> None:
+        self.end = end
         self.hold: list[Block] = []
         self.promote: dict[OffloadKey, str] = {}
-        self.room = room
-        self.promotions = promotions
-
-    def miss(self, reason: MissReason) -> bool:
-        self.states.append(LookupState.MISS)
-        self.reason = reason
-        return False
-
-    def retry(self) -> bool:
-        self.states.append(LookupState.RETRY)
-        return False
-
-    def take(self, block: Block, *, idle: bool) -> bool:
-        if idle:
-            if not self.room:
-                return self.miss(MissReason.PRIMARY_FULL)
-            self.room -= 1
-        self.hold.append(block)
-        ready = block.state is BlockState.READY
-        self.states.append(LookupState.HIT if ready else LookupState.HIT_PENDING)
-        return True
-
-    def want(self, key: OffloadKey, tier: str, *, waiting: bool) -> bool:
-        if key not in self.promote:
-            if self.room and not self.promotions and (waiting or self.promote):
-                return self.retry()
-            if not self.room or not self.promotions:
-                return self.miss(MissReason.PRIMARY_FULL)
-            self.room -= 1
-            self.promotions -= 1
-            self.promote[key] = tier
-        self.states.append(LookupState.HIT_PENDING)
-        return True
+        self.unknown: list[OffloadKey] = []
+        self.retry: dict[OffloadKey, None] = {}
+        """Keys that must be looked up again before more can be said."""
+        self.reason: MissReason | None = None
 
 
 class Lookups:
     """Answers lookups on the shared state."""
 
-    def __init__(self, state: State) -> None:
+    def __init__(self, state: State, shapes: Sequence[GroupShape]) -> None:
         self._state = state
+        self._shapes = shapes
+        self._prefix = GroupShape(shapes[0].tokens_per_block)
+        self._tiers = TierAnswers(state)
 
-    def lookup(self, request: RequestState, keys: Sequence[OffloadKey], now: float) -> Lookup:
-        """Answer for *keys*, in prefix order. Cost: proportional to the keys."""
-        state = self._state
+    # -- one group's prefix
+
+    def lookup(self, request: RequestState, keys: _Keys, now: float) -> Lookup:
+        """Answer for *keys*, in prefix order. Cost: proportional to the keys; constant while the answer is pending."""
+        remembered = self._recall(request, keys, 0, now)
+        if isinstance(remembered, Lookup):
+            return remembered
         request.last_lookup = now
-        blocks = [state.ledger.find(key) for key in keys]
-        absent = [key for key, block in zip(keys, blocks, strict=True) if block is None]
-        verdicts = dict(zip(absent, self._verdicts(request, absent, now), strict=True))
-        self._bound_waiting(request, verdicts, now)
-        walk = self._walk(request, keys, blocks, verdicts)
-        self._commit(request, walk)
-        if walk.reason is not None:
-            self._count_miss(request, keys[len(walk.states) - 1], walk.reason)
-        found = Lookup(tuple(walk.states), walk.reason)
+        blocks = self._state.ledger.find_all(keys)
+        if all(blocks):
+            plan = _Plan(0)
+            plan.hold = cast("list[Block]", blocks)
+            found = self._all_held(request, plan.hold)
+        else:
+            group = _Group(self._prefix, keys, blocks)
+            plan = self._plan(request, [group], len(keys) * self._prefix.tokens_per_block, now)
+            found = self._prefix_answer(group, plan)
         if found.is_settled:
             request.wait_until = None
+        elif type(keys) is tuple and self._wait_for(request, plan):
+            request.remembered = (keys, 0, found)
         return found
 
-    # -- what the tiers hold
+    def _all_held(self, request: RequestState, blocks: Sequence[Block]) -> Lookup:
+        """The pool holds every block, or is about to: nothing to ask, and room enough since nothing is new."""
+        leases.grant_all(self._state, request, blocks)
+        arriving = [block for block in blocks if block.state is not BlockState.READY]
+        if not arriving:
+            return Lookup((LookupState.HIT,) * len(blocks))
+        for block in arriving:
+            if block.source:
+                request.waited.add(block.key)
+        ready = BlockState.READY
+        return Lookup(
+            tuple([LookupState.HIT if b.state is ready else LookupState.HIT_PENDING for b in blocks])
+        )
 
-    def _verdicts(self, request: RequestState, keys: Sequence[OffloadKey], now: float) -> list[_Verdict]:
-        verdicts: list[_Verdict] = [MissReason.NEVER_STORED] * len(keys)
-        if not keys:
-            return verdicts
-        decided = [False] * len(keys)
-        for tier in self._state.tiers.values():
-            if not request.may_load_from(tier.name):
-                continue
-            for index, answer in enumerate(self._ask(request, tier, keys, now)):
-                if decided[index]:
-                    continue
-                if isinstance(answer, MissReason):
-                    verdicts[index] = self._more_telling(verdicts[index], answer)
-                else:
-                    decided[index] = True
-                    verdicts[index] = answer
+    def _prefix_answer(self, group: _Group, plan: _Plan) -> Lookup:
+        states: list[LookupState] = []
+        for index in group.shape.needed(plan.end):
+            block = group.blocks[index]
+            if block is not None and block.state is BlockState.READY:
+                states.append(LookupState.HIT)
+            elif group.keys[index] in plan.retry:
+                states.append(LookupState.RETRY)
+                return Lookup(tuple(states))
+            else:
+                states.append(LookupState.HIT_PENDING)
+        if plan.reason is not None:
+            states.append(LookupState.MISS)
+        return Lookup(tuple(states), plan.reason)
+
+    # -- several groups
+
+    def lookup_groups(
+        self, request: RequestState, keys: Sequence[_Keys], max_tokens: int, now: float
+    ) -> EndPoint:
+        """The longest end point, of at most *max_tokens*, that all groups can be loaded up to. Cost: as ``lookup``."""
+        remembered = self._recall(request, keys, max_tokens, now)
+        if isinstance(remembered, EndPoint):
+            return remembered
+        request.last_lookup = now
+        groups = self._find(keys)
+        plan = self._plan(request, groups, max_tokens, now)
+        settled = not plan.retry and not plan.promote and all(b.state is BlockState.READY for b in plan.hold)
+        ready = plan.end if settled else self.ready_blocks(keys, max_tokens)[0]
+        found = EndPoint(plan.end, ready, settled, plan.reason)
+        if settled:
+            request.wait_until = None
+            leases.keep_only(self._state, request, plan.hold)
+        elif type(keys) is tuple and self._wait_for(request, plan):
+            request.remembered = (keys, max_tokens, found)
+        return found
+
+    def _find(self, keys: Sequence[_Keys]) -> list[_Group]:
         return [
-            MissReason.EVICTED
-            if verdict is MissReason.NEVER_STORED and key in self._state.evicted
-            else verdict
-            for key, verdict in zip(keys, verdicts, strict=True)
+            _Group(shape, of_group, self._state.ledger.find_all(of_group))
+            for shape, of_group in zip(self._shapes, keys, strict=True)
         ]
 
-    def _bound_waiting(self, request: RequestState, verdicts: dict[OffloadKey, _Verdict], now: float) -> None:
-        """No request waits longer than the slowest tier may take, however often answers lapse and are asked again."""
-        unknown = [key for key, verdict in verdicts.items() if verdict is None]
-        if not unknown:
-            request.wait_until = None
-            return
-        if request.wait_until is None:
-            request.wait_until = now + self._state.slowest_lookup_s
-        if now >= request.wait_until:
-            verdicts.update(dict.fromkeys(unknown, MissReason.TIER_SLOW))
+    def ready_blocks(self, keys: Sequence[_Keys], max_tokens: int) -> tuple[int, list[Block]]:
+        """The longest end point that can be loaded at once, and the blocks it needs, group by group."""
+        groups = self._find(keys)
+        for group in groups:
+            blocked = [block is None or block.state is not BlockState.READY for block in group.blocks]
+            group.costs = GroupCosts(group.shape, blocked, [0] * len(blocked))
+        end = find_end([group.costs for group in groups], 0, max_tokens)
+        needed = [group.blocks[index] for group in groups for index in group.shape.needed(end)]
+        return end, [block for block in needed if block is not None]
+
+    # -- deciding
+
+    def _plan(self, request: RequestState, groups: Sequence[_Group], max_tokens: int, now: float) -> _Plan:
+        state = self._state
+        absent = [
+            key for group in groups for key, b in zip(group.keys, group.blocks, strict=True) if b is None
+        ]
+        verdicts = self._tiers.judge(request, absent, now)
+        promotions = state.limits.max_promotion_rows - state.promoting_rows
+        if promotions <= 0 and not request.promoting and not request.planned:
+            for key, verdict in verdicts.items():
+                if isinstance(verdict, str):
+                    verdicts[key] = MissReason.PRIMARY_FULL
+        end = self._find_end(groups, verdicts, max_tokens)
+        plan = self._choose(groups, verdicts, end, promotions)
+        if not plan.retry:
+            self._explain(request, groups, verdicts, plan, max_tokens)
+        self._commit(request, plan)
+        return plan
+
+    def _find_end(
+        self, groups: Sequence[_Group], verdicts: dict[OffloadKey, Verdict], max_tokens: int
+    ) -> int:
+        """The longest end point, were every key there that a tier has not denied yet."""
+        is_idle = self._state.ledger.is_idle
+        for group in groups:
+            blocked = [
+                block is None and isinstance(verdicts[key], MissReason)
+                for key, block in zip(group.keys, group.blocks, strict=True)
+            ]
+            rows = [1 if block is None or is_idle(block) else 0 for block in group.blocks]
+            group.costs = GroupCosts(group.shape, blocked, rows)
+        return find_end([group.costs for group in groups], self._state.ledger.room, max_tokens)
 
     @staticmethod
-    def _more_telling(one: _Verdict, other: MissReason) -> _Verdict:
-        return next((reason for reason in _TELLING if reason in (one, other)), other)
+    def _choose(
+        groups: Sequence[_Group], verdicts: dict[OffloadKey, Verdict], end: int, promotions: int
+    ) -> _Plan:
+        """What to hold and to promote for *end*: nothing behind a key that no tier has spoken about yet.
 
-    def _ask(
-        self, request: RequestState, tier: TierState, keys: Sequence[OffloadKey], now: float
-    ) -> list[_Verdict]:
-        """What *tier* is known to hold; unknown keys are asked of it, all in one job."""
-        answers = tier.presence.classify(keys, now)
-        unknown = [
-            key
-            for key, answer in zip(keys, answers, strict=True)
-            if answer is None and not tier.presence.is_asked(key)
-        ]
-        refused = not tier.may_ask(now)
-        if unknown and not refused:
-            job = self._state.start_job(
-                JobKind.LOOKUP, request, unknown, (), now + tier.limits.lookup_timeout, tier.name
-            )
-            tier.presence.ask(unknown, job.id)
-            tier.lookup_breaker.submitted()
-            self._state.outbox.append(AskTier(self._state.plan(job)))
-        may_promote = tier.may_promote(now)
-        verdicts: list[_Verdict] = []
-        for key, answer in zip(keys, answers, strict=True):
-            if isinstance(answer, MissReason):
-                verdicts.append(answer)
-            elif answer:
-                verdicts.append(tier.name if may_promote else MissReason.TIER_FAILED)
-            else:
-                verdicts.append(None if tier.presence.is_asked(key) else MissReason.TIER_FAILED)
-        return verdicts
+        While there is such a key the end point may still move, and blocks of windows are not promoted.
+        """
+        plan = _Plan(end)
+        is_certain = None not in verdicts.values() or all(
+            group.blocks[index] is not None or verdicts[group.keys[index]] is not None
+            for group in groups
+            for index in group.shape.needed(end)
+        )
+        for group in groups:
+            for index in group.shape.needed(end):
+                block, key = group.blocks[index], group.keys[index]
+                if block is not None:
+                    plan.hold.append(block)
+                    continue
+                tier = verdicts[key]
+                if tier is None:
+                    plan.unknown.append(key)
+                    plan.retry[key] = None
+                    break
+                if key in plan.promote:
+                    continue
+                if len(plan.promote) < promotions and (is_certain or group.shape.window is None):
+                    assert isinstance(tier, str)
+                    plan.promote[key] = tier
+                else:
+                    plan.retry[key] = None
+        return plan
 
-    # -- what fits
-
-    def _walk(
+    def _explain(
         self,
         request: RequestState,
-        keys: Sequence[OffloadKey],
-        blocks: Sequence[Block | None],
-        verdicts: dict[OffloadKey, _Verdict],
-    ) -> _Walk:
-        state = self._state
-        walk = _Walk(state.ledger.room, state.limits.max_promotion_rows - state.promoting_rows)
-        waiting = bool(request.promoting or request.planned)
-        for key, block in zip(keys, blocks, strict=True):
-            if block is not None:
-                goes_on = walk.take(block, idle=state.ledger.is_idle(block))
-            else:
-                verdict = verdicts[key]
-                if verdict is None:
-                    goes_on = walk.retry()
-                elif isinstance(verdict, MissReason):
-                    goes_on = walk.miss(verdict)
-                else:
-                    goes_on = walk.want(key, verdict, waiting=waiting)
-            if not goes_on:
-                break
-        return walk
+        groups: Sequence[_Group],
+        verdicts: dict[OffloadKey, Verdict],
+        plan: _Plan,
+        max_tokens: int,
+    ) -> None:
+        """Why the end point is not the next one: the first key that can't be had, or that there is no room for it."""
+        unit = unit_of([group.shape for group in groups])
+        if plan.end >= last_candidate([group.costs for group in groups], max_tokens):
+            return
+        beyond = [(group, index) for group in groups for index in group.shape.needed(plan.end + unit)]
+        for group, index in beyond:
+            verdict = verdicts.get(group.keys[index])
+            if group.costs.blocked[index] and isinstance(verdict, MissReason):
+                plan.reason = verdict
+                self._count_miss(request, group.keys[index], verdict)
+                return
+        plan.reason = MissReason.PRIMARY_FULL
+        first = groups[0]
+        self._count_miss(request, first.keys[plan.end // first.shape.tokens_per_block], plan.reason)
 
-    def _commit(self, request: RequestState, walk: _Walk) -> None:
+    def _commit(self, request: RequestState, plan: _Plan) -> None:
         state = self._state
-        for block in walk.hold:
-            leases.grant(state, request, block)
+        leases.grant_all(state, request, plan.hold)
+        for block in plan.hold:
             if block.state is BlockState.ARRIVING and block.source:
                 request.waited.add(block.key)
-        if not walk.promote:
+        if not plan.promote:
             return
-        reserved = state.ledger.reserve(list(walk.promote))
-        assert reserved is not None, "the walk promised more than the pool has room for"
+        reserved = state.ledger.reserve(list(plan.promote))
+        assert reserved is not None, "the plan promised more than the pool has room for"
         new, evicted = reserved
         state.note_evicted(evicted)
         state.promoting_rows += len(new)
         for block in new:
-            block.source = walk.promote[block.key]
-            leases.grant(state, request, block)
+            block.source = plan.promote[block.key]
             request.waited.add(block.key)
-            request.planned.setdefault(block.source, []).append(block)
+            state.plan_promotion(request, block)
+        leases.grant_all(state, request, new)
 
     def _count_miss(self, request: RequestState, key: OffloadKey, reason: MissReason) -> None:
         if key not in request.missed:
-            request.missed.add(key)
             self._state.counters.misses[reason] += 1
+        request.missed[key] = reason
+
+    # -- remembering
+
+    def _recall(
+        self, request: RequestState, keys: object, max_tokens: int, now: float
+    ) -> Lookup | EndPoint | None:
+        """The pending answer to the same question, while nothing that it waits for has happened."""
+        if request.remembered is None:
+            return None
+        asked, limit, answer = request.remembered
+        too_late = request.wait_until is not None and now >= request.wait_until
+        if asked is not keys or limit != max_tokens or too_late:
+            self._state.forget_answer(request)
+            return None
+        request.last_lookup = now
+        return answer
+
+    def _wait_for(self, request: RequestState, plan: _Plan) -> bool:
+        """Have *request* woken by whatever *plan* waits for; whether there is anything."""
+        waits = self._tiers.wait_for(request, plan.unknown)
+        arriving = [block for block in plan.hold if block.state is not BlockState.READY]
+        if plan.promote:
+            self._state.awaiting_step[request] = None
+            waits = True
+        return self._wait_for_blocks(request, arriving) or waits
+
+    def _wait_for_blocks(self, request: RequestState, arriving: Sequence[Block]) -> bool:
+        state = self._state
+        last = None
+        for block in arriving:
+            if block.writer == last:
+                continue
+            last = block.writer
+            if last:
+                state.jobs[last].waiters[request] = None
+            else:
+                state.awaiting_step[request] = None
+        return bool(arriving)

@@ -90,6 +90,10 @@ class Presence:
         """Whether a question about *key* is under way."""
         return key in self._asked
 
+    def asked_in(self, key: OffloadKey) -> int:
+        """The job that asks about *key*, 0 when there is none."""
+        return self._asked.get(key, 0)
+
     def ask(self, keys: Iterable[OffloadKey], job_id: int) -> None:
         """A question about *keys* leaves as *job_id*."""
         for key in keys:

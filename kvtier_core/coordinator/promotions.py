@@ -22,7 +22,7 @@ class Promotions:
     def submit_planned(self, now: float) -> None:
         """Turn the step's reservations into one load job per (tier, request)."""
         state = self._state
-        for request in state.requests.values():
+        for request in state.planning:
             for name, blocks in request.planned.items():
                 tier = state.tiers[name]
                 keys = [block.key for block in blocks]
@@ -33,6 +33,8 @@ class Promotions:
                 tier.load_breaker.submitted()
                 state.outbox.append(LoadFromTier(state.plan(job)))
             request.planned.clear()
+        state.planning.clear()
+        state.forget_answers(state.awaiting_step)
 
     def hand_over_planned(self, request: RequestState) -> list[Block]:
         """*request* ends before its reservations left: others that wait for a block take it over.
@@ -44,12 +46,15 @@ class Promotions:
             for block in blocks:
                 heir = self._waiter(block, name, request)
                 if heir is not None:
-                    heir.planned.setdefault(name, []).append(block)
+                    self._state.plan_promotion(heir, block)
                 else:
                     self._state.promoting_rows -= 1
                     self._drop(block)
                     dropped.append(block)
         request.planned.clear()
+        self._state.planning.pop(request, None)
+        if dropped:
+            self._state.forget_answers(self._state.awaiting_step)
         return dropped
 
     def _waiter(self, block: Block, tier: str, leaver: RequestState) -> RequestState | None:
@@ -114,3 +119,4 @@ class Promotions:
                 for block in blocks:
                     self._drop(block)
             request.planned.clear()
+        self._state.planning.clear()

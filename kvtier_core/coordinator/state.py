@@ -9,6 +9,7 @@ import math
 from collections import Counter, OrderedDict, deque
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from kvtier_core.coordinator.actions import Action, JobPlan, TellRequestFinished
 from kvtier_core.coordinator.breaker import Breaker
@@ -47,6 +48,8 @@ class Job:
     """Nobody waits for it any more: only its rows' pins are still of interest."""
     stale: bool = False
     """A reset came after it: its result says nothing about the tier's present contents."""
+    waiters: dict["RequestState", None] = field(default_factory=dict)
+    """Requests whose pending answer may change when it ends."""
 
 
 @dataclass(eq=False, slots=True)
@@ -68,8 +71,12 @@ class RequestState:
     """Device stores under way for this request."""
     waited: set[OffloadKey] = field(default_factory=set)
     """Keys that a promotion brought while this request waited for them."""
-    missed: set[OffloadKey] = field(default_factory=set)
-    """Keys whose miss has been counted."""
+    unsure: list[OffloadKey] = field(default_factory=list)
+    """Keys under which the request is entered in ``State.unsure``, each once."""
+    missed: dict[OffloadKey, MissReason] = field(default_factory=dict)
+    """Keys whose miss has been counted, and why each missed last."""
+    remembered: "tuple[tuple[Any, ...], int, Lookup | EndPoint] | None" = None
+    """The last lookup's keys, limit and pending answer, until something happens that may change it."""
     cascaded: list[tuple[str, Sequence[OffloadKey]]] = field(default_factory=list)
     """Keys of each store job of this epoch, and its tier."""
     whole: dict[str, dict[OffloadKey, bool]] = field(default_factory=dict)
@@ -177,6 +184,7 @@ class Lookup:
 
     states: Sequence[LookupState]
     reason: MissReason | None = None
+    """Why the last key missed, if it did."""
 
     @property
     def hits(self) -> int:
@@ -190,6 +198,21 @@ class Lookup:
 
 
 @dataclass(frozen=True, slots=True)
+class EndPoint:
+    """The answer to a lookup over several groups: up to which token all of them can be loaded.
+
+    ``tokens`` is that end once nothing is pending (``is_settled``), and the end hoped for until then. ``ready_tokens``
+    could be loaded when this was found out; that much is promised only when nothing is pending.
+    """
+
+    tokens: int
+    ready_tokens: int
+    is_settled: bool
+    reason: MissReason | None = None
+    """Why it is not longer."""
+
+
+@dataclass(frozen=True, slots=True)
 class PreparedTransfer:
     """A device transfer to carry out: row ``rows[i]`` is the block of ``keys[i]``; end it by its ``job_id``."""
 
@@ -199,6 +222,8 @@ class PreparedTransfer:
     evicted: Sequence[OffloadKey] = ()
     sources: Sequence[str] = ()
     """For a load: where each block came from, ``pool`` or a tier's name."""
+    tokens: int = 0
+    """For a load of several groups: the end point up to which it loads them all."""
 
 
 class State:
@@ -218,6 +243,12 @@ class State:
         """Keys evicted from the pool lately, at most as many as the pool has rows: to tell misses apart."""
         self.following: dict[Block, dict[RequestState, None]] = {}
         """Arriving blocks, and the whole requests as part of which tiers get them once they are ready."""
+        self.planning: dict[RequestState, None] = {}
+        """Requests that have reservations in ``planned``."""
+        self.awaiting_step: dict[RequestState, None] = {}
+        """Requests whose pending answer may change when the planned promotions leave."""
+        self.unsure: dict[OffloadKey, dict[RequestState, None]] = {}
+        """Keys that a tier has been asked about, and the requests whose pending answer may change when they come."""
         self.promoting_rows = 0
         self.cascade_rows = 0
         self._next_job = 1
@@ -239,9 +270,41 @@ class State:
         self.jobs[job.id] = job
         if tier:
             self.tiers[tier].has_jobs_this_step = True
+        if kind in (JobKind.DEVICE_STORE, JobKind.TIER_LOAD):
+            for block in blocks:
+                block.writer = job.id
         if deadline < math.inf:
             heapq.heappush(self._deadlines, (deadline, job.id))
         return job
+
+    def plan_promotion(self, request: RequestState, block: Block) -> None:
+        """*block* is to be loaded for *request*, from its source, when the step ends."""
+        request.planned.setdefault(block.source, []).append(block)
+        self.planning[request] = None
+
+    def forget_answer(self, request: RequestState) -> None:
+        """The pending answer of *request* is found anew when it is asked for."""
+        request.remembered = None
+        for key in request.unsure:
+            unsure = self.unsure[key]
+            unsure.pop(request, None)
+            if not unsure:
+                del self.unsure[key]
+        request.unsure.clear()
+
+    def forget_answers(self, requests: dict[RequestState, None]) -> None:
+        """Something happened that the pending answers of *requests* waited for."""
+        for request in requests:
+            self.forget_answer(request)
+        requests.clear()
+
+    def forget_answers_of(self, job: Job) -> None:
+        """*job* is over, or nobody waits for it any more."""
+        self.forget_answers(job.waiters)
+        if self.unsure and job.kind in (JobKind.DEVICE_STORE, JobKind.TIER_LOAD):
+            for key in job.keys:
+                if key in self.unsure:
+                    self.forget_answers(dict(self.unsure[key]))
 
     @staticmethod
     def plan(job: Job) -> JobPlan:
@@ -304,6 +367,9 @@ class State:
             assert tier.cascade_rows == sum(len(j.blocks) for j in stores)
             quarantined = [j for j in mine if j.kind is JobKind.TIER_LOAD and j.overdue]
             assert tier.quarantined_rows == sum(len(j.blocks) for j in quarantined)
+        assert {r for r in self.requests.values() if r.planned} == set(self.planning)
+        waiting = {r for job in live for r in job.waiters} | set(self.awaiting_step)
+        assert waiting >= {r for r in self.requests.values() if r.remembered is not None}
         assert all(b.state is BlockState.ARRIVING for b in self.following)
         late = Counter(r for requests in self.following.values() for r in requests)
         late.update(r for tier in self.tiers.values() for r, _ in tier.late)

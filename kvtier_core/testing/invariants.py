@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 
+from kvtier_core.coordinator import Lookup
 from kvtier_core.coordinator.state import State
 from kvtier_core.ledger import BlockState, Ledger
 from kvtier_core.testing.hook_order import InvariantError
@@ -55,6 +56,20 @@ def check_hits(ledger: Ledger, rows: Sequence[Content], epoch: int) -> None:
         content = rows[block.row]
         if content.payload != name:
             raise InvariantError(f"{block} answers HIT in epoch {epoch} but its row holds {content}")
+
+
+def check_pending_answers(state: State) -> None:
+    """No remembered answer is pending though every block of it has come (C21)."""
+    for request in state.requests.values():
+        if request.remembered is None:
+            continue
+        asked, _, answer = request.remembered
+        keys = asked if isinstance(answer, Lookup) else [key for of_group in asked for key in of_group]
+        blocks = state.ledger.find_all(keys)
+        if all(block is not None and block.state is BlockState.READY for block in blocks):
+            raise InvariantError(
+                f"{request.info.request_id} would be told {answer} of blocks that are all there"
+            )
 
 
 def check_at_rest(state: State) -> None:

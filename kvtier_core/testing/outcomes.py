@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import fields
 
-from kvtier_core.coordinator import Lookup, TierCounters
+from kvtier_core.coordinator import EndPoint, Lookup, TierCounters
 from kvtier_core.coordinator.breaker import BreakerState
 from kvtier_core.keys import OffloadKey
 from kvtier_core.ledger import Block, BlockState
@@ -43,7 +43,10 @@ OUTCOMES = frozenset(
         "a tier wrote into quarantined rows",
         "a whole block of another epoch was caught",
         "a whole block of another key was caught",
+        "groups could be loaded in part at once",
         "no room for a store",
+        "several groups could be loaded",
+        "several groups have to wait",
         "the device failed a store",
         "the device took too long",
         "the pool evicted",
@@ -80,6 +83,12 @@ class Watcher:
         pending = [k for k, s in zip(keys, found.states, strict=False) if s is LookupState.HIT_PENDING]
         if pending:
             self.note("a promotion was shared", self._others_load(request_id, pending))
+
+    def saw_end_point(self, found: EndPoint) -> None:
+        """A lookup over several groups was answered."""
+        self.note("several groups could be loaded", found.is_settled and found.tokens > 0)
+        self.note("several groups have to wait", not found.is_settled)
+        self.note("groups could be loaded in part at once", 0 < found.ready_tokens < found.tokens)
 
     def _others_load(self, request_id: str, keys: Sequence[OffloadKey]) -> bool:
         return any(

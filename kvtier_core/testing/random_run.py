@@ -5,14 +5,17 @@ it that everything can be brought to rest at the end; the world checks the rules
 """
 
 import hashlib
+from bisect import bisect_right
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import accumulate
+from operator import itemgetter
 from random import Random
 
-from kvtier_core.coordinator import Lookup
+from kvtier_core.coordinator import EndPoint, GroupShape, Lookup
 from kvtier_core.keys import OffloadKey, make_offload_key
 from kvtier_core.ledger import BlockState
+from kvtier_core.testing.hook_order import InvariantError
 from kvtier_core.testing.outcomes import Watcher
 from kvtier_core.testing.scripted import LOOKUP_ANSWERS, MOVE_ANSWERS, Answer, JobHook, RunningJob
 from kvtier_core.testing.shapes import Shape
@@ -22,12 +25,16 @@ from kvtier_core.values import JobResult
 
 @dataclass(eq=False, slots=True)
 class _Request:
-    """A request as the engine sees it. ``computed`` leading blocks are on the device."""
+    """A request as the engine sees it. ``computed`` leading tokens are on the device."""
 
     name: str
-    keys: list[OffloadKey]
+    keys: tuple[tuple[OffloadKey, ...], ...]  # one a group
+    blocks: list[tuple[int, OffloadKey]]
+    """Every block of every group, by the token it ends at."""
+    num_tokens: int
     computed: int = 0
     offered: int = 0
+    """Leading ``blocks`` that have been offered."""
     is_running: bool = False
     load_job: int | None = None
 
@@ -39,13 +46,18 @@ class Simulation:
         self.random = Random(seed)  # noqa: S311 - replay, not secrecy
         self.shape = Shape.draw(self.random) if shape is None else shape
         self.world = World(
-            self.shape.num_rows, self.shape.tiers, limits=self.shape.limits, check_every=check_every
+            self.shape.num_rows,
+            self.shape.tiers,
+            limits=self.shape.limits,
+            groups=self.shape.groups,
+            check_every=check_every,
         )
+        self._is_plain = tuple(self.shape.groups) == (GroupShape(),)
         self.watcher = Watcher(self.world)
         self.num_requests = 0
         self.num_steps = 0
         self._requests: dict[str, _Request] = {}
-        self._keys: dict[str, OffloadKey] = {}
+        self._keys: dict[tuple[str, int], OffloadKey] = {}
         self._moods = dict.fromkeys(self.world.tiers, "good")
         self._last_answered: int | None = None
         self._actions, self._weights = self._plan()
@@ -103,7 +115,7 @@ class Simulation:
             return False
         self.num_requests += 1
         name = f"r{self.num_requests}"
-        request = _Request(name, self._draw_prefix())
+        request = self._draw_request(name)
         self._requests[name] = request
         names = list(self.world.tiers)
         restricted = self.random.random() < 0.1
@@ -124,16 +136,30 @@ class Simulation:
         self.world.ask_for_whole(self.random.choice(list(self.world.tiers)), request.name)
         return True
 
-    def _draw_prefix(self) -> list[OffloadKey]:
-        """A path through a tree of blocks: requests share prefixes and part somewhere."""
+    def _draw_request(self, name: str) -> _Request:
+        """Its tokens are a path through a tree: requests share prefixes and part somewhere."""
         path = f"{self.random.randrange(self.shape.num_roots)}:"
-        keys = []
-        for _ in range(self.random.randint(1, self.shape.max_blocks)):
-            path += "0" if self.random.random() < 0.85 else "1"
-            if path not in self._keys:
-                self._keys[path] = make_offload_key(hashlib.sha256(path.encode()).digest(), 0)
-            keys.append(self._keys[path])
-        return keys
+        num_tokens = self.random.randint(1, self.shape.max_blocks)
+        path += "".join("0" if self.random.random() < 0.85 else "1" for _ in range(num_tokens))
+        keys = tuple(
+            tuple(
+                self._key(path[: 2 + end], index)
+                for end in range(shape.tokens_per_block, num_tokens + 1, shape.tokens_per_block)
+            )
+            for index, shape in enumerate(self.shape.groups)
+        )
+        blocks = [
+            ((number + 1) * shape.tokens_per_block, key)
+            for shape, of_group in zip(self.shape.groups, keys, strict=True)
+            for number, key in enumerate(of_group)
+        ]
+        blocks.sort(key=itemgetter(0))
+        return _Request(name, keys, blocks, num_tokens)
+
+    def _key(self, path: str, group: int) -> OffloadKey:
+        if (path, group) not in self._keys:
+            self._keys[path, group] = make_offload_key(hashlib.sha256(path.encode()).digest(), group)
+        return self._keys[path, group]
 
     def _pick(self, *, is_running: bool) -> _Request | None:
         requests = [r for r in self._requests.values() if r.is_running is is_running and r.load_job is None]
@@ -143,37 +169,57 @@ class Simulation:
         request = self._pick(is_running=False)
         if request is None:
             return False
-        found = self.world.lookup(request.name, request.keys)
-        self.watcher.saw_lookup(request.name, request.keys, found)
+        found: Lookup | EndPoint
+        if self._is_plain:
+            found = self.world.lookup(request.name, request.keys[0])
+            self.watcher.saw_lookup(request.name, request.keys[0], found)
+            hits = found.hits
+        else:
+            found = self.world.lookup_groups(request.name, request.keys, request.num_tokens)
+            self.watcher.saw_end_point(found)
+            hits = found.ready_tokens
         if found.is_settled or self.random.random() < 0.05:
             request.is_running = True
-            if found.hits and self.random.random() < 0.9:
-                self._load(request, found)
+            if hits and self.random.random() < 0.9:
+                self._load(request, hits, is_promised=self._is_plain or found.is_settled)
         return True
 
-    def _load(self, request: _Request, found: Lookup) -> None:
-        if self.random.random() < 0.01:
+    def _load(self, request: _Request, hits: int, *, is_promised: bool) -> None:
+        was_reset = self.random.random() < 0.01
+        if was_reset:
             self._reset()
-        prepared = self.world.prepare_load(request.name, request.keys[: found.hits])
-        if len(prepared.keys) < found.hits:
-            self.watcher.note("a reset took what was promised")
+        if self._is_plain:
+            prepared = self.world.prepare_load(request.name, request.keys[0][:hits])
+            loaded = len(prepared.keys)
+        else:
+            prepared = self.world.prepare_load_groups(request.name, request.keys, hits)
+            loaded = prepared.tokens
+        self.watcher.note("a reset took what was promised", loaded < hits and was_reset)
+        if loaded < hits and is_promised and not was_reset:
+            raise InvariantError(f"{request.name} was promised {hits} tokens and got {loaded} (K3-O1)")
         if prepared.keys:
             request.load_job = prepared.job_id
-            request.computed = len(prepared.keys)
+            request.computed = loaded
 
     def _compute(self) -> bool:
         request = self._pick(is_running=True)
-        if request is None or request.offered == len(request.keys):
+        if request is None or request.offered == len(request.blocks):
             return False
         if request.offered == 0 and not self.world.coordinator.is_request_level(request.name):
-            request.offered = request.computed
-        request.computed = min(len(request.keys), request.computed + self.random.randint(1, 3))
-        prepared = self.world.prepare_store(request.name, request.keys[request.offered : request.computed])
+            request.offered = self._blocks_within(request)
+        request.computed = min(request.num_tokens, request.computed + self.random.randint(1, 3))
+        end = self._blocks_within(request)
+        offer = [key for _, key in request.blocks[request.offered : end]]
+        prepared = self.world.prepare_store(request.name, offer)
         if prepared is None:
             self.watcher.note("no room for a store")
         else:
-            request.offered = request.computed
+            request.offered = end
         return True
+
+    @staticmethod
+    def _blocks_within(request: _Request) -> int:
+        return bisect_right(request.blocks, request.computed, key=itemgetter(0))
 
     def _end_device_transfer(self) -> bool:
         if not self.world.transfers:
@@ -200,7 +246,7 @@ class Simulation:
         if not self._requests:
             return False
         request = self.random.choice(list(self._requests.values()))
-        if request.offered < len(request.keys) and self.random.random() < 0.9:
+        if request.offered < len(request.blocks) and self.random.random() < 0.9:
             return False
         state = self.world.coordinator.state
         known = state.requests[request.name]

@@ -4,17 +4,29 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
 
-from kvtier_core.coordinator import PoolLimits
+from kvtier_core.coordinator import GroupShape, PoolLimits
 from kvtier_core.testing.scripted import TierScript
 from kvtier_core.tier_settings import TierLimits
+
+_PLAIN = (GroupShape(),)
+_GROUPS: Sequence[Sequence[GroupShape]] = (
+    _PLAIN,
+    _PLAIN,
+    _PLAIN,
+    (GroupShape(), GroupShape(window=2)),
+    (GroupShape(), GroupShape(2)),
+    (GroupShape(2), GroupShape(1, window=3), GroupShape(4, window=5)),
+    (GroupShape(window=2),),
+)
+"""What a drawn world's groups are: mostly one plain one."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Shape:
     """How large a run's world is.
 
-    ``max_requests`` bounds those alive at once, ``max_blocks`` their prefixes, ``num_roots`` is the number of different
-    first blocks: the fewer, the more is shared.
+    ``max_requests`` bounds those alive at once, ``max_blocks`` their tokens (one a block, in a plain group),
+    ``num_roots`` is the number of different first blocks: the fewer, the more is shared.
     """
 
     num_rows: int
@@ -23,6 +35,7 @@ class Shape:
     max_requests: int
     max_blocks: int
     num_roots: int = 3
+    groups: Sequence[GroupShape] = (GroupShape(),)
 
     @staticmethod
     def draw(random: Random) -> "Shape":
@@ -41,6 +54,7 @@ class Shape:
             limits=limits,
             max_requests=random.randint(1, 6),
             max_blocks=random.randint(2, num_rows + 4),
+            groups=random.choice(_GROUPS),
         )
 
 

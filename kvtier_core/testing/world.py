@@ -14,7 +14,9 @@ from kvtier_core.coordinator import (
     AskTier,
     CancelJobs,
     Coordinator,
+    EndPoint,
     Finished,
+    GroupShape,
     JobPlan,
     LoadFromTier,
     Lookup,
@@ -27,6 +29,7 @@ from kvtier_core.coordinator import (
     TellTouched,
     TierSpec,
 )
+from kvtier_core.coordinator.endpoints import unit_of
 from kvtier_core.keys import OffloadKey, make_offload_key
 from kvtier_core.ledger import Ledger
 from kvtier_core.policies import make_policy
@@ -79,6 +82,7 @@ class World:
         *,
         limits: PoolLimits | None = None,
         policy: str = "lru",
+        groups: Sequence[GroupShape] = (GroupShape(),),
         check_every: int = 1,
     ) -> None:
         self.now = 1000.0
@@ -92,8 +96,9 @@ class World:
             TierSpec(name=t.script.name, info=t.info, limits=t.script.limits) for t in self.tiers.values()
         ]
         self.coordinator = Coordinator(
-            num_rows, make_policy(policy, num_rows), specs, limits or generous_limits(num_rows)
+            num_rows, make_policy(policy, num_rows), specs, limits or generous_limits(num_rows), groups
         )
+        self.groups = groups
         self.running: dict[int, RunningJob] = {}
         """Tier jobs that have not been answered, quarantined ones among them."""
         self.transfers: dict[int, DeviceTransfer] = {}
@@ -147,6 +152,17 @@ class World:
         self._act()
         return answer
 
+    def lookup_groups(
+        self, request_id: str, keys: Sequence[Sequence[OffloadKey]], max_tokens: int
+    ) -> EndPoint:
+        """Look an end point of all groups up, once."""
+        answer = self.coordinator.lookup_groups(request_id, keys, max_tokens, self.now)
+        unit = unit_of(self.groups)
+        if not 0 <= answer.ready_tokens <= answer.tokens <= max_tokens or answer.tokens % unit:
+            raise InvariantError(f"{answer} is no end point of at most {max_tokens} tokens for {self.groups}")
+        self._act()
+        return answer
+
     def prepare_store(self, request_id: str, keys: Sequence[OffloadKey]) -> PreparedTransfer | None:
         """Begin a device store: from now on its rows are half-written."""
         held = {key for key in keys if self.ledger.find(key) is not None}
@@ -179,7 +195,25 @@ class World:
 
     def prepare_load(self, request_id: str, keys: Sequence[OffloadKey]) -> PreparedTransfer:
         """Begin a device load: its rows must hold exactly the blocks asked for."""
-        prepared = self.coordinator.prepare_load(request_id, keys)
+        return self._begin_load(request_id, self.coordinator.prepare_load(request_id, keys))
+
+    def prepare_load_groups(
+        self, request_id: str, keys: Sequence[Sequence[OffloadKey]], max_tokens: int
+    ) -> PreparedTransfer:
+        """Begin a device load of several groups: it must bring exactly what its end point needs of each."""
+        prepared = self.coordinator.prepare_load_groups(request_id, keys, max_tokens)
+        needed = [
+            of_group[index]
+            for shape, of_group in zip(self.groups, keys, strict=True)
+            for index in shape.needed(prepared.tokens)
+        ]
+        if list(prepared.keys) != needed or prepared.tokens > max_tokens:
+            raise InvariantError(
+                f"{prepared} does not bring what its end point needs: {needed} (C21, K12-O3)"
+            )
+        return self._begin_load(request_id, prepared)
+
+    def _begin_load(self, request_id: str, prepared: PreparedTransfer) -> PreparedTransfer:
         if prepared.keys:
             contents = [self.rows[row] for row in prepared.rows]
             for key, content in zip(prepared.keys, contents, strict=True):
@@ -420,6 +454,7 @@ class World:
         self.coordinator.check()
         invariants.check_limits(self.coordinator.state)
         invariants.check_rows_in_use(self.running.values(), self.transfers.values())
+        invariants.check_pending_answers(self.coordinator.state)
         invariants.check_hits(self.ledger, self.rows, self.epoch)
 
     def check_at_rest(self) -> None:
