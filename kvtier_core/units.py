@@ -17,7 +17,7 @@ _SIZE_UNITS = {"": 1, "b": 1} | {
 }
 _TIME_UNITS = {"": 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 _LIMIT = 1 << 62
-_QUANTITY = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*")
+_QUANTITY = re.compile(r"\s*(-?\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*")
 
 
 def _parse(value: object, units: dict[str, float] | dict[str, int], example: str) -> float:

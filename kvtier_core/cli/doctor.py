@@ -78,7 +78,7 @@ def _as_text(report: TierReport) -> str:
 
 def _summary(reports: Sequence[TierReport], disabled: Sequence[str]) -> str:
     if not reports:
-        text = 'no tier is configured: add one, such as [tiers.disk] with type = "disk" and a root'
+        text = "no tier is configured: add a table [tiers.NAME] with a type that `kvtier list` names"
     else:
         failed = sum(not report.ok for report in reports)
         text = f"{failed} of {len(reports)} tiers failed" if failed else f"all is well ({len(reports)} tiers)"

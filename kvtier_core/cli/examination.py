@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 from kvtier_core.blocktier import BlockTier, SupportsRemoval
-from kvtier_core.coordinator import PoolLimits
+from kvtier_core.coordinator import Lookup, PoolLimits
 from kvtier_core.errors import KvtierError
 from kvtier_core.keys import OffloadKey, make_offload_key
 from kvtier_core.manager import TierManager
@@ -26,7 +26,7 @@ from kvtier_core.proof import PROOF_BYTES, ROW_ALIGNMENT
 from kvtier_core.runtime import plan_tier
 from kvtier_core.settings import Settings
 from kvtier_core.transfer.pool import Pool, PoolGeometry
-from kvtier_core.values import RequestInfo, TierContext
+from kvtier_core.values import MissReason, RequestInfo, TierContext
 
 _ROW_BYTES = 1 << 20
 """Of the one block that is moved, unless the tier's capacity is smaller."""
@@ -38,6 +38,7 @@ _ADVICE = {
     "open": 'see that its storage is there and may be written; "kvtier config" shows its settings',
     "store": "see that its storage has room and may be written",
     "load": "see that its storage may be read and keeps what it is given",
+    "answer in time": "see what its storage waits for, or raise these limits in [tiers.NAME.limits]",
     "delete": "see that blocks may be deleted there; what stays takes room for good",
     "shut down": "see what its storage waits for; an engine that stops would leave this tier's threads behind",
 }
@@ -218,14 +219,19 @@ class _Examination:
         request = RequestInfo(request_id="load")
         manager.new_request(request)
 
+        answers: list[Lookup] = []
+
         def settled() -> bool:
-            answer = manager.lookup(request.request_id, [self._key])
+            answers.append(manager.lookup(request.request_id, [self._key]))
             manager.end_step()
-            return answer.is_settled
+            return answers[-1].is_settled
 
         self._wait(manager, settled)
         prepared = manager.prepare_load(request.request_id, [self._key])
         if not prepared.keys:
+            if answers[-1].reason is MissReason.TIER_SLOW:
+                self._step = "answer in time"
+                raise _StepFailed("it took longer than limits.lookup_timeout or limits.load_timeout allow")
             raise _StepFailed(self._messages.last or "the block that was just stored is not found")
         same = pool.row(prepared.rows[0])[: self._payload_bytes] == self._content
         manager.complete_load(prepared.job_id)

@@ -13,7 +13,7 @@ from kvtier_core.blocktier import BlockTier, SupportsBatch, SupportsRemoval, Sup
 from kvtier_core.errors import PluginError
 from kvtier_core.hookspecs import PROJECT, REQUIRED_HOOKS, TIER_GROUP, TierHookSpecs
 from kvtier_core.plugins.signatures import expected_signature, signature_problems, unwrap
-from kvtier_core.suggest import did_you_mean
+from kvtier_core.suggest import did_you_mean, nearest
 from kvtier_core.tier_settings import TierSettings
 from kvtier_core.values import TierInfo
 
@@ -91,7 +91,14 @@ def _constructor_problems(cls: type) -> Iterator[str]:
 def _block_tier_problems(cls: type[BlockTier]) -> Iterator[str]:
     for name in _BLOCK_METHODS:
         if name in cls.__abstractmethods__:
-            yield f"{name}: missing; expected {expected_signature(name, getattr(BlockTier, name))}"
+            own = [
+                other
+                for other in vars(cls)
+                if callable(getattr(cls, other)) and not hasattr(BlockTier, other)
+            ]
+            expected = expected_signature(name, getattr(BlockTier, name))
+            near = nearest(name, own)
+            yield f"{name}: missing{f'; is {near[0]!r} meant to be it?' if near else ''}; expected {expected}"
         else:
             yield from _method_problems(cls, name, getattr(BlockTier, name))
     batch = [name for name in _BATCH_METHODS if hasattr(cls, name)]

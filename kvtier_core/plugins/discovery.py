@@ -94,7 +94,9 @@ def pick(offers: Sequence[Offer], name: str, what: str) -> Offer | None:
     matching = [offer for offer in named if not offer.blocked]
     if len(matching) > 1:
         origins = " and ".join(f"{offer.origin} ({offer.target})" for offer in matching)
-        raise PluginError(f"{what} {name!r} is offered by {origins}: uninstall one of them")
+        raise PluginError(
+            f"{what} {name!r} is offered by {origins}: uninstall one of them, or name it in the setting blocked_plugins"
+        )
     if named and not matching:
         origins = " and ".join(offer.origin for offer in named)
         raise PluginError(

@@ -69,7 +69,7 @@ class _TierTypes:
             if not TIER_NAME.fullmatch(name):
                 problems.add(dotted(path), _bad_name(name))
             elif not layers.is_table(path):
-                problems.add(dotted(path), "must be a table")
+                problems.add(dotted(path), "must be a table, such as [tiers.disk]")
             else:
                 self._load(name, layers, problems)
 

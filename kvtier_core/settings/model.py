@@ -27,7 +27,7 @@ class PoolSettings(BaseModel):
     """Take the memory at the start, in the background, instead of page by page when a row is first used."""
     policy: str = "lru"
     """Eviction policy of the pool: a built-in one or an entry point of ``kvtier.policies.v1``."""
-    block_size: Annotated[int, Field(ge=1)] = 16
+    block_size: Annotated[int, Field(ge=1, le=65536)] = 16
     """Tokens in a block, for engines that have no block size of their own."""
     lease_timeout: Duration = 30.0
     """Seconds a row stays reserved for a request that has stopped asking about it."""

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from kvtier_core.plugins.check import check_tier_class
 from kvtier_core.testing.driving import TierDriver
 from kvtier_core.testing.rows import RowMaker
 from kvtier_core.values import TierInfo
@@ -54,6 +55,7 @@ class TierFixtures:
         self, tier_class: type[Any], tier_settings: Mapping[str, object], maker: RowMaker
     ) -> Iterator[OpenTier]:
         """Opens the tier: ``open_tier(capacity_blocks=None, namespace=..., **core_settings)``; shut down at the end."""
+        check_tier_class(tier_class)  # what is wrong with the class, in words, before anything fails for it
         with ExitStack() as stack:
 
             def open_one(

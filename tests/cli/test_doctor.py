@@ -197,6 +197,15 @@ def test_c33_a_failing_step_is_named_with_why_and_what_to_do(tier, doctor, fail,
         assert all(not blocks for blocks in tier().BLOCKS.values()), "what it stored is removed all the same"
 
 
+def test_c33_a_tier_slower_than_its_limits_is_told_as_that(tier, doctor):
+    limits = "[tiers.cold.limits]\nload_timeout = '50ms'\n"
+    status, reports = doctor(_cold("load:hang") + limits)
+    cold = reports["cold"]
+    assert (status, cold["failed_step"]) == (1, "answer in time")
+    assert "limits.load_timeout" in cold["problem"]
+    assert "raise these limits" in cold["advice"]
+
+
 @pytest.mark.parametrize("step", ["build", "open", "store", "load", "delete", "remove", "close"])
 def test_c31_a_tier_that_hangs_is_reported_and_not_waited_for(tier, doctor, step):
     started = time.monotonic()
@@ -232,7 +241,7 @@ def test_for_people_each_tier_is_a_paragraph(tier, tmp_path, capsys):
 def test_without_tiers_it_says_how_to_configure_one(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert main(["doctor"]) == 0
-    assert "no tier is configured: add one" in capsys.readouterr().out
+    assert "no tier is configured: add a table [tiers.NAME]" in capsys.readouterr().out
 
 
 def test_c50_a_broken_plugin_is_a_configuration_error(install_tier, tmp_path, capsys):

@@ -351,6 +351,20 @@ SETTINGS = [
         files={"kvtier.toml": "[pool]\ncapacity = 0\n"},
     ),
     Case(
+        title="a block beyond all measure",
+        command=CHECK,
+        status=2,
+        says=("pool.block_size", "65536"),
+        files={"kvtier.toml": "[pool]\nblock_size = 100_000_000_000\n"},
+    ),
+    Case(
+        title="a time before now",
+        command=CHECK,
+        status=2,
+        says=("pool.lease_timeout", "at least 0"),
+        files={"kvtier.toml": '[pool]\nlease_timeout = "-3s"\n'},
+    ),
+    Case(
         title="several mistakes at once",
         command=CHECK,
         status=2,

@@ -2,11 +2,17 @@ import pytest
 import torch
 from transformers import DynamicCache
 
+from kvtier_core import PoolError
 from kvtier_transformers.cache import CacheError, DeviceKV
 from kvtier_transformers.compat import cache_keyword
 from tests.transformers.tiny import BLOCK, MODELS, tiny_model, tokens
 
 PROMPT = 100
+
+
+def test_c54_memory_that_can_not_be_had_is_told_with_what_to_lower():
+    with pytest.raises(PoolError, match=r"pool\.block_size"):
+        DeviceKV(tiny_model(), max_tokens=1, tokens_per_block=1 << 50)
 
 
 def forward(model, cache, token_ids):

@@ -11,7 +11,7 @@ import torch
 from transformers import Cache, PreTrainedModel
 from transformers.cache_utils import CacheLayerMixin
 
-from kvtier_core import KvtierError
+from kvtier_core import KvtierError, PoolError
 
 
 class CacheError(KvtierError, ValueError):
@@ -132,14 +132,25 @@ class DeviceKV:
     """
 
     def __init__(self, model: PreTrainedModel, *, max_tokens: int, tokens_per_block: int) -> None:
-        """Allocate room for *max_tokens* tokens, rounded up to whole blocks of *tokens_per_block*."""
+        """Allocate room for *max_tokens* tokens, rounded up to whole blocks of *tokens_per_block*.
+
+        Raises ``PoolError`` when there is not that much memory.
+        """
         config = model.config
         heads = config.num_key_value_heads
         head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         self.tokens_per_block = tokens_per_block
         self.num_blocks = -(-max_tokens // tokens_per_block)
         shape = (self.num_blocks * tokens_per_block, heads, head_dim)
-        self.tensors = [torch.zeros(shape, dtype=model.dtype) for _ in range(2 * config.num_hidden_layers)]
+        try:
+            self.tensors = [
+                torch.zeros(shape, dtype=model.dtype) for _ in range(2 * config.num_hidden_layers)
+            ]
+        except RuntimeError as error:  # torch's own kind of MemoryError
+            raise PoolError(
+                f"the KV of {shape[0]} tokens (whole blocks of {tokens_per_block}) can't be allocated: lower "
+                f"pool.block_size or the number of tokens: {error}"
+            ) from error
 
     @property
     def max_tokens(self) -> int:

@@ -111,7 +111,8 @@ class Engine:
 
         *config* is a TOML file or loaded settings; unset, the file ``KVTIER_CONFIG`` names. *name* and *files*
         identify the model's weights as in ``namespace_for``. Raises ``UnsupportedModelError`` for models kvtier can't
-        keep, ``ConfigError`` and ``TierOpenError`` as ``open_session`` does.
+        keep, ``PoolError`` when there is too little memory, ``ConfigError`` and ``TierOpenError`` as ``open_session``
+        does.
         """
         if chunk_tokens < 1 or max_tokens < 1:
             raise ConfigError(
