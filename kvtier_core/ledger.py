@@ -10,13 +10,17 @@ of an *arriving*, *ready* or *detached* block.
 
 A *pin* is held by a job or a device transfer that touches the row's bytes; a *lease* by a request that was promised
 the block. Both keep a ready block from being evicted.
+
+Methods take many blocks at once, in prefix order, so that their cost on the engine's thread is a few attribute
+accesses a block; the tail of a prefix is evicted before its head.
 """
 
 import enum
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
+from kvtier_core.errors import PluginError
 from kvtier_core.keys import OffloadKey
-from kvtier_core.policies.base import EvictionPolicy
+from kvtier_core.policies.base import Entry, EvictionPolicy
 
 
 class BlockState(enum.Enum):
@@ -27,20 +31,26 @@ class BlockState(enum.Enum):
     DETACHED = "detached"
 
 
-_NOTHING: frozenset[OffloadKey] = frozenset()
+_ARRIVING, _READY, _DETACHED = BlockState.ARRIVING, BlockState.READY, BlockState.DETACHED
 
 
-class Block:
-    """One row in use. Identity matters: after a detach, another ``Block`` may carry the same key."""
+class Block(Entry):
+    """One row in use. Identity matters: after a detach, another ``Block`` may carry the same key.
 
-    __slots__ = ("cascades", "is_sealed", "key", "leases", "pins", "row", "source", "state", "writer")
+    A new one is arriving and has its writer's pin.
+    """
+
+    __slots__ = ("cascades", "is_sealed", "row", "source", "state", "writer")
 
     def __init__(self, key: OffloadKey, row: int) -> None:
+        # Not by way of Entry: one is made for each block that is stored.
         self.key = key
-        self.row = row
-        self.state = BlockState.ARRIVING
-        self.pins = 0
+        self.pins = 1
         self.leases = 0
+        self.uses = 0
+        self.place = None
+        self.row = row
+        self.state = _ARRIVING
         self.cascades = 0
         """Tier stores among the pins."""
         self.source = ""
@@ -60,32 +70,32 @@ class Block:
 class Ledger:
     """Rows of one pool and the blocks in them. Used by one thread."""
 
-    def __init__(self, num_rows: int, policy: EvictionPolicy[OffloadKey]) -> None:
+    def __init__(self, num_rows: int, policy: EvictionPolicy[Block]) -> None:
         self.num_rows = num_rows
         self._policy = policy
         self._free = list(range(num_rows - 1, -1, -1))
         self._blocks: dict[OffloadKey, Block] = {}
         self._detached: set[Block] = set()
+        self._idle = 0
+        """Ready blocks that nobody holds."""
+        self.find = self._blocks.get
+        """The block that holds a key now, arriving or ready, or ``None``: the dict's own method, without a frame."""
 
     # -- questions
 
-    def find(self, key: OffloadKey) -> Block | None:
-        """The block that holds *key* now, arriving or ready."""
-        return self._blocks.get(key)
-
     def find_all(self, keys: Iterable[OffloadKey]) -> list[Block | None]:
-        """``find`` for each of *keys*, in order."""
+        """For each key the block that holds it now, arriving or ready, or ``None``."""
         return list(map(self._blocks.get, keys))
 
     @property
-    def blocks(self) -> Iterable[Block]:
+    def blocks(self) -> Collection[Block]:
         """Every arriving or ready block."""
         return self._blocks.values()
 
     @property
     def room(self) -> int:
         """Rows that a reservation could take: free ones and those of idle blocks."""
-        return len(self._free) + len(self._policy)
+        return len(self._free) + self._idle
 
     @property
     def num_free(self) -> int:
@@ -100,108 +110,129 @@ class Ledger:
     @staticmethod
     def is_idle(block: Block) -> bool:
         """Whether *block* could be evicted."""
-        return block.state is BlockState.READY and not block.pins and not block.leases
+        return block.state is _READY and not block.pins and not block.leases
 
     # -- reservations
 
     def reserve(
-        self, keys: Sequence[OffloadKey], keep: Container[OffloadKey] = _NOTHING
+        self, keys: Sequence[OffloadKey], keep: Sequence[Block] = ()
     ) -> tuple[list[Block], list[OffloadKey]] | None:
         """Give each of *keys* (none of them held) a row, evicting idle blocks not in *keep*.
 
         Returns the new arriving blocks, each pinned once for its writer, and the evicted keys; ``None``, with nothing
-        changed, when the room can't be made.
+        changed, when the room can't be made. Raises ``PluginError`` when the eviction policy breaks its word.
         """
-        victims: list[OffloadKey] = []
-        short = len(keys) - len(self._free)
+        free = self._free
+        short = len(keys) - len(free)
+        evicted: list[OffloadKey] = []
         if short > 0:
-            if short > len(self._policy):
+            if short > self._idle or short > self._idle - sum(map(self.is_idle, keep)):
                 return None
-            victims = self._policy.victims(short, keep)
-            if len(victims) < short:
-                return None
-            for key in victims:
-                self._evict(key)
-        blocks = []
-        for key in keys:
-            block = Block(key, self._free.pop())
-            block.pins = 1
-            self._blocks[key] = block
-            blocks.append(block)
-        return blocks, victims
+            evicted = self._evict(short, frozenset(keep))
+        new = [Block(key, free.pop()) for key in keys]
+        self._blocks.update(zip(keys, new, strict=True))
+        return new, evicted
 
-    def _evict(self, key: OffloadKey) -> None:
-        block = self._blocks.pop(key)
-        assert self.is_idle(block), block
-        self._policy.remove(key)
-        self._free.append(block.row)
+    def _evict(self, n: int, keep: Collection[Block]) -> list[OffloadKey]:
+        victims = self._policy.evict(n, keep)
+        blocks = self._blocks
+        keys = [block.key for block in victims]
+        if len(victims) != n or any(block.pins or block.leases for block in victims):
+            raise PluginError(
+                f"the eviction policy {type(self._policy).__name__} gave {victims} where {n} blocks that nobody "
+                "holds were asked for: choose another policy for the pool"
+            )
+        for key in keys:
+            del blocks[key]
+        self._free += [block.row for block in victims]
+        self._idle -= n
+        return keys
 
     # -- life of a block
 
-    def make_ready(self, block: Block) -> None:
+    def make_ready(self, blocks: Sequence[Block]) -> None:
         """The writer is done and the bytes are right: readable from now on, writer's pin gone."""
-        assert block.state is BlockState.ARRIVING, block
-        assert block.pins == 1, block
-        block.state = BlockState.READY
-        block.pins = 0
-        self._policy.insert(block.key)
-        if block.leases:
-            self._policy.hold(block.key)
+        for block in blocks:
+            assert block.state is _ARRIVING, block
+            assert block.pins == 1, block
+            block.state = _READY
+            block.pins = 0
+            if not block.leases:
+                self._idle += 1
+        self._policy.insert(blocks)
 
-    def detach(self, block: Block) -> None:
-        """Part key and row. The row is free again once no pin is left, at once when there is none."""
-        assert block.state is not BlockState.DETACHED, block
-        del self._blocks[block.key]
-        if block.state is BlockState.READY:
-            self._policy.remove(block.key)
-        block.state = BlockState.DETACHED
-        block.leases = 0
-        self._detached.add(block)
-        self._free_if_done(block)
+    def detach(self, blocks: Iterable[Block]) -> None:
+        """Part keys and rows. A row is free again once no pin is left, at once when there is none."""
+        ready: list[Block] = []
+        for block in list(blocks):
+            assert block.state is not _DETACHED, block
+            del self._blocks[block.key]
+            if block.state is _READY:
+                ready.append(block)
+                if not block.pins and not block.leases:
+                    self._idle -= 1
+            block.state = _DETACHED
+            block.leases = 0
+            if block.pins:
+                self._detached.add(block)
+            else:
+                self._free.append(block.row)
+        self._policy.remove(ready)
 
-    def pin(self, block: Block) -> None:
-        """A reader begins to use the row."""
-        assert block.state is BlockState.READY, block
-        self._hold(block)
-        block.pins += 1
+    def pin(self, blocks: Iterable[Block]) -> None:
+        """A reader begins to use the rows of ready blocks."""
+        for block in blocks:
+            assert block.state is _READY, block
+            if not block.pins and not block.leases:
+                self._idle -= 1
+            block.pins += 1
 
-    def unpin(self, block: Block) -> None:
-        """A reader, or the writer of a detached block, is done with the row."""
-        assert block.pins > 0, block
-        block.pins -= 1
-        if block.state is BlockState.DETACHED:
-            self._free_if_done(block)
-        else:
-            self._release(block)
+    def unpin(self, blocks: Iterable[Block]) -> None:
+        """A reader, or the writer of detached blocks, is done with the rows."""
+        idle: list[Block] = []
+        for block in blocks:
+            assert block.pins > 0, block
+            block.pins -= 1
+            if block.pins:
+                continue
+            if block.state is _DETACHED:
+                self._detached.remove(block)
+                self._free.append(block.row)
+            elif not block.leases:
+                idle.append(block)
+        self._make_idle(idle)
 
-    def lease(self, block: Block) -> None:
-        """Promise an arriving or ready block to a request."""
-        assert block.state is not BlockState.DETACHED, block
-        if block.state is BlockState.READY:
-            self._hold(block)
-        block.leases += 1
+    def lease(self, blocks: Iterable[Block]) -> None:
+        """Promise arriving or ready blocks to a request."""
+        for block in blocks:
+            if not block.pins and not block.leases:
+                self._idle -= 1
+            block.leases += 1
 
-    def unlease(self, block: Block) -> None:
-        """A request gives its promise back. Of a detached block nothing is left to give back."""
-        if block.state is BlockState.DETACHED:
-            return
-        assert block.leases > 0, block
-        block.leases -= 1
-        if block.state is BlockState.READY:
-            self._release(block)
+    def unlease(self, blocks: Iterable[Block]) -> None:
+        """A request gives promises back. Of a detached block nothing is left to give back."""
+        idle: list[Block] = []
+        for block in blocks:
+            if block.state is _DETACHED:
+                continue
+            assert block.leases > 0, block
+            block.leases -= 1
+            if not block.pins and not block.leases:
+                idle.append(block)
+        self._make_idle(idle)
 
-    def _hold(self, block: Block) -> None:
-        if not block.pins and not block.leases:
-            self._policy.hold(block.key)
+    def use(self, blocks: Iterable[Block]) -> None:
+        """Count one use of each block for the order of eviction, in effect when nobody holds it any more."""
+        idle: list[Block] = []
+        for block in blocks:
+            block.uses += 1
+            if not block.pins and not block.leases and block.state is _READY:
+                idle.append(block)
+        self._policy.release(idle)
 
-    def _release(self, block: Block) -> None:
-        if not block.pins and not block.leases:
-            self._policy.release(block.key)
-
-    def _free_if_done(self, block: Block) -> None:
-        if not block.pins:
-            self._detached.remove(block)
-            self._free.append(block.row)
+    def _make_idle(self, blocks: Sequence[Block]) -> None:
+        self._idle += len(blocks)
+        self._policy.release(blocks)
 
     # -- for tests and the simulator
 
@@ -215,5 +246,5 @@ class Ledger:
             assert block.state is not BlockState.DETACHED, block
             assert block.state is BlockState.READY or block.pins == 1, block
             idle += self.is_idle(block)
-        assert idle == len(self._policy), "eviction candidates and idle blocks differ"
+        assert idle == self._idle, "the count of idle blocks is wrong"
         assert all(b.state is BlockState.DETACHED and b.pins > 0 for b in self._detached)

@@ -8,6 +8,7 @@ import math
 from collections.abc import Mapping, Sequence
 from itertools import chain
 
+from kvtier_core.coordinator import leases
 from kvtier_core.coordinator.actions import CancelJobs, JobPlan, StoreToTiers
 from kvtier_core.coordinator.state import Job, JobKind, PreparedTransfer, RequestState, State, TierState
 from kvtier_core.keys import OffloadKey
@@ -28,10 +29,13 @@ class Cascades:
     ) -> PreparedTransfer | None:
         """Rows for those of *keys* that the pool does not hold, in order; ``None`` when the room can't be made."""
         state = self._state
-        new = [key for key in dict.fromkeys(keys) if state.ledger.find(key) is None]
+        found = state.ledger.find_all(keys)
+        held = [block for block in found if block is not None]
+        leases.use(state, request, held)
+        new = list(dict.fromkeys(key for key, block in zip(keys, found, strict=True) if block is None))
         if not new:
             return NOTHING_TO_DO
-        reserved = state.ledger.reserve(new, keep=frozenset(keys))
+        reserved = state.ledger.reserve(new, keep=held)
         if reserved is None:
             return None
         blocks, evicted = reserved
@@ -45,22 +49,16 @@ class Cascades:
         state = self._state
         job.request.device_stores -= 1
         if job.overdue or not success:
-            for block in job.blocks:
-                if block.state is not BlockState.DETACHED:
-                    state.ledger.detach(block)
-                state.ledger.unpin(block)
+            self.expire_device_store(job)
+            state.ledger.unpin(job.blocks)
             return
-        # The tail of a prefix comes first, so that it is evicted before the head.
-        for block in reversed(job.blocks):
-            state.ledger.make_ready(block)
+        state.ledger.make_ready(job.blocks)
         state.counters.device_stored += len(job.blocks)
         self._cascade(job.request, job.blocks, now)
 
     def expire_device_store(self, job: Job) -> None:
         """A device store passed its deadline, or a reset came: the rows wait for the worker, the keys do not."""
-        for block in job.blocks:
-            if block.state is not BlockState.DETACHED:
-                self._state.ledger.detach(block)
+        self._state.ledger.detach(block for block in job.blocks if block.state is not BlockState.DETACHED)
 
     # -- onwards to the tiers
 
@@ -70,9 +68,8 @@ class Cascades:
             if not request.may_store_to(tier.name) or tier.name in request.whole:
                 continue
             admitted = self._admit(tier, blocks, now)
-            for block in admitted:
-                self.pin(tier, block)
             if admitted:
+                self.pin(tier, admitted)
                 chosen[tier.name] = admitted
         if chosen:
             self.store(request, chosen, now)
@@ -95,16 +92,15 @@ class Cascades:
 
     def _plan_sealing(self, request: RequestState, blocks: Sequence[Block]) -> JobPlan:
         """Sealing writes into the rows: it holds pins of its own until it is over, whatever the stores' deadlines."""
+        self._state.ledger.pin(blocks)
         for block in blocks:
-            self._state.ledger.pin(block)
             block.is_sealed = True
         keys = [block.key for block in blocks]
         return self._state.plan(self._state.start_job(JobKind.SEAL, request, keys, blocks, math.inf))
 
     def finish_sealing(self, job: Job) -> None:
         """The rows of *job* have their proofs."""
-        for block in reversed(job.blocks):
-            self._state.ledger.unpin(block)
+        self._state.ledger.unpin(job.blocks)
 
     def _admit(self, tier: TierState, blocks: Sequence[Block], now: float) -> list[Block]:
         """The blocks *tier* does not hold, as far as its limits allow; what they don't allow is counted."""
@@ -131,21 +127,22 @@ class Cascades:
             block.cascades > 0 or self._state.cascade_rows < limits.max_cascade_rows
         )
 
-    def pin(self, tier: TierState, block: Block) -> None:
-        """Pin *block* for a store to *tier*."""
-        self._state.ledger.pin(block)
-        self._state.cascade_rows += not block.cascades
-        block.cascades += 1
-        tier.cascade_rows += 1
+    def pin(self, tier: TierState, blocks: Sequence[Block]) -> None:
+        """Pin *blocks* for a store to *tier*."""
+        self._state.ledger.pin(blocks)
+        tier.cascade_rows += len(blocks)
+        for block in blocks:
+            if not block.cascades:
+                self._state.cascade_rows += 1
+            block.cascades += 1
 
     def _unpin(self, job: Job) -> None:
-        tier = self._state.tiers[job.tier]
-        # The tail of a prefix is released first, so that it is evicted before the head.
-        for block in reversed(job.blocks):
-            tier.cascade_rows -= 1
+        self._state.tiers[job.tier].cascade_rows -= len(job.blocks)
+        for block in job.blocks:
             block.cascades -= 1
-            self._state.cascade_rows -= not block.cascades
-            self._state.ledger.unpin(block)
+            if not block.cascades:
+                self._state.cascade_rows -= 1
+        self._state.ledger.unpin(job.blocks)
 
     def finish(self, job: Job, failed: frozenset[OffloadKey], now: float) -> None:
         """The tier's result of a store."""

@@ -54,7 +54,7 @@ class Coordinator:
     def __init__(
         self,
         num_rows: int,
-        policy: EvictionPolicy[OffloadKey],
+        policy: EvictionPolicy[Block],
         tiers: Sequence[TierSpec],
         limits: PoolLimits,
         groups: Sequence[GroupShape] = (GroupShape(),),
@@ -147,11 +147,8 @@ class Coordinator:
         state.forget_answer(request)
         if not blocks:
             return PreparedTransfer(0, (), (), tokens=tokens)
-        for block in blocks:
-            state.ledger.pin(block)
-            if request.leases.get(block.key) is block:
-                del request.leases[block.key]
-                state.ledger.unlease(block)
+        state.ledger.pin(blocks)
+        leases.end(state, request, blocks)
         held = [block.key for block in blocks]
         job = state.start_job(JobKind.DEVICE_LOAD, request, held, blocks, float("inf"))
         sources = [
@@ -170,8 +167,7 @@ class Coordinator:
         """A device load ended, well or not: its rows are no longer read."""
         job = self._state.jobs.pop(job_id)
         assert job.kind is JobKind.DEVICE_LOAD, job
-        for block in reversed(job.blocks):
-            self._state.ledger.unpin(block)
+        self._state.ledger.unpin(job.blocks)
         self._state.counters.device_loaded += len(job.blocks)
 
     def prepare_store(
@@ -340,8 +336,7 @@ class Coordinator:
                 self._cascades.expire_device_store(job)
             elif job.kind is JobKind.LOOKUP and tiers:
                 self._withdraw(job)
-        for block in list(state.ledger.blocks):
-            state.ledger.detach(block)
+        state.ledger.detach(state.ledger.blocks)
         self._request_level.reset()
         state.evicted.clear()
         if tiers:

@@ -1,44 +1,77 @@
-"""Leases: which blocks a request was promised, from a lookup to the load, the end of the request or a timeout."""
+"""Leases: which blocks a request was promised, from a lookup to the load, the end of the request or a timeout.
 
-from collections.abc import Collection, Iterable
+A promise is also what counts as a use of a block for the order of eviction: once for each request and block.
+"""
+
+from collections.abc import Iterable, Sequence
 
 from kvtier_core.coordinator.state import RequestState, State
 from kvtier_core.ledger import Block
 
 
-def grant(state: State, request: RequestState, block: Block) -> None:
-    """Promise *block* to *request*; once, however often it is looked up."""
-    if request.leases.get(block.key) is not block:
-        state.ledger.lease(block)
-        request.leases[block.key] = block
+def grant(state: State, request: RequestState, blocks: Iterable[Block]) -> None:
+    """Promise *blocks* to *request*; each once, however often it is looked up."""
+    leases = request.leases
+    fresh = dict.fromkeys(blocks)
+    if leases:
+        fresh = {block: None for block in fresh if block not in leases}
+    state.ledger.lease(fresh)
+    leases.update(fresh)
+    use(state, request, fresh)
 
 
-def grant_all(state: State, request: RequestState, blocks: Iterable[Block]) -> None:
-    """``grant`` for each of *blocks*."""
-    for block in blocks:
-        grant(state, request, block)
+def use(state: State, request: RequestState, blocks: Iterable[Block]) -> None:
+    """Count a use of *blocks* by *request*, unless one was counted before."""
+    used = request.used
+    state.ledger.use([block for block in blocks if block not in used] if used else blocks)
 
 
-def keep_only(state: State, request: RequestState, blocks: Collection[Block]) -> None:
+def end(state: State, request: RequestState, blocks: Sequence[Block]) -> None:
+    """End the leases that *request* has on *blocks*, because it holds them otherwise, and count their use."""
+    leases = request.leases
+    leased = [block for block in blocks if block in leases]
+    for block in leased:
+        del leases[block]
+    state.ledger.unlease(leased)
+    if len(leased) < len(blocks):
+        use(state, request, [block for block in blocks if block not in set(leased)])
+    request.used.update(blocks)
+
+
+def keep_only(state: State, request: RequestState, blocks: Sequence[Block]) -> None:
     """End the leases of *request* on all but *blocks*, which are among them: an end point moved."""
     if len(request.leases) == len(blocks):
         return
-    kept = {block.key for block in blocks}
-    for key in [key for key in reversed(request.leases) if key not in kept]:
-        state.ledger.unlease(request.leases.pop(key))
+    kept = set(blocks)
+    ended = [block for block in request.leases if block not in kept]
+    for block in ended:
+        del request.leases[block]
+    state.ledger.unlease(ended)
+    request.used.update(ended)
 
 
 def give_back(state: State, request: RequestState) -> None:
-    """End every lease of *request*, the prefix's tail first, so that the tail is evicted before the head."""
+    """End every lease of *request*."""
     state.forget_answer(request)
-    while request.leases:
-        _, block = request.leases.popitem()
-        state.ledger.unlease(block)
+    state.ledger.unlease(request.leases)
+    request.used.update(request.leases)
+    request.leases.clear()
 
 
 def expire(state: State, now: float) -> None:
-    """End the leases of requests that have not looked up for the lease timeout. Planned rows are not theirs to lose."""
-    oldest = now - state.limits.lease_timeout_s
+    """End the leases of requests that have not looked up for the lease timeout. Planned rows are not theirs to lose.
+
+    Cost: one comparison, until the first lease can lapse.
+    """
+    timeout = state.limits.lease_timeout_s
+    if now < state.no_lease_lapses_before:
+        return
+    first = now
     for request in state.requests.values():
-        if request.leases and request.last_lookup <= oldest and not request.promoting and not request.planned:
+        if not request.leases or request.promoting or request.planned:
+            continue
+        if request.last_lookup <= now - timeout:
             give_back(state, request)
+        else:
+            first = min(first, request.last_lookup)
+    state.no_lease_lapses_before = first + timeout

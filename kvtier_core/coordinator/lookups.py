@@ -82,7 +82,7 @@ class Lookups:
 
     def _all_held(self, request: RequestState, blocks: Sequence[Block]) -> Lookup:
         """The pool holds every block, or is about to: nothing to ask, and room enough since nothing is new."""
-        leases.grant_all(self._state, request, blocks)
+        leases.grant(self._state, request, blocks)
         arriving = [block for block in blocks if block.state is not BlockState.READY]
         if not arriving:
             return Lookup((LookupState.HIT,) * len(blocks))
@@ -240,7 +240,7 @@ class Lookups:
 
     def _commit(self, request: RequestState, plan: _Plan) -> None:
         state = self._state
-        leases.grant_all(state, request, plan.hold)
+        leases.grant(state, request, plan.hold)
         for block in plan.hold:
             if block.state is BlockState.ARRIVING and block.source:
                 request.waited.add(block.key)
@@ -255,7 +255,7 @@ class Lookups:
             block.source = plan.promote[block.key]
             request.waited.add(block.key)
             state.plan_promotion(request, block)
-        leases.grant_all(state, request, new)
+        leases.grant(state, request, new)
 
     def _count_miss(self, request: RequestState, key: OffloadKey, reason: MissReason) -> None:
         if key not in request.missed:

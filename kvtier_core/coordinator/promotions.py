@@ -59,13 +59,13 @@ class Promotions:
 
     def _waiter(self, block: Block, tier: str, leaver: RequestState) -> RequestState | None:
         for other in self._state.requests.values():
-            if other is not leaver and other.may_load_from(tier) and other.leases.get(block.key) is block:
+            if other is not leaver and other.may_load_from(tier) and block in other.leases:
                 return other
         return None
 
     def _drop(self, block: Block) -> None:
-        self._state.ledger.detach(block)
-        self._state.ledger.unpin(block)
+        self._state.ledger.detach([block])
+        self._state.ledger.unpin([block])
 
     def finish(
         self,
@@ -78,17 +78,17 @@ class Promotions:
         tier = state.tiers[job.tier]
         if job.overdue:
             tier.quarantined_rows -= len(job.blocks)
-            for block in job.blocks:
-                state.ledger.unpin(block)
+            state.ledger.unpin(job.blocks)
             return
         job.request.promoting -= 1
         state.promoting_rows -= len(job.blocks)
-        for block in reversed(job.blocks):
+        loaded = [block for block in job.blocks if block.key not in lost]
+        state.ledger.make_ready(loaded)
+        tier.counters.loaded += len(loaded)
+        for block in job.blocks:
             reason = lost.get(block.key)
             if reason is None:
-                state.ledger.make_ready(block)
                 block.is_sealed = True
-                tier.counters.loaded += 1
             else:
                 tier.presence.lost(block.key, reason, now)
                 self._drop(block)
@@ -107,9 +107,7 @@ class Promotions:
         job.request.promoting -= 1
         state.promoting_rows -= len(job.blocks)
         state.tiers[job.tier].quarantined_rows += len(job.blocks)
-        for block in job.blocks:
-            if block.state is not BlockState.DETACHED:
-                state.ledger.detach(block)
+        state.ledger.detach(block for block in job.blocks if block.state is not BlockState.DETACHED)
 
     def drop_planned(self, requests: Collection[RequestState]) -> None:
         """A reset: reservations that have not left are taken back."""

@@ -121,7 +121,7 @@ class RequestLevel:
                 tier.counters.dropped += 1
                 request.whole[tier.name][block.key] = False
             elif self._cascades.has_room(tier, block):
-                self._cascades.pin(tier, block)
+                self._cascades.pin(tier, [block])
                 chosen.append(block)
             else:
                 break

@@ -13,6 +13,7 @@ from typing import Any
 
 from kvtier_core.coordinator.actions import Action, JobPlan, TellRequestFinished
 from kvtier_core.coordinator.breaker import Breaker
+from kvtier_core.coordinator.key_memory import KeyMemory
 from kvtier_core.coordinator.presence import Presence
 from kvtier_core.coordinator.stats import Counters, TierCounters
 from kvtier_core.keys import OffloadKey
@@ -60,7 +61,10 @@ class RequestState:
     load_tiers: Collection[str] | None
     store_tiers: Collection[str] | None
     last_lookup: float
-    leases: dict[OffloadKey, Block] = field(default_factory=dict)
+    leases: dict[Block, None] = field(default_factory=dict)
+    """The blocks promised to it, in the order of the promises."""
+    used: set[Block] = field(default_factory=set)
+    """Blocks whose leases ended: their use by this request has been counted."""
     planned: dict[str, list[Block]] = field(default_factory=dict)
     """Promotions reserved in this step, by tier, not submitted yet."""
     promoting: int = 0
@@ -239,8 +243,10 @@ class State:
         self.jobs: OrderedDict[int, Job] = OrderedDict()
         self.outbox: list[Action] = []
         self.counters = Counters(tiers={name: tier.counters for name, tier in self.tiers.items()})
-        self.evicted: OrderedDict[OffloadKey, None] = OrderedDict()
-        """Keys evicted from the pool lately, at most as many as the pool has rows: to tell misses apart."""
+        self.evicted = KeyMemory(ledger.num_rows)
+        """Keys evicted from the pool lately: to tell misses apart."""
+        self.no_lease_lapses_before = 0.0
+        """The clock's time up to which ``leases.expire`` has nothing to do."""
         self.following: dict[Block, dict[RequestState, None]] = {}
         """Arriving blocks, and the whole requests as part of which tiers get them once they are ready."""
         self.planning: dict[RequestState, None] = {}
@@ -334,11 +340,7 @@ class State:
     def note_evicted(self, keys: Sequence[OffloadKey]) -> None:
         """Remember keys whose blocks were evicted from the pool."""
         self.counters.evicted += len(keys)
-        for key in keys:
-            self.evicted[key] = None
-            self.evicted.move_to_end(key)
-        while len(self.evicted) > self.ledger.num_rows:
-            self.evicted.popitem(last=False)
+        self.evicted.add(keys)
 
     def forget_if_over(self, request: RequestState) -> None:
         """Tell the tiers that *request* is over, once nothing of it can reach them any more (C26)."""
@@ -375,5 +377,5 @@ class State:
         late.update(r for tier in self.tiers.values() for r, _ in tier.late)
         assert late == Counter({r: r.late for r in self.requests.values() if r.late})
         leased = sum(b.leases for b in self.ledger.blocks)
-        granted = [(k, b) for r in self.requests.values() for k, b in r.leases.items()]
-        assert leased == sum(self.ledger.find(key) is block for key, block in granted)
+        granted = [block for request in self.requests.values() for block in request.leases]
+        assert leased == sum(self.ledger.find(block.key) is block for block in granted)

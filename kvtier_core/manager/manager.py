@@ -33,6 +33,7 @@ from kvtier_core.coordinator import (
 )
 from kvtier_core.errors import ClosedError, ConfigError, TierOpenError
 from kvtier_core.keys import OffloadKey
+from kvtier_core.ledger import Block
 from kvtier_core.manager.events import Event, Fault, OpenFailed, Sealed, Serving, Wake, WholeRequest
 from kvtier_core.manager.guard import TierIdentity, text_of
 from kvtier_core.manager.host import TierHost
@@ -70,7 +71,7 @@ class TierManager:
         pool: Pool,
         namespace: Namespace,
         tiers: Sequence[TierBuild],
-        policy: EvictionPolicy[OffloadKey],
+        policy: EvictionPolicy[Block],
         limits: PoolLimits,
         reset_tiers: bool = True,
         clock: Callable[[], float] = time.monotonic,

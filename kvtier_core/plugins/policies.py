@@ -16,7 +16,7 @@ from kvtier_core.plugins.signatures import expected_signature, signature_problem
 from kvtier_core.policies import BUILT_IN, EvictionPolicy, PolicyFactory
 from kvtier_core.suggest import did_you_mean
 
-_METHODS = ("insert", "touch", "hold", "release", "remove", "victims", "__len__")
+_METHODS = ("insert", "release", "remove", "evict")
 _log = logging.getLogger("kvtier.plugins")
 
 

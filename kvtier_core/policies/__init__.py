@@ -8,21 +8,27 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from kvtier_core.errors import ConfigError
-from kvtier_core.policies.base import EvictionPolicy, K
+from kvtier_core.policies.arc import ARC
+from kvtier_core.policies.base import E, Entry, EvictionPolicy
 from kvtier_core.policies.lru import LRU
+from kvtier_core.policies.s3fifo import S3FIFO
 
-__all__ = ["BUILT_IN", "LRU", "EvictionPolicy", "PolicyFactory", "make_policy"]
+__all__ = ["ARC", "BUILT_IN", "LRU", "S3FIFO", "Entry", "EvictionPolicy", "PolicyFactory", "make_policy"]
 
 PolicyFactory = Callable[[int], EvictionPolicy[Any]]
-"""Makes a policy; called with the capacity (blocks), which bounds what it remembers of removed keys."""
+"""Makes a policy; called with the capacity (blocks), which bounds what it remembers of evicted keys."""
 
-BUILT_IN: Mapping[str, PolicyFactory] = {"lru": lambda _capacity: LRU()}
+BUILT_IN: Mapping[str, PolicyFactory] = {
+    "lru": lambda _capacity: LRU(),
+    "arc": ARC,
+    "s3fifo": S3FIFO,
+}
 """The policies of the core, by name."""
 
 
 def make_policy(
     name: str, capacity: int, from_plugins: Mapping[str, PolicyFactory] | None = None
-) -> EvictionPolicy[K]:
+) -> EvictionPolicy[E]:
     """Make the policy called *name* for *capacity* blocks; a built-in name wins over one of *from_plugins*.
 
     Raises ``ConfigError`` naming the known policies.

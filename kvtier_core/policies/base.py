@@ -1,50 +1,71 @@
 """What an eviction policy is: the order in which blocks leave, and nothing else.
 
-A policy knows keys and their order. It never knows bytes, capacity in use, threads or time, and never evicts by
-itself: its owner asks for victims and removes them. It is not thread-safe; its owner serialises the calls.
+A policy knows entries and their order. It never knows bytes, the capacity in use, threads or time, and never evicts by
+itself: its owner says how many must go. It is not thread-safe; its owner serialises the calls.
 """
 
-from collections.abc import Container, Hashable
-from typing import Protocol, TypeVar
+from collections.abc import Collection, Sequence
+from typing import Any, Protocol, TypeVar
 
-K = TypeVar("K", bound=Hashable)
+from kvtier_core.keys import OffloadKey
 
 
-class EvictionPolicy(Protocol[K]):
-    """The order of eviction over *candidates*: known keys that are not held.
+class Entry:
+    """One block as a policy sees it. The owner makes it, keeps all but ``place``, and may subclass it.
 
-    A key is unknown, a candidate or held. Holding and releasing a key keeps whatever history the policy has of it,
-    so that a pin never makes a block look new. What a policy remembers of removed keys is its own affair and bounded
-    by the capacity it was made with.
+    An entry is *held* while ``pins`` or ``leases`` is above zero: it must not be evicted then. Holding an entry takes
+    no call, so that the owner's hot path has none for each block: a policy finds out when it meets the entry.
+    Entries are compared by identity.
     """
 
-    def insert(self, key: K) -> None:
-        """Learn a key that is unknown; it becomes the most recently used candidate. Cost: O(1)."""
+    __slots__ = ("key", "leases", "pins", "place", "uses")
+
+    def __init__(self, key: OffloadKey) -> None:
+        self.key = key
+        self.pins = 0
+        self.leases = 0
+        self.uses = 0
+        """Uses that the policy has not taken notice of: one for each request. The owner adds, the policy resets."""
+        self.place: Any = None
+        """The policy's own, ``None`` while the entry is not in its order."""
+
+    @property
+    def is_held(self) -> bool:
+        """Whether somebody's pin or lease keeps the entry from being evicted."""
+        return self.pins > 0 or self.leases > 0
+
+
+E = TypeVar("E", bound=Entry)
+
+
+class EvictionPolicy(Protocol[E]):
+    """The order of eviction over the entries it was given.
+
+    Every method takes many entries at once. Its cost is proportional to the entries it is given or gives out, plus,
+    over time, one look for each entry that was held or used since the policy last met it: neither the number of
+    entries nor the number held counts. What a policy remembers of evicted keys is bounded by the capacity it was made
+    with.
+    """
+
+    def insert(self, entries: Sequence[E]) -> None:
+        """Learn entries that are not in the order. Of several in one call the last leaves first. May be held."""
         ...
 
-    def touch(self, key: K) -> None:
-        """Count one use of a candidate; no effect on held and unknown keys. Cost: O(1)."""
-        ...
+    def release(self, entries: Sequence[E]) -> None:
+        """These were held or used, and are held no longer. Of several in one call the last leaves first.
 
-    def hold(self, key: K) -> None:
-        """Take a known key out of the candidates, because it is pinned. Twice is fine. Cost: O(1)."""
-        ...
-
-    def release(self, key: K) -> None:
-        """Make a known key a candidate again, the most recently used one. Cost: O(1)."""
-        ...
-
-    def remove(self, key: K) -> None:
-        """Forget a key, candidate or held; an unknown one is no error. Cost: O(1)."""
-        ...
-
-    def victims(self, n: int, keep: Container[K]) -> list[K]:
-        """The first *n* candidates in eviction order that are not in *keep*; fewer if there are fewer.
-
-        Removes nothing. Cost: O(n + candidates passed over because they are in *keep*), never the number held.
+        An entry without ``uses`` was only held: that alone must not make it look new.
         """
         ...
 
-    def __len__(self) -> int:
-        """How many candidates there are."""
+    def remove(self, entries: Sequence[E]) -> None:
+        """Forget entries, held or not, without remembering them as evicted. One that is not in the order is skipped."""
+        ...
+
+    def evict(self, n: int, keep: Collection[E]) -> list[E]:
+        """Take the next *n* entries out of the order, none of them held or in *keep*, and return them.
+
+        The owner asks for no more than there are. A held entry that is met may be left out of the order until its
+        ``release``, so that no later call meets it again.
+        """
         ...

@@ -1,7 +1,12 @@
 """The primary tier (C10 to C13): what a lookup answers, what gets a row, what may be evicted."""
 
+import time
+
 import pytest
 
+from kvtier_core.coordinator import Coordinator
+from kvtier_core.keys import make_offload_key
+from kvtier_core.policies import BUILT_IN, make_policy
 from kvtier_core.testing.scripted import Answer, JobHook
 from kvtier_core.testing.world import World, generous_limits, make_keys
 from kvtier_core.values import LookupState, MissReason, RequestInfo
@@ -292,10 +297,51 @@ def test_k11_o1_a_store_into_a_pinned_pool_looks_at_no_block(monkeypatch):
     for letter in range(64):
         world.put("w", make_keys(chr(0x100 + letter)))
         world.prepare_load("w", make_keys(chr(0x100 + letter)))
-    policy = world.ledger._policy
-    assert len(policy) == 0
-    monkeypatch.setattr(policy, "victims", lambda *_: pytest.fail("the policy was asked for victims"))
+    monkeypatch.setattr(
+        world.ledger._policy, "evict", lambda *_: pytest.fail("the policy was asked for victims")
+    )
     assert world.prepare_store("w", make_keys("ab")) is None
+
+
+@pytest.mark.parametrize("policy", BUILT_IN)
+def test_k11_o1_a_thousand_stores_beside_200_000_pinned_blocks(policy):
+    pinned, spare = 200_000, 8
+    num_rows = pinned + spare
+    coordinator = Coordinator(num_rows, make_policy(policy, num_rows), [], generous_limits(num_rows))
+    coordinator.new_request(RequestInfo(request_id="r"), 0.0)
+    keys = [make_offload_key(number.to_bytes(32, "big"), 0) for number in range(num_rows + 1000)]
+    stored = coordinator.prepare_store("r", keys[:num_rows], 0.0)
+    coordinator.complete_store(stored.job_id, success=True, now=0.0)
+    coordinator.prepare_load("r", keys[:pinned])
+    begin = time.thread_time()
+    for key in keys[num_rows:]:
+        stored = coordinator.prepare_store("r", [key], 0.0)
+        coordinator.complete_store(stored.job_id, success=True, now=0.0)
+    took = time.thread_time() - begin
+    coordinator.check()
+    assert took < 1.0, "one walk over the pinned blocks by each call would take many times that"
+    assert coordinator.prepare_store("r", make_keys("abcdefghi"), 0.0) is None, "eight rows are not pinned"
+    print(f"{policy}: {took * 1e3:.1f} ms")
+
+
+@pytest.mark.parametrize("policy", ["arc", "s3fifo"])
+def test_c14_recency_counts_once_per_request_and_key(policy):
+    world = World(4, policy=policy)
+    world.new_request("w", "r", "s")
+    world.put("w", make_keys("ab"))
+    world.put("w", make_keys("cd"))
+    block = world.ledger.find(make_keys("a")[0])
+    world.lookup("r", make_keys("a"))
+    world.lookup("r", make_keys("a"))
+    assert block.uses == 1
+    loading = world.prepare_load("r", make_keys("a"))
+    world.lookup("r", make_keys("a"))
+    assert block.uses == 1, "it was looked up before the load"
+    world.lookup("s", make_keys("a"))
+    assert block.uses == 2
+    world.complete_load(loading.job_id)
+    world.finish("r", "s")
+    assert world.prepare_store("w", make_keys("xy")).evicted == make_keys("bd")
 
 
 # -- requests

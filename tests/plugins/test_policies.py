@@ -5,8 +5,9 @@ import pytest
 
 from kvtier_core import ConfigError, GroupSpec, Namespace, PluginError, load_settings, open_session
 from kvtier_core.plugins import load_policy
-from kvtier_core.policies import LRU
+from kvtier_core.policies import LRU, Entry
 from kvtier_core.testing.driving import TierDriver
+from kvtier_core.testing.rows import similar_keys
 from kvtier_memory import MemoryTier
 
 MRU = """
@@ -15,18 +16,16 @@ class MRU:
 
     def __init__(self, capacity):
         self.capacities.append(capacity)
-        self.keys, self.held = [], set()
+        self.entries = []
 
-    def insert(self, key): self.keys.append(key)
-    def touch(self, key): ...
-    def hold(self, key): self.held.add(key)
-    def release(self, key): self.held.discard(key)
-    def remove(self, key):
-        self.held.discard(key)
-        if key in self.keys: self.keys.remove(key)
-    def victims(self, n, keep):
-        return [key for key in reversed(self.keys) if key not in keep and key not in self.held][:n]
-    def __len__(self): return len(self.keys) - len(self.held)
+    def insert(self, entries): self.entries += entries
+    def release(self, entries): ...
+    def remove(self, entries):
+        self.entries = [entry for entry in self.entries if entry not in entries]
+    def evict(self, n, keep):
+        newest = [entry for entry in reversed(self.entries) if entry not in keep and not entry.is_held][:n]
+        self.remove(newest)
+        return newest
 """
 
 
@@ -47,12 +46,12 @@ def _config(tmp_path, text):
 
 def test_c14_a_plugins_policy_is_found_by_name_and_imported_only_then(install_policy):
     install_policy()
-    assert load_policy("lru")(3).victims(1, ()) == []
+    assert load_policy("lru")(3).evict(1, ()) == []
     assert "kvtier_mru_module" not in sys.modules
     policy = load_policy("mru")(7)
-    for key in "abc":
-        policy.insert(key)
-    assert policy.victims(2, "b") == ["c", "a"]
+    a, b, c = entries = [Entry(key) for key in similar_keys(3)]
+    policy.insert(entries)
+    assert policy.evict(2, {b}) == [c, a]
     assert sys.modules["kvtier_mru_module"].MRU.capacities == [1, 7]
 
 
@@ -88,7 +87,7 @@ def test_c14_the_pool_and_a_tier_use_the_plugins_policy_that_the_settings_name(
 def test_c14_the_adapter_evicts_by_a_plugins_policy(install_policy, monkeypatch):
     from kvtier_core.manager.blocking import BlockTierAdapter
     from kvtier_core.testing import driving
-    from kvtier_core.testing.rows import RowMaker, similar_keys
+    from kvtier_core.testing.rows import RowMaker
 
     install_policy()
     policies = {"mru": load_policy("mru")}
@@ -129,15 +128,19 @@ def test_k10_o2_two_distributions_with_one_policy_are_an_error_naming_both(insta
         ("MRU = 3", "MRU", "which can't be called with a capacity"),
         ("class MRU: ...", "MRU", "with a capacity of 1 raised TypeError"),
         (
-            MRU.replace("def touch(self, key)", "def tuch(self, key)"),
+            MRU.replace("def release(self, entries)", "def relaese(self, entries)"),
             "MRU",
-            r"touch: missing; expected touch\(self, key\)",
+            r"release: missing; expected release\(self, entries\)",
         ),
-        (MRU.replace("def hold(self, key)", "def hold(self)"), "MRU", r"hold lacks the argument 'key'"),
         (
-            MRU.replace("def victims(self, n, keep)", "async def victims(self, n, keep)"),
+            MRU.replace("def insert(self, entries): self.entries += entries", "def insert(self): ..."),
             "MRU",
-            "victims is a coroutine",
+            r"insert lacks the argument 'entries'",
+        ),
+        (
+            MRU.replace("def evict(self, n, keep)", "async def evict(self, n, keep)"),
+            "MRU",
+            "evict is a coroutine",
         ),
     ],
 )
@@ -154,6 +157,7 @@ def test_k9_o3_an_unknown_policy_names_the_nearest_at_settings_load(
     install_policy()
     install_tier("fake")
     with pytest.raises(
-        ConfigError, match=r"policy \(file:.*unknown eviction policy 'mra'; did you mean 'mru'\?.*lru, mru"
+        ConfigError,
+        match=r"policy \(file:.*unknown eviction policy 'mra'; did you mean 'mru'\?.*lru, mru, s3fifo",
     ):
         load_settings(file=_config(tmp_path, f"{table}\npolicy = 'mra'\n"), environ={})

@@ -11,8 +11,19 @@ from collections.abc import Iterable, Sequence
 from itertools import islice, takewhile
 
 from kvtier_core.keys import OffloadKey
-from kvtier_core.policies import EvictionPolicy
+from kvtier_core.policies import Entry, EvictionPolicy
 from kvtier_core.values import BlockInfo
+
+
+class _Stored(Entry):
+    """A block that takes a slot, and the time of its store."""
+
+    __slots__ = ("time",)
+
+    def __init__(self, key: OffloadKey, time: float, pins: int) -> None:
+        super().__init__(key)
+        self.time = time
+        self.pins = pins
 
 
 class Bounds:
@@ -23,13 +34,13 @@ class Bounds:
     Pinned keys are never victims. ``max_blocks=None`` means no bound, ``ttl=None`` that blocks don't age.
     """
 
-    def __init__(
-        self, *, max_blocks: int | None, ttl: float | None, policy: EvictionPolicy[OffloadKey]
-    ) -> None:
+    def __init__(self, *, max_blocks: int | None, ttl: float | None, policy: EvictionPolicy[Entry]) -> None:
         self._max_blocks = max_blocks
         self._ttl = ttl
         self._policy = policy
-        self._stored: OrderedDict[OffloadKey, float] = OrderedDict()  # time of the store, oldest first
+        self._stored: OrderedDict[OffloadKey, _Stored] = OrderedDict()  # oldest first
+        self._held = 0
+        """Stored blocks that are pinned."""
         self._unserved: set[OffloadKey] = set()
         self._arriving: set[OffloadKey] = set()
         self._leaving: dict[OffloadKey, float] = {}
@@ -51,34 +62,43 @@ class Bounds:
         room = len(fresh) if self._max_blocks is None else self._max_blocks
         kept = fresh[max(0, len(fresh) - room) :]
         for block in by_age:
-            self._stored[block.key] = block.time
-            self._policy.insert(block.key)
+            self._enter(block.key, block.time)
         self._unserved.update(self._stored.keys() - kept)
         return kept, [block.key for block in by_age if block.key in self._unserved]
 
     def serves(self, key: OffloadKey, now: float) -> bool:
         """Whether the tier holds a block under *key* that is trusted and not too old."""
         stored = self._stored.get(key)
-        return stored is not None and key not in self._unserved and not self._is_old(stored, now)
+        return stored is not None and key not in self._unserved and not self._is_old(stored.time, now)
 
     def pin(self, key: OffloadKey) -> None:
         """A call on *key* waits or runs: it is no victim until as many ``unpin``."""
         self._pins[key] += 1
-        if key in self._stored:
-            self._policy.hold(key)
+        stored = self._stored.get(key)
+        if stored is not None:
+            self._held += not stored.pins
+            stored.pins += 1
 
     def unpin(self, key: OffloadKey) -> None:
-        """The call ended; at the last one the key is a candidate again, the most recent."""
+        """The call ended; at the last one the key is a candidate again."""
         self._pins[key] -= 1
         assert self._pins[key] >= 0, f"unpinned more often than pinned: {key.hex()}"
         if self._pins[key] == 0:
             del self._pins[key]
-            if key in self._stored:
-                self._policy.release(key)
+        stored = self._stored.get(key)
+        if stored is not None:
+            stored.pins -= 1
+            if not stored.pins:
+                self._held -= 1
+                self._policy.release([stored])
 
     def touch(self, key: OffloadKey) -> None:
         """Count one use of a stored block."""
-        self._policy.touch(key)
+        stored = self._stored.get(key)
+        if stored is not None:
+            stored.uses += 1
+            if not stored.pins:
+                self._policy.release([stored])
 
     def reserve(self, key: OffloadKey) -> list[OffloadKey] | None:
         """Give *key* a slot: returns the blocks to delete before the store, ``None`` when no room can be made.
@@ -87,15 +107,15 @@ class Bounds:
         """
         if key in self._stored:
             victims = [key]
+            self._policy.remove([self._stored[key]])
         else:
             occupied = len(self._stored) + len(self._arriving)
             needed = 0 if self._max_blocks is None else max(0, occupied + 1 - self._max_blocks)
-            victims = self._policy.victims(needed, ())
-            if len(victims) < needed:
+            if needed > len(self._stored) - self._held:
                 return None
+            victims = [entry.key for entry in self._policy.evict(needed, ())]
         for victim in victims:
-            self._leaving[victim] = self._stored.pop(victim)
-            self._policy.remove(victim)
+            self._leaving[victim] = self._drop(self._stored.pop(victim))
         self._arriving.add(key)
         return victims
 
@@ -127,22 +147,29 @@ class Bounds:
 
     def forget(self, key: OffloadKey) -> None:
         """The block is gone; its slot is free."""
-        if self._stored.pop(key, None) is not None:
-            self._policy.remove(key)
+        stored = self._stored.pop(key, None)
+        if stored is not None:
+            self._policy.remove([stored])
+            self._drop(stored)
             self._unserved.discard(key)
 
     def expired(self, now: float, limit: int) -> list[OffloadKey]:
         """At most *limit* stored keys that have become too old and are still served."""
         if self._ttl is None:
             return []
-        old = takewhile(lambda item: self._is_old(item[1], now), self._stored.items())
+        old = takewhile(lambda item: self._is_old(item[1].time, now), self._stored.items())
         return list(islice((key for key, _ in old if key not in self._unserved), limit))
 
     def _enter(self, key: OffloadKey, time: float) -> None:
-        self._stored[key] = time
-        self._policy.insert(key)
-        if key in self._pins:
-            self._policy.hold(key)
+        stored = _Stored(key, time, self._pins[key])
+        self._stored[key] = stored
+        self._held += stored.pins > 0
+        self._policy.insert([stored])
+
+    def _drop(self, stored: _Stored) -> float:
+        """A stored block has lost its slot; returns its time."""
+        self._held -= stored.pins > 0
+        return stored.time
 
     def _is_old(self, stored: float, now: float) -> bool:
         return self._ttl is not None and stored + self._ttl <= now

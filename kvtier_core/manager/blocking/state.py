@@ -74,8 +74,9 @@ class TierState:
             return []
 
     def done(self, units: Sequence[Unit]) -> None:
-        """The calls for these units have ended."""
+        """The calls for these units have ended. A load is a use of its block; a lookup or a delete is none."""
         with self._lock:
+            self._contents.touch(unit.key for unit in units if unit.kind is Kind.LOAD)
             self._unpin(units)
             self._free([unit.key for unit in units])
 
@@ -158,6 +159,7 @@ class TierState:
             now = self._clocks.wall()
             for unit in units:
                 if self._contents.holds(unit.key, now):
+                    self._contents.touch((unit.key,))
                     outcomes.append(True)
                     continue
                 evict = self._contents.reserve(unit.key)

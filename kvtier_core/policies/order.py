@@ -1,0 +1,110 @@
+"""A queue of entries that an entry can leave from anywhere: what every policy of the core is made of.
+
+Entries that come together stay together in a batch, and an entry knows its batch, so that it leaves or moves on at the
+cost of a few attribute accesses: no hashing, no neighbours to mend. What it leaves behind in its old batch is passed
+over, once, when the batch comes to the front. It decides nothing about who should leave.
+"""
+
+from collections import OrderedDict
+from collections.abc import Collection, Sequence
+from typing import Generic
+
+from kvtier_core.policies.base import E
+
+BATCH_SIZE = 64
+"""Entries of one batch at most: bounds the left-overs that one call can meet for each entry it takes."""
+
+
+class Batch(Generic[E]):
+    """Entries that came together, the first to leave at the end; some may have left since."""
+
+    __slots__ = ("entries", "left", "order")
+
+    def __init__(self, order: "Order[E]", entries: list[E]) -> None:
+        self.order = order
+        self.entries = entries
+        self.left = len(entries)
+        """How many of the entries have their place here still; at zero the batch is gone."""
+
+
+class Order(Generic[E]):
+    """Entries in the order in which they came. Every entry is in at most one order."""
+
+    def __init__(self) -> None:
+        self._batches: OrderedDict[Batch[E], None] = OrderedDict()
+        self._aside: Batch[E] = Batch(self, [])
+        """The place of held entries that were met; it has no list of them, and is never in front."""
+        self.size = 0
+        """How many entries have their place here, those set aside among them."""
+
+    def __len__(self) -> int:
+        """How many entries have their place here, those set aside among them."""
+        return self.size
+
+    def append(self, entries: Sequence[E]) -> None:
+        """Put entries behind all others, wherever they were before; of these the last will be first."""
+        end = len(entries)
+        while end > 0:
+            begin = max(0, end - BATCH_SIZE)
+            self._batches[self._make_batch(list(entries[begin:end]))] = None
+            end = begin
+
+    def _make_batch(self, entries: list[E]) -> Batch[E]:
+        leave(entries)
+        batch = Batch(self, entries)
+        for entry in entries:
+            entry.place = batch
+        self.size += len(entries)
+        return batch
+
+    def take(self, n: int, keep: Collection[E] = ()) -> list[E]:
+        """Take out the first *n* entries that are neither held nor in *keep*; fewer if there are fewer.
+
+        Held ones that are met are set aside; those in *keep* stay in front.
+        """
+        taken: list[E] = []
+        kept: list[E] = []
+        while self._batches and len(taken) < n:
+            batch = next(iter(self._batches))
+            entries = batch.entries
+            while entries and len(taken) < n:
+                entry = entries.pop()
+                if entry.place is not batch:
+                    continue
+                batch.left -= 1
+                if entry.pins or entry.leases:
+                    entry.place = self._aside
+                    self._aside.left += 1
+                    continue
+                entry.place = None
+                self.size -= 1
+                (kept if keep and entry in keep else taken).append(entry)
+            if not batch.left:
+                del self._batches[batch]
+        if kept:
+            kept.reverse()
+            front = self._make_batch(kept)
+            self._batches[front] = None
+            self._batches.move_to_end(front, last=False)
+        return taken
+
+    def has_aside(self, entry: E) -> bool:
+        """Whether *entry* was met here while it was held, and so has no rank any more."""
+        return entry.place is self._aside
+
+    def drop(self, batch: Batch[E]) -> None:
+        """All entries of *batch* have left."""
+        self._batches.pop(batch, None)
+
+
+def leave(entries: Sequence[E]) -> None:
+    """Take entries out of whatever order they are in."""
+    for entry in entries:
+        batch = entry.place
+        if batch is not None:
+            entry.place = None
+            order = batch.order
+            order.size -= 1
+            batch.left -= 1
+            if not batch.left:
+                order.drop(batch)
