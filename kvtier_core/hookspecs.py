@@ -40,7 +40,8 @@ class TierHookSpecs:
         """Start storing ``job.buffers`` under ``job.keys`` and return at once.
 
         A key must become visible to ``lookup`` whole or not at all. The buffers are read-only and valid until the
-        job's result has been handed out by ``get_finished_jobs``.
+        job's result has been handed out by ``get_finished_jobs``. A tier that does not want a block declines it, which
+        is no fault, by naming its key in ``JobResult.missing``.
         """
 
     @hookspec(firstresult=True)

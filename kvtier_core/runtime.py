@@ -62,6 +62,8 @@ def _limits(settings: Settings, num_rows: int) -> PoolLimits:
         max_cascade_rows=max(1, int(num_rows * settings.pool.max_cascade)),
         lease_timeout_s=settings.pool.lease_timeout,
         device_timeout_s=_DEVICE_TIMEOUT_S,
+        store_threshold=settings.pool.store_threshold,
+        max_tracker_size=settings.pool.max_tracker_size,
     )
 
 
@@ -93,6 +95,7 @@ def plan_tier(settings: Settings, name: str, row_bytes: int) -> TierBuild:
         ),
         info=tier_type.cls.info,
         limits=tier.limits,
+        store_threshold=tier.store_threshold,
         capacity_bytes=capacity,
         secrets=frozenset(find_secrets(type(tier), dict(tier))),
         build=partial(_build_tier, tier_type, tier, settings.policies),

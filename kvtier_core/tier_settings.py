@@ -73,6 +73,8 @@ class TierSettings(BaseModel):
     """Seconds after which a stored block is no longer served."""
     policy: str = "lru"
     """Eviction policy, where the core bounds the tier."""
+    store_threshold: Annotated[int, Field(ge=1)] = 1
+    """Offers for storing from which on the tier is given a block; each request counts once."""
     threads: Annotated[int, Field(ge=1, le=256)] = 4
     """I/O threads of a tier on the blocking interface."""
     limits: TierLimits = TierLimits()

@@ -31,6 +31,8 @@ class MissReason(enum.Enum):
 
     NEVER_STORED = "never_stored"
     EVICTED = "evicted"
+    BELOW_THRESHOLD = "below_threshold"
+    """Offered for storing less often than the pool's ``store_threshold``."""
     PRIMARY_FULL = "primary_full"
     TIER_SLOW = "tier_slow"
     TIER_FAILED = "tier_failed"
@@ -119,9 +121,9 @@ class TierJob:
 class JobResult:
     """How a job ended. Exactly one is due for every job, also when there was nothing to do.
 
-    ``present`` answers a lookup, one bool a key. ``missing`` are keys that are not there (absence, no fault),
-    ``failed`` are keys that could not be moved (a fault). ``error`` says why, in words, without secrets; an error
-    with neither list means that every key failed.
+    ``present`` answers a lookup, one bool a key. ``missing`` are keys that are not there (absence, no fault), or, for
+    a store, that the tier declined. ``failed`` are keys that could not be moved (a fault). ``error`` says why, in
+    words, without secrets; an error with neither list means that every key failed.
     """
 
     job_id: int

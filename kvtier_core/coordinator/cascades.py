@@ -5,7 +5,7 @@ passes its deadline is unpinned; should the tier read the row later, the proof g
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 
 from kvtier_core.coordinator import leases
@@ -13,6 +13,7 @@ from kvtier_core.coordinator.actions import CancelJobs, JobPlan, StoreToTiers
 from kvtier_core.coordinator.state import Job, JobKind, PreparedTransfer, RequestState, State, TierState
 from kvtier_core.keys import OffloadKey
 from kvtier_core.ledger import Block, BlockState
+from kvtier_core.values import MissReason
 
 NOTHING_TO_DO = PreparedTransfer(0, (), ())
 """A transfer of no block; it has no job and is not to be completed."""
@@ -25,14 +26,22 @@ class Cascades:
         self._state = state
 
     def prepare(
-        self, request: RequestState, keys: Sequence[OffloadKey], now: float
+        self, request: RequestState, keys: Sequence[OffloadKey], now: float, *, admit_all: bool = False
     ) -> PreparedTransfer | None:
-        """Rows for those of *keys* that the pool does not hold, in order; ``None`` when the room can't be made."""
+        """Rows for those of *keys* that the pool does not hold and admits, in order; ``None`` when there is no room.
+
+        With *admit_all* the pool takes what was offered too seldom, too.
+        """
         state = self._state
+        counted = state.admission.offer(keys, request.offered)
         found = state.ledger.find_all(keys)
         held = [block for block in found if block is not None]
         leases.use(state, request, held)
-        new = list(dict.fromkeys(key for key, block in zip(keys, found, strict=True) if block is None))
+        if counted and held:
+            self._cascade_often_offered(request, held, counted, now)
+        absent = list(dict.fromkeys(key for key, block in zip(keys, found, strict=True) if block is None))
+        new = absent if admit_all else state.admission.admitted_to_pool(absent)
+        state.counters.below_threshold += len(absent) - len(new)
         if not new:
             return NOTHING_TO_DO
         reserved = state.ledger.reserve(new, keep=held)
@@ -54,7 +63,17 @@ class Cascades:
             return
         state.ledger.make_ready(job.blocks)
         state.counters.device_stored += len(job.blocks)
-        self._cascade(job.request, job.blocks, now)
+        self._cascade(job.request, job.blocks, state.tiers.values(), now)
+
+    def _cascade_often_offered(
+        self, request: RequestState, blocks: Sequence[Block], counted: Sequence[OffloadKey], now: float
+    ) -> None:
+        """Blocks that the pool holds already may have been offered often enough now for a tier with a threshold."""
+        fresh = frozenset(counted)
+        ready = [block for block in blocks if block.state is BlockState.READY and block.key in fresh]
+        tiers = [tier for tier in self._state.tiers.values() if tier.store_threshold > 1]
+        if ready and tiers:
+            self._cascade(request, ready, tiers, now)
 
     def expire_device_store(self, job: Job) -> None:
         """A device store passed its deadline, or a reset came: the rows wait for the worker, the keys do not."""
@@ -62,9 +81,11 @@ class Cascades:
 
     # -- onwards to the tiers
 
-    def _cascade(self, request: RequestState, blocks: Sequence[Block], now: float) -> None:
+    def _cascade(
+        self, request: RequestState, blocks: Sequence[Block], tiers: Iterable[TierState], now: float
+    ) -> None:
         chosen: dict[str, list[Block]] = {}
-        for tier in self._state.tiers.values():
+        for tier in tiers:
             if not request.may_store_to(tier.name) or tier.name in request.whole:
                 continue
             admitted = self._admit(tier, blocks, now)
@@ -105,7 +126,9 @@ class Cascades:
     def _admit(self, tier: TierState, blocks: Sequence[Block], now: float) -> list[Block]:
         """The blocks *tier* does not hold, as far as its limits allow; what they don't allow is counted."""
         present = tier.presence.classify([block.key for block in blocks], now)
-        wanted = [block for block, there in zip(blocks, present, strict=True) if there is not True]
+        lacking = [block for block, there in zip(blocks, present, strict=True) if there is not True]
+        wanted = self._often_enough(tier, lacking)
+        tier.counters.below_threshold += len(lacking) - len(wanted)
         if tier.late or not tier.may_store(now):  # what waits already goes first (C25)
             tier.counters.dropped += len(wanted)
             return []
@@ -119,6 +142,12 @@ class Cascades:
             chosen.append(block)
         tier.counters.dropped += len(wanted) - len(chosen)
         return chosen
+
+    def _often_enough(self, tier: TierState, blocks: list[Block]) -> list[Block]:
+        threshold = tier.store_threshold
+        if threshold <= 1:
+            return blocks
+        return [block for block in blocks if self._state.admission.is_admitted(block.key, threshold)]
 
     def has_room(self, tier: TierState, block: Block) -> bool:
         """Whether *block* may be pinned for *tier* within the limits (C28)."""
@@ -144,15 +173,17 @@ class Cascades:
                 self._state.cascade_rows -= 1
         self._state.ledger.unpin(job.blocks)
 
-    def finish(self, job: Job, failed: frozenset[OffloadKey], now: float) -> None:
-        """The tier's result of a store."""
+    def finish(self, job: Job, bad: Mapping[OffloadKey, MissReason], now: float) -> None:
+        """The tier's result of a store. Keys that are *bad* without a fault are ones that it declined."""
         if job.overdue:
             return
         self._unpin(job)
         tier = self._state.tiers[job.tier]
-        stored = [key for key in job.keys if key not in failed]
+        stored = [key for key in job.keys if key not in bad]
+        declined = sum(reason is MissReason.NEVER_STORED for reason in bad.values())
         tier.counters.stored += len(stored)
-        tier.counters.store_failed += len(job.keys) - len(stored)
+        tier.counters.declined += declined
+        tier.counters.store_failed += len(bad) - declined
         if not job.stale:
             tier.presence.stored(stored, now)
 

@@ -175,7 +175,7 @@ class Coordinator:
     ) -> PreparedTransfer | None:
         """Rows for new blocks (C11). ``None`` when the room can't be made; no keys when nothing is new."""
         request = self._state.requests[request_id]
-        prepared = self._cascades.prepare(request, keys, now)
+        prepared = self._cascades.prepare(request, keys, now, admit_all=bool(request.whole))
         self._request_level.offer(request, keys, prepared.keys if prepared is not None else (), now)
         return prepared
 
@@ -262,7 +262,7 @@ class Coordinator:
         if job.kind is JobKind.LOOKUP:
             self._answer(job, result, now, faulty=faulty)
         elif job.kind is JobKind.TIER_STORE:
-            self._cascades.finish(job, frozenset(bad), now)
+            self._cascades.finish(job, bad, now)
             self._request_level.give_late(now)
         else:
             why = Counter(bad.values())

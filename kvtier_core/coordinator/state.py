@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from kvtier_core.coordinator.actions import Action, JobPlan, TellRequestFinished
+from kvtier_core.coordinator.admission import Admission
 from kvtier_core.coordinator.breaker import Breaker
 from kvtier_core.coordinator.key_memory import KeyMemory
 from kvtier_core.coordinator.presence import Presence
@@ -63,6 +64,8 @@ class RequestState:
     last_lookup: float
     leases: dict[Block, None] = field(default_factory=dict)
     """The blocks promised to it, in the order of the promises."""
+    offered: set[OffloadKey] = field(default_factory=set)
+    """Keys whose offer for storing has been counted for admission."""
     used: set[Block] = field(default_factory=set)
     """Blocks whose leases ended: their use by this request has been counted."""
     planned: dict[str, list[Block]] = field(default_factory=dict)
@@ -106,6 +109,10 @@ class PoolLimits:
     max_cascade_rows: int
     lease_timeout_s: float
     device_timeout_s: float
+    store_threshold: int = 1
+    """Offers from which on the pool stores a block."""
+    max_tracker_size: int = 64_000
+    """Keys whose offers are counted."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,6 +122,8 @@ class TierSpec:
     name: str
     info: TierInfo
     limits: TierLimits
+    store_threshold: int = 1
+    """Offers from which on the tier is given a block."""
 
 
 class TierState:
@@ -124,6 +133,7 @@ class TierState:
         limits = spec.limits
         self.name = spec.name
         self.limits = limits
+        self.store_threshold = spec.store_threshold
         self.presence = Presence(
             complete=not spec.info.shared,
             ttl_s=limits.presence_ttl + slowest_lookup_s,
@@ -243,6 +253,9 @@ class State:
         self.jobs: OrderedDict[int, Job] = OrderedDict()
         self.outbox: list[Action] = []
         self.counters = Counters(tiers={name: tier.counters for name, tier in self.tiers.items()})
+        self.admission = Admission(
+            limits.store_threshold, [spec.store_threshold for spec in tiers], limits.max_tracker_size
+        )
         self.evicted = KeyMemory(ledger.num_rows)
         """Keys evicted from the pool lately: to tell misses apart."""
         self.no_lease_lapses_before = 0.0

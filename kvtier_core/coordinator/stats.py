@@ -17,6 +17,10 @@ class TierCounters:
     load_missing: int = 0
     dropped: int = 0
     """Cascades left out: the tier was behind, out of the path or at its limit."""
+    below_threshold: int = 0
+    """Cascades left out: offered for storing less often than the tier's ``store_threshold``."""
+    declined: int = 0
+    """Blocks that the tier did not want."""
     integrity: int = 0
     faults: int = 0
     timeouts: int = 0
@@ -33,4 +37,6 @@ class Counters:
     device_stored: int = 0
     device_loaded: int = 0
     evicted: int = 0
+    below_threshold: int = 0
+    """Blocks that the pool did not take: offered for storing less often than its ``store_threshold``."""
     tiers: dict[str, TierCounters] = field(default_factory=dict)

@@ -41,15 +41,20 @@ class TierAnswers:
                 else:
                     decided[index] = True
                     verdicts[index] = answer
-        evicted = self._state.evicted
-        if evicted:
-            verdicts = [
-                MissReason.EVICTED if verdict is MissReason.NEVER_STORED and key in evicted else verdict
-                for key, verdict in zip(keys, verdicts, strict=True)
-            ]
+        verdicts = [
+            self._why_never_stored(key) if verdict is MissReason.NEVER_STORED else verdict
+            for key, verdict in zip(keys, verdicts, strict=True)
+        ]
         judged = dict(zip(keys, verdicts, strict=True))
         self._bound_waiting(request, judged, now)
         return judged
+
+    def _why_never_stored(self, key: OffloadKey) -> MissReason:
+        if key in self._state.evicted:
+            return MissReason.EVICTED
+        if self._state.admission.is_below(key):
+            return MissReason.BELOW_THRESHOLD
+        return MissReason.NEVER_STORED
 
     def _bound_waiting(self, request: RequestState, verdicts: dict[OffloadKey, Verdict], now: float) -> None:
         """No request waits longer than the slowest tier may take, however often answers lapse and are asked again."""

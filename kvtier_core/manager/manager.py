@@ -56,6 +56,7 @@ class TierBuild:
     identity: TierIdentity
     info: TierInfo
     limits: TierLimits
+    store_threshold: int = 1
     capacity_bytes: int | None
     secrets: frozenset[str] = frozenset()
     """What must not show in a message, whatever the tier raises."""
@@ -98,7 +99,15 @@ class TierManager:
         self._step = 0
         self._collected = False
         self._closed = False
-        specs = [TierSpec(name=b.identity.name, info=b.info, limits=b.limits) for b in tiers]
+        specs = [
+            TierSpec(
+                name=build.identity.name,
+                info=build.info,
+                limits=build.limits,
+                store_threshold=build.store_threshold,
+            )
+            for build in tiers
+        ]
         self._coordinator = Coordinator(pool.geometry.num_rows, policy, specs, limits)
 
     def _host(self, build: TierBuild) -> TierHost:

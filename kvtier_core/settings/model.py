@@ -31,6 +31,10 @@ class PoolSettings(BaseModel):
     """Tokens in a block, for engines that have no block size of their own."""
     lease_timeout: Duration = 30.0
     """Seconds a row stays reserved for a request that has stopped asking about it."""
+    store_threshold: Annotated[int, Field(ge=1)] = 1
+    """Offers for storing from which on a block is stored; each request counts once."""
+    max_tracker_size: Annotated[int, Field(ge=1)] = 64_000
+    """Keys whose offers are counted, where a ``store_threshold`` of the pool or of a tier is above 1."""
     max_promotion: Annotated[float, Field(gt=0, le=1)] = 0.5
     """Fraction of the pool that may be reserved for promotions at a time."""
     max_cascade: Annotated[float, Field(gt=0, le=1)] = 0.5

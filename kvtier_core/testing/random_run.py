@@ -50,6 +50,7 @@ class Simulation:
             self.shape.tiers,
             limits=self.shape.limits,
             groups=self.shape.groups,
+            policy=self.shape.policy,
             check_every=check_every,
         )
         self._is_plain = tuple(self.shape.groups) == (GroupShape(),)
@@ -99,10 +100,13 @@ class Simulation:
         world = self.world
         world.settle()
         world.check_at_rest()
-        world.new_request("last")
         keys = [
             make_offload_key(hashlib.sha256(b"last%d" % i).digest(), 0) for i in range(world.ledger.num_rows)
         ]
+        for number in range(1, self.shape.limits.store_threshold):
+            world.new_request(f"last but {number}")
+            world.prepare_store(f"last but {number}", keys)
+        world.new_request("last")
         world.put("last", keys)
         world.settle()
         world.check_at_rest()

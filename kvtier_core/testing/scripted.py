@@ -154,6 +154,7 @@ class TierScript:
     shared: bool = False
     obeys_reset: bool = True
     limits: TierLimits = GENEROUS
+    store_threshold: int = 1
 
     @classmethod
     def limited(cls, name: str, **changes: float) -> Self:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from random import Random
 
 from kvtier_core.coordinator import GroupShape, PoolLimits
+from kvtier_core.policies import BUILT_IN
 from kvtier_core.testing.scripted import TierScript
 from kvtier_core.tier_settings import TierLimits
 
@@ -36,6 +37,7 @@ class Shape:
     max_blocks: int
     num_roots: int = 3
     groups: Sequence[GroupShape] = (GroupShape(),)
+    policy: str = "lru"
 
     @staticmethod
     def draw(random: Random) -> "Shape":
@@ -47,6 +49,7 @@ class Shape:
             max_cascade_rows=max(1, num_rows // random.choice((1, 2))),
             lease_timeout_s=10.0,
             device_timeout_s=20.0,
+            store_threshold=random.choice((1, 1, 1, 2)),
         )
         return Shape(
             num_rows=num_rows,
@@ -55,6 +58,7 @@ class Shape:
             max_requests=random.randint(1, 6),
             max_blocks=random.randint(2, num_rows + 4),
             groups=random.choice(_GROUPS),
+            policy=random.choice(sorted(BUILT_IN)),
         )
 
 
@@ -65,6 +69,7 @@ def _draw_tier(random: Random, name: str) -> TierScript:
         remembers=random.choice((4, 1000)),
         shared=random.random() < 0.3,
         obeys_reset=random.random() < 0.5,
+        store_threshold=random.choice((1, 1, 1, 2)),
         limits=TierLimits(
             lookup_timeout=2.0,
             load_timeout=5.0,

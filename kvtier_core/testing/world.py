@@ -93,11 +93,20 @@ class World:
         self.rows.extend(self._new_junk() for _ in range(num_rows))
         self.tiers = {script.name: ScriptedTier(script, self.rows, self._new_junk) for script in scripts}
         specs = [
-            TierSpec(name=t.script.name, info=t.info, limits=t.script.limits) for t in self.tiers.values()
+            TierSpec(
+                name=tier.script.name,
+                info=tier.info,
+                limits=tier.script.limits,
+                store_threshold=tier.script.store_threshold,
+            )
+            for tier in self.tiers.values()
         ]
-        self.coordinator = Coordinator(
-            num_rows, make_policy(policy, num_rows), specs, limits or generous_limits(num_rows), groups
-        )
+        limits = limits or generous_limits(num_rows)
+        self._store_threshold = limits.store_threshold
+        self._has_picky_tier = any(script.store_threshold > 1 for script in scripts)
+        self._offers: dict[OffloadKey, set[str]] = {}
+        """Which requests have offered a key."""
+        self.coordinator = Coordinator(num_rows, make_policy(policy, num_rows), specs, limits, groups)
         self.groups = groups
         self.running: dict[int, RunningJob] = {}
         """Tier jobs that have not been answered, quarantined ones among them."""
@@ -166,11 +175,12 @@ class World:
     def prepare_store(self, request_id: str, keys: Sequence[OffloadKey]) -> PreparedTransfer | None:
         """Begin a device store: from now on its rows are half-written."""
         held = {key for key in keys if self.ledger.find(key) is not None}
+        self._note_offers(request_id, keys, held)
         prepared = self.coordinator.prepare_store(request_id, keys, self.now)
-        if prepared is not None and list(prepared.keys) != [
-            key for key in dict.fromkeys(keys) if key not in held
-        ]:
-            raise InvariantError(f"asked to store {keys}, of which {held} were held, got {prepared} (C11)")
+        if prepared is not None and list(prepared.keys) != self._to_store(request_id, keys, held):
+            raise InvariantError(
+                f"asked to store {keys}, of which {held} were held, got {prepared} (C11, C15)"
+            )
         if prepared is not None and not set(keys).isdisjoint(prepared.evicted):
             raise InvariantError(f"a key asked for was evicted: {prepared} (C11)")
         self.hooks.offered(request_id, keys)
@@ -180,6 +190,22 @@ class World:
             self._spoil(prepared.rows)
         self._act()
         return prepared
+
+    def _note_offers(self, request_id: str, keys: Sequence[OffloadKey], held: Collection[OffloadKey]) -> None:
+        for key in dict.fromkeys(keys):
+            offerers = self._offers.setdefault(key, set())
+            if self._has_picky_tier and key in held and request_id not in offerers:
+                # A tier with a threshold may be given now what it was not given when it was stored.
+                self.hooks.stored(request_id, [key])
+            offerers.add(request_id)
+
+    def _to_store(
+        self, request_id: str, keys: Sequence[OffloadKey], held: Collection[OffloadKey]
+    ) -> list[OffloadKey]:
+        """What an offer must get rows for: keys that are not held and that enough requests have offered."""
+        threshold = 1 if self.coordinator.is_request_level(request_id) else self._store_threshold
+        new = [key for key in dict.fromkeys(keys) if key not in held]
+        return [key for key in new if len(self._offers[key]) >= threshold]
 
     def complete_store(self, job_id: int, *, success: bool = True) -> None:
         """The device has written the rows, whatever became of them meanwhile."""
