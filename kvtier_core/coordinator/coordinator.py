@@ -36,7 +36,7 @@ from kvtier_core.coordinator.stats import Counters
 from kvtier_core.keys import OffloadKey
 from kvtier_core.ledger import Block, BlockState, Ledger
 from kvtier_core.policies.base import EvictionPolicy
-from kvtier_core.values import JobResult, MissReason, RequestInfo
+from kvtier_core.values import JobResult, LookupState, MissReason, RequestInfo
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +112,10 @@ class Coordinator:
         Keys in a ``tuple`` that is asked about again are not looked at again while the answer is pending (C10, C21).
         """
         return self._lookups.lookup(self._state.requests[request_id], keys, now)
+
+    def lookup_block(self, request_id: str, key: OffloadKey, now: float) -> LookupState:
+        """``lookup`` of a single key, for engines that ask key by key."""
+        return self._lookups.lookup_block(self._state.requests[request_id], key, now)
 
     def lookup_groups(
         self, request_id: str, keys: Sequence[Sequence[OffloadKey]], max_tokens: int, now: float

@@ -80,6 +80,16 @@ class Lookups:
             request.remembered = (keys, 0, found)
         return found
 
+    def lookup_block(self, request: RequestState, key: OffloadKey, now: float) -> LookupState:
+        """Answer for one key by itself."""
+        block = self._state.ledger.find(key)
+        if block is None or block.state is not BlockState.READY:
+            return self.lookup(request, (key,), now).states[0]
+        request.last_lookup = now
+        if block not in request.leases:
+            leases.grant(self._state, request, (block,))
+        return LookupState.HIT
+
     def _all_held(self, request: RequestState, blocks: Sequence[Block]) -> Lookup:
         """The pool holds every block, or is about to: nothing to ask, and room enough since nothing is new."""
         leases.grant(self._state, request, blocks)

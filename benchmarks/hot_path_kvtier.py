@@ -1,0 +1,222 @@
+"""kvtier's side of the hot-path benchmark, and the floor: a bare dict or OrderedDict doing the same work on the keys.
+
+Each case prepares its round, then times only the calls that an engine's thread would make, in nanoseconds.
+"""
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from queue import SimpleQueue
+from time import perf_counter_ns
+
+from hot_path_keys import Keys, copies
+
+from kvtier_core.coordinator import Action, Coordinator, Finished, PoolLimits, StoreToTiers, TierSpec
+from kvtier_core.keys import OffloadKey
+from kvtier_core.manager.blocking.presence import PresenceSet
+from kvtier_core.policies import make_policy
+from kvtier_core.tier_settings import TierLimits
+from kvtier_core.values import JobResult, LookupState, RequestInfo, TierInfo
+
+NOW = 1.0
+HIT = LookupState.HIT
+
+
+def _typed(keys: Sequence[bytes]) -> list[OffloadKey]:
+    return [OffloadKey(key) for key in keys]
+
+
+class Pool:
+    """A coordinator whose pool is full, with *tiers* behind it, none of which answers by itself."""
+
+    def __init__(self, num_blocks: int, seed: int, policy: str = "lru", tiers: Sequence[str] = ()) -> None:
+        self.keys = Keys(num_blocks, seed)
+        limits = PoolLimits(
+            max_promotion_rows=num_blocks // 2,
+            max_cascade_rows=num_blocks,
+            lease_timeout_s=30.0,
+            device_timeout_s=60.0,
+        )
+        tier_limits = TierLimits(max_cascade=1.0)
+        specs = [TierSpec(name=name, info=TierInfo(medium="disk"), limits=tier_limits) for name in tiers]
+        self.coordinator = Coordinator(num_blocks, make_policy(policy, num_blocks), specs, limits)
+        self._requests = 0
+        for begin in range(0, num_blocks, 1000):
+            self.store(_typed(copies(self.keys.resident[begin : begin + 1000])))
+        self.presence = PresenceSet(10 * num_blocks, complete=True)
+        for name in tiers:
+            self.coordinator.tier_ready(name, lambda: self.presence)
+        self.actions()
+
+    def request(self) -> str:
+        """Begin a request."""
+        self._requests += 1
+        name = f"r{self._requests}"
+        self.coordinator.new_request(RequestInfo(request_id=name), NOW)
+        return name
+
+    def store(self, keys: Sequence[OffloadKey]) -> None:
+        """Store new blocks in the pool."""
+        request = self.request()
+        stored = self.coordinator.prepare_store(request, keys, NOW)
+        assert stored is not None
+        assert len(stored.keys) == len(keys)
+        self.coordinator.complete_store(stored.job_id, success=True, now=NOW)
+        self.coordinator.request_finished(request)
+
+    def actions(self) -> list[Action]:
+        """What the coordinator wants done."""
+        return self.coordinator.take_actions()
+
+    # -- cases
+
+    def lookup_hit(self, count: int) -> int:
+        """One lookup of resident keys."""
+        keys, request = _typed(self.keys.some_resident(count)), self.request()
+        began = perf_counter_ns()
+        found = self.coordinator.lookup(request, keys, NOW)
+        took = perf_counter_ns() - began
+        assert found.hits == count
+        self.coordinator.request_finished(request)
+        self.actions()
+        return took
+
+    def lookup_hit_per_key(self, count: int) -> int:
+        """The same key by key, as vLLM asks."""
+        keys, request = _typed(self.keys.some_resident(count)), self.request()
+        lookup = self.coordinator.lookup_block
+        began = perf_counter_ns()
+        found = [lookup(request, key, NOW) for key in keys]
+        took = perf_counter_ns() - began
+        assert found == [HIT] * count
+        self.coordinator.request_finished(request)
+        self.actions()
+        return took
+
+    def lookup_miss(self, count: int) -> int:
+        """One lookup of keys that neither the pool nor the tier behind it has."""
+        keys, request = _typed(self.keys.absent(count)), self.request()
+        began = perf_counter_ns()
+        found = self.coordinator.lookup(request, keys, NOW)
+        took = perf_counter_ns() - began
+        assert found.hits == 0
+        assert found.is_settled, "a resident tier knows at once"
+        self.coordinator.request_finished(request)
+        self.actions()
+        return took
+
+    def load(self, count: int) -> int:
+        """Prepare and complete a device load of blocks that were looked up before."""
+        keys, request = _typed(self.keys.some_resident(count)), self.request()
+        self.coordinator.lookup(request, keys, NOW)
+        began = perf_counter_ns()
+        prepared = self.coordinator.prepare_load(request, keys)
+        self.coordinator.complete_load(prepared.job_id)
+        took = perf_counter_ns() - began
+        assert len(prepared.rows) == count
+        self.coordinator.request_finished(request)
+        self.actions()
+        return took
+
+    def store_evict(self, count: int) -> int:
+        """Prepare and complete a device store of new blocks; as many others have to leave."""
+        keys, request = _typed(self.keys.absent(count)), self.request()
+        began = perf_counter_ns()
+        prepared = self.coordinator.prepare_store(request, keys, NOW)
+        assert prepared is not None
+        self.coordinator.complete_store(prepared.job_id, success=True, now=NOW)
+        took = perf_counter_ns() - began
+        assert len(prepared.evicted) == count
+        self.coordinator.request_finished(request)
+        self.actions()
+        return took
+
+    def cascade_hold(self, count: int) -> int:
+        """Complete a device store whose blocks go on to a tier, up to handing them to the thread that takes over."""
+        keys, request = _typed(self.keys.absent(count)), self.request()
+        prepared = self.coordinator.prepare_store(request, keys, NOW)
+        assert prepared is not None
+        queue: SimpleQueue[Action] = SimpleQueue()
+        began = perf_counter_ns()
+        self.coordinator.complete_store(prepared.job_id, success=True, now=NOW)
+        for action in self.coordinator.take_actions():
+            queue.put(action)
+        took = perf_counter_ns() - began
+        while not queue.empty():
+            action = queue.get()
+            if isinstance(action, StoreToTiers):
+                self._carry_out(action)
+        self.coordinator.request_finished(request)
+        self.actions()
+        return took
+
+    def _carry_out(self, action: StoreToTiers) -> None:
+        if action.seal is not None:
+            self.coordinator.on_sealed(action.seal.id)
+        for job in action.jobs:
+            self.coordinator.on_finished(Finished(job.tier, JobResult(job_id=job.id)), NOW)
+
+
+class IdleSteps:
+    """A coordinator with requests that all wait for a tier's answer."""
+
+    def __init__(self, num_requests: int, num_keys: int, num_blocks: int, seed: int) -> None:
+        self._pool = Pool(num_blocks, seed, tiers=["slow"])
+        self._pool.coordinator.tier_ready("slow", None)
+        self._waiting = []
+        for _ in range(num_requests):
+            keys, request = tuple(_typed(self._pool.keys.absent(num_keys))), self._pool.request()
+            assert not self._pool.coordinator.lookup(request, keys, NOW).is_settled
+            self._waiting.append((request, keys))
+        self._pool.coordinator.end_step(0, NOW)
+        self._pool.actions()
+
+    def step(self) -> int:
+        """A step in which nothing happens."""
+        coordinator = self._pool.coordinator
+        began = perf_counter_ns()
+        coordinator.tick(NOW)
+        coordinator.end_step(1, NOW)
+        actions = coordinator.take_actions()
+        took = perf_counter_ns() - began
+        assert not actions
+        return took
+
+    def step_with_lookups(self) -> int:
+        """The same with every request asking again."""
+        coordinator = self._pool.coordinator
+        began = perf_counter_ns()
+        coordinator.tick(NOW)
+        for request, keys in self._waiting:
+            coordinator.lookup(request, keys, NOW)
+        coordinator.end_step(1, NOW)
+        actions = coordinator.take_actions()
+        took = perf_counter_ns() - began
+        assert not actions
+        return took
+
+
+class Floor:
+    """The same work on the keys by a bare dict, or an OrderedDict where something has to leave."""
+
+    def __init__(self, num_blocks: int, seed: int) -> None:
+        self.keys = Keys(num_blocks, seed)
+        self._table = {key: row for row, key in enumerate(self.keys.resident)}
+        self._order = OrderedDict(self._table)
+
+    def lookup_hit(self, count: int) -> int:
+        """Find the row of each key."""
+        keys, table = self.keys.some_resident(count), self._table
+        began = perf_counter_ns()
+        rows = [table[key] for key in keys]
+        took = perf_counter_ns() - began
+        assert len(rows) == count
+        return took
+
+    def store_evict(self, count: int) -> int:
+        """For each key that is not there let the oldest one go and enter the new one in its row."""
+        keys, order = self.keys.absent(count), self._order
+        began = perf_counter_ns()
+        for key in keys:
+            if key not in order:
+                order[key] = order.popitem(last=False)[1]
+        return perf_counter_ns() - began
