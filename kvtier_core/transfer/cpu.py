@@ -18,7 +18,7 @@ from kvtier_core.transfer.device import TransferResult
 from kvtier_core.transfer.direction import Direction
 from kvtier_core.transfer.lane import Lane, LaneJob
 from kvtier_core.transfer.layout import KVGroup, KVLayout
-from kvtier_core.transfer.plan import GroupTransfer, Run, TransferLimits, plan_transfer
+from kvtier_core.transfer.plan import GroupTransfer, Runs, TransferLimits, plan_transfer
 from kvtier_core.transfer.pool import Pool
 from kvtier_core.transfer.spans import Span, join
 
@@ -29,7 +29,10 @@ class _Pair(NamedTuple):
     """The same pages on both sides."""
 
     pages: _Bytes  # (num_blocks, ..., page_bytes)
-    slots: _Bytes  # (num_rows, factor, ..., page_bytes)
+    slots: _Bytes  # (num_rows, factor, ..., page_bytes); at a factor of 1 (num_rows, ..., page_bytes)
+
+
+_Indices = tuple[list[slice], Sequence[slice | tuple[int, slice]]]
 
 
 class CPUDevice:
@@ -117,38 +120,46 @@ class CPUDevice:
     def _store(self, job: LaneJob, _reached: Callable[[int], None]) -> int:
         plan = plan_transfer(Direction.STORE, job.parts, self._limits)
         for group, runs in plan.items():
-            for run in runs:
-                for pages, slots in self._whole[group]:
-                    slots[self._place(run)] = pages[run.block : run.block + run.length]
+            blocks, places = self._indices(runs)
+            for pages, slots in self._whole[group]:
+                for block, place in zip(blocks, places, strict=True):
+                    slots[place] = pages[block]
         return self._bytes(plan)
 
     def _load(self, job: LaneJob, reached: Callable[[int], None]) -> int:
         plan = plan_transfer(Direction.LOAD, job.parts, self._limits)
+        indices = {group: self._indices(runs) for group, runs in plan.items()}
         if not job.by_layer:
-            self._fill(plan, self._whole)
+            _fill(indices, self._whole)
             return self._bytes(plan)
         for layer, pairs in self._by_layer.items():
-            self._fill(plan, pairs)
+            _fill(indices, pairs)
             reached(layer)
         return self._bytes(plan)
 
-    def _fill(self, plan: dict[int, list[Run]], pairs: Sequence[Sequence[_Pair]]) -> None:
-        for group, runs in plan.items():
-            for run in runs:
-                for pages, slots in pairs[group]:
-                    pages[run.block : run.block + run.length] = slots[self._place(run)]
-
-    def _place(self, run: Run) -> tuple[int | slice, int | slice]:
-        """Where in ``_Pair.slots`` a run belongs."""
+    def _indices(self, runs: Runs) -> _Indices:
+        """What to index ``_Pair.pages`` and ``_Pair.slots`` with, a run each."""
+        columns = runs.tolist()
+        blocks = [slice(block, block + length) for block, length in zip(columns[0], columns[3], strict=True)]
         if self._limits.factor == 1:
-            return slice(run.row, run.row + run.length), 0
-        return run.row, slice(run.slot, run.slot + run.length)
+            return blocks, [
+                slice(row, row + length) for row, length in zip(columns[1], columns[3], strict=True)
+            ]
+        return blocks, [
+            (row, slice(slot, slot + length)) for row, slot, length in zip(*columns[1:], strict=True)
+        ]
 
-    def _bytes(self, plan: dict[int, list[Run]]) -> int:
+    def _bytes(self, plan: dict[int, Runs]) -> int:
         return sum(
-            self._layout.groups[group].block_bytes * sum(run.length for run in runs)
-            for group, runs in plan.items()
+            self._layout.groups[group].block_bytes * int(runs[3].sum()) for group, runs in plan.items()
         )
+
+
+def _fill(indices: dict[int, _Indices], pairs: Sequence[Sequence[_Pair]]) -> None:
+    for group, (blocks, places) in indices.items():
+        for pages, slots in pairs[group]:
+            for block, place in zip(blocks, places, strict=True):
+                pages[block] = slots[place]
 
 
 def limits_for(layout: KVLayout, pool: Pool) -> TransferLimits:
@@ -171,10 +182,10 @@ def limits_for(layout: KVLayout, pool: Pool) -> TransferLimits:
 
 
 def _worker_part(pool: Pool, factor: int, block_bytes: int, worker: int) -> _Bytes:
-    """This worker's bytes of every row, ``(num_rows, factor, block_bytes)``."""
+    """This worker's bytes of every row, ``(num_rows, factor, block_bytes)``, or without the factor where it is 1."""
     begin = worker * factor * block_bytes
     rows = pool.rows_array[:, begin : begin + factor * block_bytes]
-    return rows.reshape(len(rows), factor, block_bytes)
+    return rows if factor == 1 else rows.reshape(len(rows), factor, block_bytes)
 
 
 def _pair_up(group: KVGroup, slots: _Bytes, tensors: Sequence[int]) -> list[_Pair]:
@@ -183,7 +194,7 @@ def _pair_up(group: KVGroup, slots: _Bytes, tensors: Sequence[int]) -> list[_Pai
     offset = group.page_offsets[tensors[0]] if tensors else 0
     for span in join([_span(group.tensors[i], group.page_bytes[i]) for i in tensors]):
         size = span.num_pages * span.page_bytes
-        part = slots[:, :, offset : offset + size].reshape(*slots.shape[:2], *span.shape)
+        part = slots[..., offset : offset + size].reshape(*slots.shape[:-1], *span.shape)
         assert np.may_share_memory(part, slots), "a copy would be filled instead of the row"
         pairs.append(_Pair(span.view(group.num_blocks), part))
         offset += size
