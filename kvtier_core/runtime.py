@@ -132,7 +132,7 @@ def open_session(
     geometry = plan_geometry(settings, namespace)
     builds = [plan_tier(settings, name, geometry.row_bytes) for name in settings.enabled_tiers]
     try:
-        pool = Pool.create(geometry)
+        pool = Pool.create(geometry, huge_pages=settings.pool.huge_pages)
     except MemoryError as error:
         raise PoolError(str(error)) from None
     manager = TierManager(

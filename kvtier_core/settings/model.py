@@ -25,6 +25,8 @@ class PoolSettings(BaseModel):
     """Bytes of host memory."""
     prefault: bool = True
     """Take the memory at the start, in the background, instead of page by page when a row is first used."""
+    huge_pages: bool = False
+    """Ask the kernel for 2 MiB pages; where it gives none, a warning says so and the pool works all the same."""
     policy: str = "lru"
     """Eviction policy of the pool: a built-in one or an entry point of ``kvtier.policies.v1``."""
     block_size: Annotated[int, Field(ge=1, le=65536)] = 16

@@ -14,15 +14,19 @@ if TYPE_CHECKING:
     from kvtier_core.transfer.device import Device, TransferResult
     from kvtier_core.transfer.direction import Direction
     from kvtier_core.transfer.layout import KVGroup, KVLayout, split_pages
+    from kvtier_core.transfer.members import SCHEDULER
     from kvtier_core.transfer.plan import GroupTransfer
     from kvtier_core.transfer.pool import Pool, PoolGeometry
+    from kvtier_core.transfer.tally import JobTally
 
 __all__ = [
+    "SCHEDULER",
     "CPUDevice",
     "ControlPage",
     "Device",
     "Direction",
     "GroupTransfer",
+    "JobTally",
     "KVGroup",
     "KVLayout",
     "Pool",
@@ -32,11 +36,13 @@ __all__ = [
 ]
 
 _HOMES = {
+    "SCHEDULER": "members",
     "CPUDevice": "cpu",
     "ControlPage": "control",
     "Device": "device",
     "Direction": "direction",
     "GroupTransfer": "plan",
+    "JobTally": "tally",
     "KVGroup": "layout",
     "KVLayout": "layout",
     "Pool": "pool",

@@ -4,8 +4,8 @@ It decides, in the scheduler's process, when the rows of an unfinished transfer 
 in each worker, whether a transfer may still start. It never touches a row and never waits.
 
 Each word is a 64-bit counter with one writer. The scheduler writes the *epoch*. Each worker writes, per
-direction, the last job it *started* and the last it *finished*; job ids of one direction grow and its jobs
-complete in order.
+direction, the last job it *started*, the last it *finished*, and the last of those that did not move its bytes
+(*failed*, or dropped); job ids of one direction grow and its jobs complete in order.
 
 The race, step by step. The scheduler wants the rows of job J (epoch E) back while a worker may be about to
 start it::
@@ -30,6 +30,7 @@ bytes). Tested on x86-64 only.
 """
 
 import threading
+from typing import NamedTuple
 
 from kvtier_core.transfer.direction import Direction
 
@@ -42,11 +43,19 @@ _SLOT_WORDS = 8
 _EPOCH = 0
 _STARTED = {Direction.STORE: 0, Direction.LOAD: 2}
 _FINISHED = {Direction.STORE: 1, Direction.LOAD: 3}
+_FAILED = {Direction.STORE: 4, Direction.LOAD: 5}
 
 
 def control_words_bytes(num_workers: int) -> int:
     """The room that the words of *num_workers* take."""
     return (1 + num_workers) * _SLOT_WORDS * _WORD
+
+
+class Progress(NamedTuple):
+    """How far a worker is in one direction: its last finished job, and the last one that failed; 0 before the first."""
+
+    finished: int
+    failed: int
 
 
 class ControlPage:
@@ -113,12 +122,17 @@ class ControlPage:
         self._fence()
         if self.epoch == epoch:
             return True
-        self.finish(worker, direction, job_id)
+        self.finish(worker, direction, job_id, ok=False)
         return False
 
-    def finish(self, worker: int, direction: Direction, job_id: int) -> None:
-        """Say that this worker will not touch the job's rows any more. Worker side, after the last byte."""
+    def finish(self, worker: int, direction: Direction, job_id: int, *, ok: bool) -> None:
+        """Say that this worker will not touch the job's rows any more. Worker side, after the last byte.
+
+        *ok*: this worker's bytes of the job are all there.
+        """
         assert job_id == self.get_last_started(worker, direction), "finish follows begin of the same job"
+        if not ok:
+            self._words[self._index(worker, _FAILED[direction])] = job_id
         self._fence()
         self._words[self._index(worker, _FINISHED[direction])] = job_id
 
@@ -129,6 +143,16 @@ class ControlPage:
     def get_last_finished(self, worker: int, direction: Direction) -> int:
         """The last job this worker finished or dropped; 0 before the first."""
         return self._words[self._index(worker, _FINISHED[direction])]
+
+    def get_progress(self, worker: int, direction: Direction) -> Progress:
+        """How far this worker is, read in the order that can only make a job look worse than it is. Scheduler side.
+
+        A worker says that a job failed before it says that it finished; here it is read after. Later jobs may have
+        failed meanwhile: ``JobTally`` then doubts the earlier ones.
+        """
+        finished = self.get_last_finished(worker, direction)
+        self._fence()
+        return Progress(finished, self._words[self._index(worker, _FAILED[direction])])
 
     def release(self) -> None:
         """Let go of the shared memory; every other method raises ``ValueError`` afterwards. For the pool."""

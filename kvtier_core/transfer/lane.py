@@ -140,6 +140,7 @@ class Lane:
         compute_error = self._await_compute(job)
         if not self._control.begin(self._worker, self._direction, job.job_id, job.epoch):
             return TransferResult(job_id=job.job_id, direction=self._direction, ok=False, dropped=True)
+        ok = False
         try:
             if compute_error is not None:
                 raise compute_error
@@ -148,8 +149,9 @@ class Lane:
             begun = time.perf_counter()
             moved = self._copy(job, lambda layer: self._reach(job.job_id, layer))
             seconds = time.perf_counter() - begun
+            ok = True
         finally:
-            self._control.finish(self._worker, self._direction, job.job_id)
+            self._control.finish(self._worker, self._direction, job.job_id, ok=ok)
         return TransferResult(
             job_id=job.job_id, direction=self._direction, ok=True, bytes=moved, seconds=seconds
         )

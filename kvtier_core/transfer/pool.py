@@ -1,36 +1,52 @@
-"""The pool: the primary tier's host memory, one anonymous shared mapping of rows behind a control page.
+"""The pool: the primary tier's host memory, one shared mapping of rows behind a control page.
 
-It decides whether the memory fits and whether two processes mean the same geometry. It never decides what a
-row holds.
+It decides whether two processes mean the same geometry, and who of them is who. It never decides what a row holds.
 
-The memory is a memfd: it has no name, other processes open it through ``/proc/<pid>/fd/<n>``, and the kernel
-frees it with the last process that has it open, however that process ends. It is sealed against resizing, so
-that a mapped row can't vanish under a reader. Layout, little-endian::
+One process makes a pool for itself with ``Pool.create``. Several that start in any order all call ``Pool.open`` with
+one name: whoever comes first makes the memory, the rest check its geometry. The memory has no name of its own and is
+freed by the kernel with the last process that has it open, however that ends (``handover`` says how it gets around);
+``named=True`` puts it into /dev/shm instead, where its name goes when all have come. Layout, little-endian::
 
-    0     magic "kvtpool" 0x01 | num_workers u64 | num_rows u64 | row_bytes u64 | bytes before row 0 u64
+    0     magic "kvtpool" 0x02 | num_workers u64 | num_rows u64 | row_bytes u64 | bytes before row 0 u64
     64    the control page's words (see ``control``), zero padding to a multiple of 4096
     ...   row 0 | row 1 | ...
 """
 
-import fcntl
 import logging
 import mmap
 import os
+import re
 import struct
+import time
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Self
 
 import numpy as np
 import numpy.typing as npt
 
 from kvtier_core.transfer.control import PAGE_BYTES, ControlPage, control_words_bytes
-from kvtier_core.transfer.memory import find_memory_limit
+from kvtier_core.transfer.handover import Host, meet
+from kvtier_core.transfer.members import SCHEDULER, Members, describe, wait_for
 from kvtier_core.transfer.prefault import Prefault
+from kvtier_core.transfer.region import (
+    gib,
+    is_at,
+    make_anonymous,
+    name_in_shared_memory,
+    open_or_make_named,
+    reclaim_dead,
+    unlink_if_dead,
+    warn_without_huge_pages,
+)
 
-_MAGIC = b"kvtpool\x01"
+_MAGIC = b"kvtpool\x02"
 _HEADER = struct.Struct("<8sQQQQ")
 _HEADER_BYTES = 64
-_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+_NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
+_OPEN_TIMEOUT_S = 60.0
+_CLOSE_TIMEOUT_S = 1.0
+"""For others who look at the name at the same moment, which takes them microseconds."""
 
 _log = logging.getLogger("kvtier.pool")
 
@@ -62,60 +78,131 @@ class PoolGeometry:
         """Bytes of the whole mapping."""
         return self.rows_offset + self.num_rows * self.row_bytes
 
+    def describe(self) -> str:
+        """For messages."""
+        return f"a pool of {gib(self.total_bytes)} ({self.num_rows} rows of {self.row_bytes} bytes)"
+
     def pack(self) -> bytes:
         """The header that says so."""
         return _HEADER.pack(_MAGIC, self.num_workers, self.num_rows, self.row_bytes, self.rows_offset)
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Sharing:
+    """How this process shares a pool with others."""
+
+    members: Members
+    host: Host | None = None
+    path: Path | None = None
+
+
 class Pool:
-    """One process's view of the pool. Made by ``create`` in one process and ``attach`` in the others.
+    """One process's view of the pool. Made by ``create``, or ``attach``, or by ``open`` where several are to share it.
 
     Rows may be used from any thread; what they hold at a time is for the caller to agree on.
     """
 
-    def __init__(self, fd: int, geometry: PoolGeometry) -> None:
+    def __init__(
+        self, fd: int, geometry: PoolGeometry, *, huge_pages: bool = False, sharing: _Sharing | None = None
+    ) -> None:
         """Map *fd*, ``geometry.total_bytes`` long; it is closed with the pool. Raises ``OSError``."""
         self.geometry = geometry
         self._mapping = mmap.mmap(fd, geometry.total_bytes)
+        if huge_pages:
+            self._mapping.madvise(mmap.MADV_HUGEPAGE)
+            warn_without_huge_pages()
         self._fd: int | None = fd
         self._view = memoryview(self._mapping)
         self.control = ControlPage(self._view[_HEADER_BYTES : geometry.rows_offset], geometry.num_workers)
         flat = np.frombuffer(self._mapping, dtype=np.uint8, offset=geometry.rows_offset)
         self._rows: npt.NDArray[np.uint8] | None = flat.reshape(geometry.num_rows, geometry.row_bytes)
         self._prefault: Prefault | None = None
+        self._sharing = sharing
 
     @classmethod
-    def create(cls, geometry: PoolGeometry) -> Self:
+    def create(cls, geometry: PoolGeometry, *, huge_pages: bool = False) -> Self:
         """Make a new pool, all zeros. Pages are taken from the machine when they are first touched.
 
-        Raises ``MemoryError``, before anything is mapped, when the pool does not fit in this machine's
-        available memory or in the limit of this process's control group.
+        *huge_pages* asks the kernel for 2 MiB pages, with a warning where it gives none. Raises ``MemoryError``, before
+        anything is mapped, when the pool does not fit in this machine's available memory or in the limit of this
+        process's control group.
         """
-        limit = find_memory_limit()
-        if geometry.total_bytes > limit.bytes:
-            raise MemoryError(
-                f"a pool of {_gib(geometry.total_bytes)} ({geometry.num_rows} rows of {geometry.row_bytes} "
-                f"bytes) does not fit: {limit.source} leaves {_gib(limit.bytes)}. "
-                "Set a smaller pool capacity or free memory."
-            )
-        fd = os.memfd_create("kvtier-pool", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        fd = make_anonymous(geometry.total_bytes, geometry.pack(), geometry.describe())
         try:
-            os.ftruncate(fd, geometry.total_bytes)
-            fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)
-            os.pwrite(fd, geometry.pack(), 0)
-            return cls(fd, geometry)
+            return cls(fd, geometry, huge_pages=huge_pages)
         except OSError as error:
             os.close(fd)
-            raise MemoryError(
-                f"the kernel refused a pool of {_gib(geometry.total_bytes)}: {error}"
-            ) from error
+            raise MemoryError(f"the kernel refused {geometry.describe()}: {error}") from error
+
+    @classmethod
+    def open(
+        cls,
+        geometry: PoolGeometry,
+        name: str,
+        member: int = SCHEDULER,
+        *,
+        named: bool = False,
+        huge_pages: bool = False,
+        timeout_s: float = _OPEN_TIMEOUT_S,
+    ) -> Self:
+        """Share the pool of the engine *name* (letters, digits, ``._-``, at most 64), as *member* (a worker's number).
+
+        Every process of the engine on this machine calls this, in any order, with the same geometry; then
+        ``wait_for_members``. Raises ``MemoryError`` when the pool does not fit, ``ValueError`` for another geometry
+        than the others' or a member that the pool does not have, ``FileExistsError`` when a living process is that
+        member, ``TimeoutError`` when another process that was first does not hand it over.
+        """
+        if not _NAME.fullmatch(name):
+            raise ValueError(f"{name!r} is no name for a pool: use 1 to 64 letters, digits, '.', '_' and '-'")
+        if named:
+            return cls._open_named(geometry, name, member, huge_pages=huge_pages, timeout_s=timeout_s)
+
+        def make() -> int:
+            return make_anonymous(geometry.total_bytes, geometry.pack(), geometry.describe())
+
+        fd, host = meet(name, make, geometry.num_workers, timeout_s)
+        try:
+            _read_geometry(fd, f"the pool {name!r}", geometry)
+            members = Members(fd, geometry.num_workers)
+            members.join(member)
+            return cls(fd, geometry, huge_pages=huge_pages, sharing=_Sharing(members=members, host=host))
+        except BaseException:
+            if host is not None:
+                host.close()
+            os.close(fd)
+            raise
+
+    @classmethod
+    def _open_named(
+        cls, geometry: PoolGeometry, name: str, member: int, *, huge_pages: bool, timeout_s: float
+    ) -> Self:
+        reclaim_dead()
+        path = name_in_shared_memory(name)
+        found: list[tuple[int, Members]] = []
+
+        def attempt() -> bool:
+            joined = open_or_make_named(
+                path, geometry.total_bytes, geometry.pack(), geometry.describe(), member, geometry.num_workers
+            )
+            found.extend([joined] if joined is not None else [])
+            return bool(found)
+
+        if not wait_for(attempt, timeout_s):
+            raise TimeoutError(f"could not open {path} within {timeout_s:g} s: other processes hold it")
+        fd, members = found[0]
+        try:
+            _read_geometry(fd, str(path), geometry)
+            return cls(fd, geometry, huge_pages=huge_pages, sharing=_Sharing(members=members, path=path))
+        except BaseException:
+            os.close(fd)
+            raise
 
     @classmethod
     def attach(cls, path: str, expected: PoolGeometry | None = None) -> Self:
-        """Share the pool another process has open at *path*, its ``Pool.path``.
+        """Share the pool another process has open at *path*, its ``Pool.path``, without being a member.
 
-        Raises ``OSError`` when it can't be opened (its process is gone, or belongs to another user),
-        ``ValueError`` when it is no pool or has another geometry than *expected*.
+        Raises ``OSError`` when it can't be opened (its process is gone, or belongs to another user), ``ValueError``
+        when it is no pool or has another geometry than *expected*.
         """
         fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         try:
@@ -123,6 +210,34 @@ class Pool:
         except BaseException:
             os.close(fd)
             raise
+
+    def wait_for_members(self, timeout_s: float = _OPEN_TIMEOUT_S) -> None:
+        """Wait until the scheduler and every worker have joined; afterwards nothing names the pool any more.
+
+        Raises ``TimeoutError`` that says who is missing.
+        """
+        deadline = time.monotonic() + timeout_s
+        if not wait_for(lambda: not self.missing_members(), timeout_s):
+            missing = ", ".join(map(describe, self.missing_members()))
+            raise TimeoutError(
+                f"{missing} did not join the pool within {timeout_s:g} s: all processes of an engine must run on this "
+                "machine, in one network namespace, as one user, with one configuration"
+            )
+        if self._sharing is not None and self._sharing.path is not None:
+            self._unlink(self._sharing.members, self._sharing.path, max(0.0, deadline - time.monotonic()))
+
+    def missing_members(self) -> list[int]:
+        """Workers (and ``SCHEDULER``) that have not joined or have died. Empty for a pool of one process."""
+        return [] if self._sharing is None else self._sharing.members.missing()
+
+    def _unlink(self, members: Members, path: Path, timeout_s: float) -> None:
+        if not members.enter_gate(timeout_s):
+            return  # somebody else is about to
+        try:
+            if is_at(self.fd, path):
+                path.unlink()
+        finally:
+            members.leave_gate()
 
     def prefault(self) -> Prefault:
         """Take the pool's pages from the machine now, in the background; ``close`` ends that."""
@@ -172,7 +287,13 @@ class Pool:
         """
         if self._prefault is not None:
             self._prefault.stop()
+        if self._sharing is not None and self._sharing.host is not None:
+            self._sharing.host.close()
         if self._fd is not None:
+            if self._sharing is not None and self._sharing.path is not None:
+                unlink_if_dead(
+                    self._fd, self._sharing.path, self._sharing.members, timeout_s=_CLOSE_TIMEOUT_S
+                )
             os.close(self._fd)
             self._fd = None
             self._rows = None
@@ -182,7 +303,7 @@ class Pool:
             self._mapping.close()
         except BufferError:
             _log.warning(
-                "the pool's mapping (%s) is kept: rows are still in use", _gib(self.geometry.total_bytes)
+                "the pool's mapping (%s) is kept: rows are still in use", gib(self.geometry.total_bytes)
             )
             return False
         return True
@@ -209,7 +330,3 @@ def _read_geometry(fd: int, path: str, expected: PoolGeometry | None) -> PoolGeo
             "all processes of one engine need the same configuration and kvtier version"
         )
     return geometry
-
-
-def _gib(count: int) -> str:
-    return f"{count / 2**30:.2f} GiB"

@@ -20,7 +20,7 @@ def test_c36_a_job_is_settled_when_it_is_finished(control: ControlPage) -> None:
     assert not control.is_settled(STORE, 1, 0)
     assert control.begin(0, STORE, 1, 0)
     assert not control.is_settled(STORE, 1, 0)
-    control.finish(0, STORE, 1)
+    control.finish(0, STORE, 1, ok=True)
     assert control.is_settled(STORE, 1, 0)
     assert not control.is_settled(STORE, 2, 0)
 
@@ -28,7 +28,7 @@ def test_c36_a_job_is_settled_when_it_is_finished(control: ControlPage) -> None:
 def test_c36_the_directions_do_not_share_counters(control: ControlPage) -> None:
     assert control.begin(0, STORE, 1, 0)
     assert control.begin(0, LOAD, 1, 0)
-    control.finish(0, LOAD, 1)
+    control.finish(0, LOAD, 1, ok=True)
     assert control.is_settled(LOAD, 1, 0)
     assert not control.is_settled(STORE, 1, 0)
 
@@ -38,7 +38,7 @@ def test_c36_c43_a_job_is_settled_when_every_worker_has_finished(make_pool: Make
     for worker in (2, 0, 1):
         assert not control.is_settled(STORE, 1, 0)
         assert control.begin(worker, STORE, 1, 0)
-        control.finish(worker, STORE, 1)
+        control.finish(worker, STORE, 1, ok=True)
     assert control.is_settled(STORE, 1, 0)
 
 
@@ -53,7 +53,7 @@ def test_c36_a_job_that_is_running_outlives_the_bump(control: ControlPage) -> No
     assert control.begin(0, STORE, 1, 0)
     control.bump_epoch()
     assert not control.is_settled(STORE, 1, 0)
-    control.finish(0, STORE, 1)
+    control.finish(0, STORE, 1, ok=True)
     assert control.is_settled(STORE, 1, 0)
 
 
@@ -70,7 +70,7 @@ def test_c36_one_running_worker_is_enough_to_keep_a_job_unsettled(make_pool: Mak
     assert control.begin(1, STORE, 1, 0)
     control.bump_epoch()
     assert not control.is_settled(STORE, 1, 0)
-    control.finish(1, STORE, 1)
+    control.finish(1, STORE, 1, ok=True)
     assert control.is_settled(STORE, 1, 0)
 
 
@@ -118,7 +118,7 @@ def test_c36_both_sides_pass_a_fence_between_write_and_read(
     monkeypatch.setattr(control, "_fence", note)
     control.begin(0, STORE, 1, 0)
     assert fences == [(0, 1, 0)]
-    control.finish(0, STORE, 1)
+    control.finish(0, STORE, 1, ok=True)
     assert fences[1:] == [(0, 1, 0)], "bytes must be out before the job counts as finished"
     control.bump_epoch()
     assert fences[2:] == [(1, 1, 1)]
@@ -129,7 +129,7 @@ def test_c36_both_sides_pass_a_fence_between_write_and_read(
 @pytest.mark.parametrize("job_id", [5, 4])
 def test_a_job_id_that_does_not_grow_is_refused(control: ControlPage, job_id: int) -> None:
     assert control.begin(0, STORE, 5, 0)
-    control.finish(0, STORE, 5)
+    control.finish(0, STORE, 5, ok=True)
     with pytest.raises(ValueError, match=f"store job {job_id} of worker 0 is not above its last, 5"):
         control.begin(0, STORE, job_id, 0)
 
@@ -142,10 +142,10 @@ def test_a_worker_the_pool_does_not_know_is_refused(control: ControlPage, worker
 
 def test_finish_without_begin_is_our_own_mistake(control: ControlPage) -> None:
     with pytest.raises(AssertionError):
-        control.finish(0, STORE, 1)
+        control.finish(0, STORE, 1, ok=True)
 
 
 def test_counters_hold_64_bits(control: ControlPage) -> None:
     assert control.begin(0, LOAD, 2**64 - 1, 0)
-    control.finish(0, LOAD, 2**64 - 1)
+    control.finish(0, LOAD, 2**64 - 1, ok=True)
     assert control.is_settled(LOAD, 2**64 - 1, 0)

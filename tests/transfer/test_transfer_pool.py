@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from kvtier_core.transfer import Direction, Pool, PoolGeometry
-from kvtier_core.transfer import pool as pool_module
+from kvtier_core.transfer import region as region_module
 from kvtier_core.transfer.memory import MemoryLimit
 
 MakePool = Callable[..., Pool]
@@ -62,7 +62,7 @@ def test_the_control_page_grows_with_the_workers(num_workers: int, pages: int) -
 def test_the_last_of_many_workers_does_not_write_into_row_0(make_pool: MakePool) -> None:
     pool = make_pool(num_workers=126)
     assert pool.control.begin(125, Direction.LOAD, 1, 0)
-    pool.control.finish(125, Direction.LOAD, 1)
+    pool.control.finish(125, Direction.LOAD, 1, ok=True)
     assert not pool.rows_array.any()
     assert pool.control.get_last_finished(125, Direction.LOAD) == 1
 
@@ -122,7 +122,7 @@ def test_a_pool_that_does_not_fit_is_refused_before_it_is_made(monkeypatch: pyte
     def never(*_: object) -> int:
         raise AssertionError("memory was asked for all the same")
 
-    monkeypatch.setattr(pool_module, "find_memory_limit", lambda: MemoryLimit(bytes=2**20, source="here"))
+    monkeypatch.setattr(region_module, "find_memory_limit", lambda: MemoryLimit(bytes=2**20, source="here"))
     monkeypatch.setattr(os, "memfd_create", never)
     with pytest.raises(MemoryError, match=r"\(256 rows of 4096 bytes\) does not fit: here leaves 0.00 GiB"):
         Pool.create(PoolGeometry(num_rows=256, row_bytes=4096))
@@ -131,7 +131,7 @@ def test_a_pool_that_does_not_fit_is_refused_before_it_is_made(monkeypatch: pyte
 def test_a_pool_that_just_fits_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
     geometry = PoolGeometry(num_rows=255, row_bytes=4096)
     limit = MemoryLimit(bytes=geometry.total_bytes, source="here")
-    monkeypatch.setattr(pool_module, "find_memory_limit", lambda: limit)
+    monkeypatch.setattr(region_module, "find_memory_limit", lambda: limit)
     with Pool.create(geometry) as pool:
         assert pool.rows_array.shape == (255, 4096)
 

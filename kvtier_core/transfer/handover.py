@@ -1,0 +1,133 @@
+"""How processes that start in any order come to share one memory that has no name.
+
+Whoever comes first binds a socket of the engine's name, makes the memory, and hands its descriptor to all that ask;
+when everybody has it, the socket goes. It is in Linux's abstract namespace: no file is left behind, whenever anybody
+dies. Users are told apart by what the kernel says of the other end, never by what it sends.
+"""
+
+import errno
+import os
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+
+_CREDENTIALS = struct.Struct("@iII")  # pid, uid, gid
+_RETRY_S = 0.005
+_GUEST_TIMEOUT_S = 5.0
+"""How long a guest that hangs may hold up the others."""
+
+
+class Host:
+    """Hands a descriptor to as many as are to come, on a thread of its own; then ends."""
+
+    def __init__(self, listener: socket.socket, fd: int, count: int) -> None:
+        """*listener* is bound and listening; *fd* stays the caller's and open until ``close`` has returned."""
+        self._listener = listener
+        self._fd = fd
+        self._count = count
+        self._thread = threading.Thread(target=self._run, name="kvtier-handover", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """End now. Twice is fine."""
+        if self._thread.is_alive():
+            try:
+                self._listener.shutdown(socket.SHUT_RDWR)  # wakes the thread
+            except OSError as error:
+                if error.errno not in (errno.EBADF, errno.ENOTCONN):  # it has just ended by itself
+                    raise
+        self._thread.join()
+
+    def _run(self) -> None:
+        with self._listener:
+            while self._count > 0:
+                try:
+                    guest, _ = self._listener.accept()
+                except OSError:  # shut down
+                    return
+                with guest:
+                    self._count -= self._serve(guest)
+
+    def _serve(self, guest: socket.socket) -> bool:
+        """Whether the guest has the descriptor. One that is gone, or another user's, does not."""
+        if _peer_uid(guest) != os.getuid():
+            return False
+        guest.settimeout(_GUEST_TIMEOUT_S)
+        try:
+            socket.send_fds(guest, [b"\0"], [self._fd])
+            return guest.recv(1) == b"\0"  # it has arrived
+        except OSError:
+            return False
+
+
+def meet(name: str, make: Callable[[], int], others: int, timeout_s: float) -> tuple[int, Host | None]:
+    """A descriptor of the memory that all who meet under *name* share; whoever is first makes it.
+
+    *make* returns a new descriptor; *others* is how many more will come. The host, where this process is it, must be
+    closed before the descriptor. Raises ``TimeoutError`` when whoever was first does not answer, ``PermissionError``
+    when that is another user, and whatever *make* raises.
+    """
+    deadline = time.monotonic() + timeout_s
+    address = f"\0kvtier-{os.getuid()}-{name}"
+    while True:
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            listener.bind(address)
+        except OSError as error:
+            listener.close()
+            if error.errno != errno.EADDRINUSE:
+                raise
+        else:
+            return _host(listener, make, others)
+        left = deadline - time.monotonic()
+        if left <= 0:
+            raise TimeoutError(
+                f"the process that made the pool {name!r} did not hand it over within {timeout_s:g} s"
+            )
+        if (fd := _ask(address, name, left)) is not None:
+            return fd, None
+        time.sleep(_RETRY_S)  # it is bound but does not listen yet, or is just closing
+
+
+def _host(listener: socket.socket, make: Callable[[], int], others: int) -> tuple[int, Host]:
+    try:
+        fd = make()
+        try:
+            listener.listen(others + 1)
+            return fd, Host(listener, fd, others)
+        except BaseException:
+            os.close(fd)
+            raise
+    except BaseException:
+        listener.close()
+        raise
+
+
+def _ask(address: str, name: str, timeout_s: float) -> int | None:
+    """The descriptor, opened anew so that its locks are this process's own; None when the host is not ready or gone."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as guest:
+        guest.settimeout(timeout_s)
+        try:
+            guest.connect(address)
+            if (uid := _peer_uid(guest)) != os.getuid():
+                raise PermissionError(f"the pool {name!r} was made by another user (uid {uid})")
+            _, fds, _, _ = socket.recv_fds(guest, 1, 1)
+            if not fds:
+                return None
+            try:
+                own = os.open(f"/proc/self/fd/{fds[0]}", os.O_RDWR | os.O_CLOEXEC)
+            finally:
+                os.close(fds[0])
+        except (ConnectionError, TimeoutError, BlockingIOError):  # the last: too many ask at once
+            return None
+        with suppress(ConnectionError):  # a host that died since is missed by nobody
+            guest.send(b"\0")
+        return own
+
+
+def _peer_uid(connection: socket.socket) -> int:
+    raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    return int(_CREDENTIALS.unpack(raw)[1])

@@ -1,0 +1,280 @@
+"""Pool.open within one process: who is first, who does not belong, what does not fit."""
+
+import os
+import socket
+import threading
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from kvtier_core.transfer import SCHEDULER, Pool, PoolGeometry
+from kvtier_core.transfer import handover as handover_module
+from kvtier_core.transfer import region as region_module
+from kvtier_core.transfer.handover import meet
+from kvtier_core.transfer.members import Members
+from kvtier_core.transfer.memory import MemoryLimit
+from tests.transfer.conftest import TIMEOUT_S
+
+_GEOMETRY = PoolGeometry(num_rows=4, row_bytes=4096, num_workers=2)
+
+OpenPool = Callable[..., Pool]
+
+
+@pytest.fixture
+def name() -> str:
+    return f"test-{uuid.uuid4().hex}"
+
+
+@pytest.fixture
+def open_pool(name: str) -> Iterator[OpenPool]:
+    pools: list[Pool] = []
+
+    def open_one(member: int, geometry: PoolGeometry = _GEOMETRY, *, named: bool = False) -> Pool:
+        pools.append(Pool.open(geometry, name, member, named=named))
+        return pools[-1]
+
+    yield open_one
+    for pool in pools:
+        assert pool.close()
+
+
+@pytest.fixture(params=[False, True], ids=["anonymous", "named"])
+def named(request: pytest.FixtureRequest) -> bool:
+    return bool(request.param)
+
+
+def test_c43_members_of_one_name_share_rows_and_control_page(
+    open_pool: OpenPool, name: str, *, named: bool
+) -> None:
+    one, scheduler, zero = (open_pool(member, named=named) for member in (1, SCHEDULER, 0))
+    one.row(2)[0] = 7
+    scheduler.control.bump_epoch()
+    assert zero.row(2)[0] == 7
+    assert one.control.epoch == 1
+    for pool in (one, scheduler, zero):
+        pool.wait_for_members(TIMEOUT_S)
+        assert pool.missing_members() == []
+    assert not [entry for entry in os.listdir("/dev/shm") if name in entry]
+    zero.close()
+    assert one.missing_members() == [0]
+
+
+def test_c43_a_member_that_does_not_come_is_named(open_pool: OpenPool, *, named: bool) -> None:
+    pool = open_pool(0, named=named)
+    with pytest.raises(
+        TimeoutError, match="the scheduler, worker 1 did not join .* must run on this machine"
+    ):
+        pool.wait_for_members(0.0)
+
+
+def test_a_member_that_is_there_already_is_refused(open_pool: OpenPool, *, named: bool) -> None:
+    open_pool(0, named=named)
+    before = set(os.listdir("/proc/self/fd"))
+    with pytest.raises(FileExistsError, match="worker 0 of this pool is already there"):
+        open_pool(0, named=named)
+    assert set(os.listdir("/proc/self/fd")) == before
+    open_pool(1, named=named)
+
+
+def test_a_member_the_pool_does_not_have_is_refused(open_pool: OpenPool, *, named: bool) -> None:
+    with pytest.raises(ValueError, match="worker 2 is not one of this pool's 2 workers"):
+        open_pool(2, named=named)
+
+
+def test_another_geometry_under_the_same_name_is_refused(open_pool: OpenPool, *, named: bool) -> None:
+    open_pool(SCHEDULER, named=named)
+    before = set(os.listdir("/proc/self/fd"))
+    other = PoolGeometry(num_rows=5, row_bytes=4096, num_workers=2)
+    with pytest.raises(ValueError, match=r"num_rows=4.* expects .*num_rows=5"):
+        open_pool(0, other, named=named)
+    assert set(os.listdir("/proc/self/fd")) == before
+
+
+@pytest.mark.parametrize("bad", ["", "a/b", "../x", "a b", "x" * 65, "a\0b", "ä"])
+def test_a_name_that_could_be_a_path_is_refused(bad: str) -> None:
+    with pytest.raises(ValueError, match="is no name for a pool"):
+        Pool.open(_GEOMETRY, bad)
+
+
+def test_c43_a_pool_of_one_process_misses_nobody(make_pool: Callable[..., Pool]) -> None:
+    pool = make_pool(num_workers=3)
+    assert pool.missing_members() == []
+    pool.wait_for_members(0.0)
+
+
+def test_many_that_come_at_once_meet(name: str, *, named: bool) -> None:
+    geometry = PoolGeometry(num_rows=1, row_bytes=4096, num_workers=12)
+    for _ in range(10):
+        pools: dict[int, Pool] = {}
+        ready = threading.Barrier(13)
+
+        def come(member: int, pools: dict[int, Pool] = pools, ready: threading.Barrier = ready) -> None:
+            ready.wait(TIMEOUT_S)
+            pools[member] = Pool.open(geometry, name, member, named=named)
+
+        threads = [threading.Thread(target=come, args=(member,)) for member in range(-1, 12)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(TIMEOUT_S)
+        pools[0].row(0)[0] = 5
+        for pool in pools.values():
+            pool.wait_for_members(TIMEOUT_S)
+            assert pool.row(0)[0] == 5
+        for pool in pools.values():
+            assert pool.close()
+
+
+def test_k8_o1_named_memory_that_does_not_fit_is_refused_before_a_byte_is_touched(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    room = os.statvfs(region_module.SHARED_MEMORY)
+    too_much = PoolGeometry(num_rows=room.f_blocks * room.f_frsize // 4096 + 1, row_bytes=4096)
+    before = set(os.listdir("/proc/self/fd"))
+    with pytest.raises(MemoryError, match=f"the kernel refused a pool of .* named /dev/shm/.*{name}"):
+        Pool.open(too_much, name, named=True)
+    assert set(os.listdir("/proc/self/fd")) == before
+    assert not [entry for entry in os.listdir("/dev/shm") if name in entry]
+
+
+def test_anonymous_memory_that_does_not_fit_is_refused_and_the_name_is_free_again(
+    open_pool: OpenPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patched:
+        patched.setattr(region_module, "find_memory_limit", lambda: MemoryLimit(bytes=8192, source="here"))
+        with pytest.raises(MemoryError, match="does not fit: here leaves"):
+            open_pool(SCHEDULER)
+    open_pool(SCHEDULER)
+
+
+def test_k8_o1_named_memory_of_the_dead_is_replaced_and_of_the_living_kept(
+    open_pool: OpenPool, name: str
+) -> None:
+    path = region_module.name_in_shared_memory(name)
+    path.write_bytes(b"left by a process that died")
+    pool = open_pool(SCHEDULER, named=True)
+    assert pool.row(3)[0] == 0
+    inode = path.stat().st_ino
+    pool.row(3)[0] = 9
+    assert open_pool(0, named=True).row(3)[0] == 9
+    assert path.stat().st_ino == inode
+
+
+def test_k8_o1_named_memory_of_the_dead_under_any_name_is_reclaimed(
+    open_pool: OpenPool, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    dead = region_module.name_in_shared_memory(f"{name}-dead")
+    dead.write_bytes(bytes(4096))
+    with Pool.open(_GEOMETRY, f"{name}-live", named=True) as live:
+        assert not dead.exists()
+        assert f"removed {dead}" in caplog.text
+        open_pool(SCHEDULER, named=True)
+        assert region_module.name_in_shared_memory(f"{name}-live").exists()
+        assert live.row(0)[0] == 0
+
+
+def test_c32_a_pool_closed_before_all_have_come_leaves_no_name(open_pool: OpenPool, name: str) -> None:
+    path = region_module.name_in_shared_memory(name)
+    one, two = open_pool(0, named=True), open_pool(1, named=True)
+    assert one.close()
+    assert path.exists(), "somebody still waits under this name"
+    assert two.close()
+    assert not path.exists()
+
+
+def test_named_memory_that_is_no_file_of_ours_is_refused(name: str, tmp_path: Path) -> None:
+    path = region_module.name_in_shared_memory(name)
+    path.symlink_to(tmp_path / "elsewhere")
+    try:
+        with pytest.raises(OSError, match="symbolic link"):
+            Pool.open(_GEOMETRY, name, named=True)
+    finally:
+        path.unlink()
+    assert not (tmp_path / "elsewhere").exists()
+
+
+def test_another_users_process_is_neither_served_nor_believed(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = handover_module._peer_uid
+    fd, host = meet(name, lambda: os.memfd_create("kvtier-test"), others=1, timeout_s=TIMEOUT_S)
+    assert host is not None
+    with monkeypatch.context() as patched:
+        patched.setattr(handover_module, "_peer_uid", lambda connection: os.getuid() + 1)
+        with pytest.raises(PermissionError, match="made by another user"):
+            meet(name, lambda: -1, others=1, timeout_s=TIMEOUT_S)
+    monkeypatch.setattr(
+        handover_module,
+        "_peer_uid",
+        lambda connection: real(connection) + (threading.current_thread().name == "kvtier-handover"),
+    )
+    with pytest.raises(TimeoutError, match="did not hand it over"):
+        meet(name, lambda: -1, others=1, timeout_s=0.1)
+    monkeypatch.undo()
+    own, nobody = meet(name, lambda: -1, others=1, timeout_s=TIMEOUT_S)
+    assert nobody is None
+    assert os.path.samestat(os.fstat(own), os.fstat(fd))
+    host.close()
+    host.close()
+    os.close(own)
+    os.close(fd)
+
+
+def test_a_guest_that_hangs_up_is_not_counted(name: str) -> None:
+    fd, host = meet(name, lambda: os.memfd_create("kvtier-test"), others=1, timeout_s=TIMEOUT_S)
+    for _ in range(3):
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as guest:
+            guest.connect(f"\0kvtier-{os.getuid()}-{name}")
+    own, _ = meet(name, lambda: -1, others=1, timeout_s=TIMEOUT_S)
+    os.close(own)
+    host.close()
+    os.close(fd)
+
+
+def test_closing_a_pool_ends_its_handover(open_pool: OpenPool, name: str) -> None:
+    pool = open_pool(0)
+    assert any(thread.name == "kvtier-handover" for thread in threading.enumerate())
+    assert pool.close()
+    assert not any(thread.name == "kvtier-handover" for thread in threading.enumerate())
+    assert name not in Path("/proc/net/unix").read_text()
+
+
+def test_c32_the_gate_keeps_others_out_until_it_is_left(tmp_path: Path) -> None:
+    path = tmp_path / "pool"
+    path.write_bytes(b"")
+    fds = [os.open(path, os.O_RDWR) for _ in range(2)]
+    one, two = (Members(fd, 1) for fd in fds)
+    assert one.enter_gate(0.0)
+    assert not two.enter_gate(0.0)
+    one.leave_gate()
+    assert two.enter_gate(0.0)
+    for fd in fds:
+        os.close(fd)
+
+
+@pytest.mark.parametrize(
+    ("says", "warned"),
+    [
+        ("always within_size advise [never] deny force", True),
+        ("always within_size advise never [deny] force", True),
+        ("always within_size [advise] never deny force", False),
+        ("[always] within_size advise never deny force", False),
+        (None, True),
+    ],
+)
+def test_huge_pages_that_the_kernel_does_not_give_are_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, says: str | None, *, warned: bool
+) -> None:
+    setting = tmp_path / "shmem_enabled"
+    if says is not None:
+        setting.write_text(says)
+    region_module.warn_without_huge_pages(setting)
+    assert ("huge pages were asked for" in caplog.text) == warned
+
+
+def test_a_pool_with_huge_pages_works_whether_the_kernel_gives_them_or_not() -> None:
+    with Pool.create(_GEOMETRY, huge_pages=True) as pool:
+        pool.rows_array[:] = 3
+        assert bytes(pool.row(3)) == b"\x03" * 4096
