@@ -11,7 +11,7 @@ from rich.console import Console
 
 from kvtier_core.cli.main import main
 from kvtier_transformers.demo.files import drop_page_cache, flip_bytes
-from kvtier_transformers.demo.legs import Answer, Leg, Order, WorkerReport
+from kvtier_transformers.demo.legs import Answer, Leg, Order, OverheadPair, WorkerReport
 from kvtier_transformers.demo.manual import QUESTIONS
 from kvtier_transformers.demo.summary import LOGIT_TOLERANCE, Results
 
@@ -36,7 +36,7 @@ def answer(leg, question=0, **change):
     return Answer(**(values | change))
 
 
-def summarize(*changed, max_logit_diff=1e-5):
+def summarize(*changed, max_logit_diff=1e-5, pairs=()):
     plain = {
         (item.leg, item.question): item
         for item in (answer(leg, number) for leg in Leg for number in range(3))
@@ -45,7 +45,9 @@ def summarize(*changed, max_logit_diff=1e-5):
     results = Results(
         list(plain.values()), prefix_tokens=PREFIX, bytes_per_token=TOKEN_BYTES, disk_tier="disk"
     )
-    return results, results.summary(max_logit_diff=max_logit_diff, integrity_misses=0, corrupted_files=0)
+    return results, results.summary(
+        max_logit_diff=max_logit_diff, integrity_misses=0, corrupted_files=0, pairs=pairs
+    )
 
 
 def rendered(results, summary):
@@ -96,6 +98,16 @@ def test_the_table_shows_each_leg():
     assert QUESTIONS[0] in text
 
 
+def test_the_overhead_is_the_median_of_the_pairs_and_nothing_without_them():
+    pairs = [OverheadPair(plain_cpu_s=10.0, tiers_cpu_s=seconds) for seconds in (10.2, 99.0, 10.1)]
+    results, summary = summarize(pairs=pairs)
+    assert summary.to_json()["store_overhead_cpu"] == 1.02
+    assert "1.020 times" in rendered(results, summary)
+    results, summary = summarize()
+    assert summary.to_json()["store_overhead_cpu"] is None
+    assert "CPU time" not in rendered(results, summary)
+
+
 def test_what_processes_tell_each_other_survives_json():
     order = Order(
         legs=(Leg.PLAIN, Leg.DISK),
@@ -104,9 +116,12 @@ def test_what_processes_tell_each_other_survives_json():
         prefix_tokens=64,
         answer_tokens=3,
         threads=None,
+        overhead_pairs=3,
     )
     assert Order.from_json(json.loads(json.dumps(order.to_json()))) == order
     assert Answer.from_json(json.loads(json.dumps(answer(Leg.DISK).to_json()))) == answer(Leg.DISK)
+    pair = OverheadPair(plain_cpu_s=1.5, tiers_cpu_s=2.5)
+    assert OverheadPair.from_json(json.loads(json.dumps(pair.to_json()))) == pair
     report = WorkerReport(bytes_per_token=5, integrity_misses=1)
     assert WorkerReport.from_json(json.loads(json.dumps(report.to_json()))) == report
 
@@ -136,6 +151,7 @@ def test_one_block_is_enough_to_damage(tmp_path):
         (["--tokens", "10"], "from 64 to 7936"),
         (["--tokens", "x"], "from 64 to"),
         (["--threads", "0"], "at least 1"),
+        (["--overhead-pairs", "0"], "at least 1"),
     ],
 )
 def test_c54_nonsense_arguments_are_refused(arguments, message, capsys):
@@ -172,7 +188,7 @@ def demo_process(tmp_path, *arguments):
 @pytest.mark.real_model
 @pytest.mark.timeout(900)
 def test_c03_the_demo_survives_corruption_with_identical_answers_and_leaves_nothing(tmp_path):
-    with demo_process(tmp_path, "--tokens", "128", "--corrupt", "--json") as process:
+    with demo_process(tmp_path, "--tokens", "128", "--corrupt", "--json", "--overhead-pairs", "2") as process:
         out, err = process.communicate()
     assert process.returncode == 0, err
     summary = json.loads(out.splitlines()[-1])
@@ -181,6 +197,7 @@ def test_c03_the_demo_survives_corruption_with_identical_answers_and_leaves_noth
     assert summary["corrupted_files"] >= 1
     assert summary["tokens"] == 128
     assert summary["restored_tokens_pool"] >= 112
+    assert summary["store_overhead_cpu"] > 0
     assert summary["max_logit_diff"] <= LOGIT_TOLERANCE
     assert list(tmp_path.iterdir()) == []
 

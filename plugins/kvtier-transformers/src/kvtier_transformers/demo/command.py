@@ -28,7 +28,7 @@ def _token_count(text: str) -> int:
     return count
 
 
-def _thread_count(text: str) -> int:
+def _positive(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number of at least 1")
     return int(text)
@@ -53,7 +53,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--keep", type=Path, metavar="DIR", help="work in DIR, which must be new or empty, and keep it"
     )
     parser.add_argument(
-        "--threads", type=_thread_count, metavar="N", help="threads the model runs on (default: torch's)"
+        "--threads", type=_positive, metavar="N", help="threads the model runs on (default: torch's)"
+    )
+    parser.add_argument(
+        "--overhead-pairs",
+        type=_positive,
+        default=0,
+        metavar="N",
+        help="also compare the CPU time of N cold runs with empty tiers and N without kvtier, in turns",
     )
 
 
@@ -107,6 +114,7 @@ def run(args: argparse.Namespace) -> int:
             prefix_tokens=args.tokens,
             corrupt=args.corrupt,
             threads=args.threads,
+            overhead_pairs=args.overhead_pairs,
         )
         results, summary = show.run()
     if args.json:

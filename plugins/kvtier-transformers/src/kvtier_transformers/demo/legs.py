@@ -43,6 +43,8 @@ class Order:
     prefix_tokens: int
     answer_tokens: int
     threads: int | None
+    overhead_pairs: int = 0
+    """Cold runs with and without kvtier, one of each a pair, whose CPU time is compared."""
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Self:
@@ -75,6 +77,23 @@ class Answer:
     def from_json(cls, data: Mapping[str, Any]) -> Self:
         """The inverse of ``to_json``."""
         return cls(**{**data, "leg": Leg(data["leg"]), "token_ids": tuple(data["token_ids"])})
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data."""
+        return asdict(self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class OverheadPair:
+    """CPU seconds, all threads together, of the same cold run without kvtier and with empty tiers, stores and all."""
+
+    plain_cpu_s: float
+    tiers_cpu_s: float
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Self:
+        """The inverse of ``to_json``."""
+        return cls(**data)
 
     def to_json(self) -> dict[str, Any]:
         """Plain data."""

@@ -15,7 +15,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from kvtier_core import Settings, load_settings
 from kvtier_transformers.demo.files import drop_page_cache, flip_bytes
-from kvtier_transformers.demo.legs import Answer, Leg, Order, WorkerReport
+from kvtier_transformers.demo.legs import Answer, Leg, Order, OverheadPair, WorkerReport
 from kvtier_transformers.demo.manual import QUESTIONS
 from kvtier_transformers.demo.process import run_worker
 from kvtier_transformers.demo.summary import Results, Summary
@@ -40,13 +40,22 @@ class Show:
     """One run of the demo in *directory*, told on *console*."""
 
     def __init__(
-        self, directory: Path, console: Console, *, prefix_tokens: int, corrupt: bool, threads: int | None
+        self,
+        directory: Path,
+        console: Console,
+        *,
+        prefix_tokens: int,
+        corrupt: bool,
+        threads: int | None,
+        overhead_pairs: int,
     ) -> None:
         self._directory = directory
         self._console = console
         self._prefix_tokens = prefix_tokens
         self._corrupt = corrupt
         self._threads = threads
+        self._overhead_pairs = overhead_pairs
+        self._pairs: list[OverheadPair] = []
         self._answers: list[Answer] = []
         self._reports: list[WorkerReport] = []
         self._data = directory / "tier"
@@ -72,6 +81,8 @@ class Show:
             for question in _QUESTIONS:
                 drop_page_cache(self._data)
                 self._work((Leg.DISK,), (question,))
+            if self._overhead_pairs:
+                self._work((), (), self._overhead_pairs)
         results = Results(
             self._answers,
             prefix_tokens=self._prefix_tokens,
@@ -82,6 +93,7 @@ class Show:
             max_logit_diff=self._max_logit_diff(),
             integrity_misses=sum(report.integrity_misses for report in self._reports),
             corrupted_files=corrupted,
+            pairs=self._pairs,
         )
 
     def _write_settings(self) -> Settings:
@@ -90,7 +102,7 @@ class Show:
         file.write_text(_CONFIGURATION.format(tier=DISK_TIER, root=json.dumps(str(self._data))))
         return load_settings(file=file, environ={})
 
-    def _work(self, legs: tuple[Leg, ...], questions: tuple[int, ...]) -> None:
+    def _work(self, legs: tuple[Leg, ...], questions: tuple[int, ...], overhead_pairs: int = 0) -> None:
         order = Order(
             legs=legs,
             questions=questions,
@@ -98,6 +110,7 @@ class Show:
             prefix_tokens=self._prefix_tokens,
             answer_tokens=ANSWER_TOKENS,
             threads=self._threads,
+            overhead_pairs=overhead_pairs,
         )
         self._bar.say("loading the model")
         # closing: whatever ends this loop ends the worker before its directory is removed
@@ -116,6 +129,9 @@ class Show:
                 answer = Answer.from_json(data)
                 self._answers.append(answer)
                 self._bar.done(_WEIGHTS[answer.leg])
+            case "pair":
+                self._pairs.append(OverheadPair.from_json(data))
+                self._bar.say(f"CPU time with and without, pair {len(self._pairs)} of {self._overhead_pairs}")
             case "report":
                 self._reports.append(WorkerReport.from_json(data))
 

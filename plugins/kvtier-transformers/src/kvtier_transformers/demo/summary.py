@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from kvtier_core import format_size
-from kvtier_transformers.demo.legs import Answer, Leg
+from kvtier_transformers.demo.legs import Answer, Leg, OverheadPair
 from kvtier_transformers.demo.manual import QUESTIONS
 
 LOGIT_TOLERANCE = 1e-3
@@ -45,6 +45,8 @@ class Summary:
     gb_per_s_disk: float
     integrity_misses: int
     corrupted_files: int
+    store_overhead_cpu: float | None
+    """CPU time of a cold run with empty tiers over one without kvtier, the median of pairs; None when not measured."""
 
     def to_json(self) -> dict[str, Any]:
         """Plain data."""
@@ -99,8 +101,16 @@ class Results:
             if answer.leg is leg
         )
 
-    def summary(self, *, max_logit_diff: float, integrity_misses: int, corrupted_files: int) -> Summary:
+    def summary(
+        self,
+        *,
+        max_logit_diff: float,
+        integrity_misses: int,
+        corrupted_files: int,
+        pairs: Sequence[OverheadPair] = (),
+    ) -> Summary:
         """The numbers. *max_logit_diff* is over all answers, against those without kvtier."""
+        overheads = [pair.tiers_cpu_s / pair.plain_cpu_s for pair in pairs]
         rows = self._rows
         cold = rows[Leg.PLAIN].ttft_s
         return Summary(
@@ -123,6 +133,7 @@ class Results:
             gb_per_s_disk=rows[Leg.DISK].gb_per_s,
             integrity_misses=integrity_misses,
             corrupted_files=corrupted_files,
+            store_overhead_cpu=median(overheads) if overheads else None,
         )
 
     def render(self, summary: Summary) -> RenderableType:
@@ -154,6 +165,10 @@ class Results:
             lines.append(
                 f"Damaged {summary.corrupted_files} stored files: {summary.integrity_misses} blocks were refused and "
                 "computed anew."
+            )
+        if summary.store_overhead_cpu is not None:
+            lines.append(
+                f"CPU time of a cold run with empty tiers: {summary.store_overhead_cpu:.3f} times that without kvtier."
             )
         verdict = "identical" if summary.identical else "NOT IDENTICAL"
         lines.append(

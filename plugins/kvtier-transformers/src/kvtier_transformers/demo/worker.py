@@ -8,7 +8,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import IO, Any
 
@@ -18,7 +18,7 @@ from transformers import DynamicCache
 
 from kvtier_core import KvtierError
 from kvtier_transformers.decoding import GreedyDecoder, Progress
-from kvtier_transformers.demo.legs import Answer, Leg, Order, WorkerReport
+from kvtier_transformers.demo.legs import Answer, Leg, Order, OverheadPair, WorkerReport
 from kvtier_transformers.demo.manual import make_prompts
 from kvtier_transformers.engine import Engine, Generation
 from kvtier_transformers.models import LoadedModel, find_smollm2, load
@@ -60,18 +60,12 @@ class _Worker:
         tier_legs = [leg for leg in self._order.legs if leg is not Leg.PLAIN]
         if tier_legs:
             self._run_tiers(tier_legs)
+        if self._order.overhead_pairs:
+            self._measure_overhead()
         self._line.send("report", **self._report.to_json())
 
     def _run_tiers(self, legs: Sequence[Leg]) -> None:
-        room = max(map(len, self._prompts)) + self._order.answer_tokens
-        config = Path(self._order.directory) / "kvtier.toml"
-        with Engine.open(
-            self._loaded.model,
-            max_tokens=room,
-            config=config,
-            chunk_tokens=_CHUNK_TOKENS,
-            files=self._loaded.files,
-        ) as engine:
+        with self._open_engine() as engine:
             for leg in legs:
                 # Only the first question meets empty tiers: after it, the text all questions share is in the pool.
                 questions = self._order.questions[:1] if leg is Leg.COLD_TIERS else self._order.questions
@@ -81,12 +75,38 @@ class _Worker:
                         self._prompts[question], max_tokens=self._order.answer_tokens, ignore_eos=True
                     )
                     self._answered(leg, question, generation)
-            if not engine.flush(_FLUSH_TIMEOUT_S):
-                raise KvtierError(f"the disk tier did not take all blocks within {_FLUSH_TIMEOUT_S:g} s")
+            _flush(engine)
             self._report = WorkerReport(
                 bytes_per_token=engine.bytes_per_token,
                 integrity_misses=sum(tier["integrity_misses"] for tier in engine.stats()["tiers"].values()),
             )
+
+    def _open_engine(self) -> Engine:
+        return Engine.open(
+            self._loaded.model,
+            max_tokens=max(map(len, self._prompts)) + self._order.answer_tokens,
+            config=Path(self._order.directory) / "kvtier.toml",
+            chunk_tokens=_CHUNK_TOKENS,
+            files=self._loaded.files,
+        )
+
+    def _measure_overhead(self) -> None:
+        """Alternate cold runs without and with kvtier. A first pair pays for memory's first use, and is left out."""
+        prompt, answer_tokens = self._prompts[0], self._order.answer_tokens
+        with self._open_engine() as engine:
+            for pair in range(self._order.overhead_pairs + 1):
+
+                def plain() -> None:
+                    self._plain(prompt, self._tell_tokens, answer_tokens)
+
+                def tiers(salt: str = f"overhead-{pair}") -> None:  # under a salt of its own nothing is known
+                    engine.generate(prompt, max_tokens=answer_tokens, ignore_eos=True, salt=salt)
+                    _flush(engine)
+
+                seconds = {run: _cpu_seconds(run) for run in ((plain, tiers) if pair % 2 else (tiers, plain))}
+                if pair:
+                    measured = OverheadPair(plain_cpu_s=seconds[plain], tiers_cpu_s=seconds[tiers])
+                    self._line.send("pair", **measured.to_json())
 
     def _plain(self, prompt: list[int], progress: Progress, answer_tokens: int) -> Generation:
         """The same greedy decoding without kvtier; the prompt in one pass, as transformers' own ``generate`` has it."""
@@ -130,6 +150,17 @@ class _Worker:
             logits_file=logits_file,
         )
         self._line.send("answer", **answer.to_json())
+
+
+def _flush(engine: Engine) -> None:
+    if not engine.flush(_FLUSH_TIMEOUT_S):
+        raise KvtierError(f"the disk tier did not take all blocks within {_FLUSH_TIMEOUT_S:g} s")
+
+
+def _cpu_seconds(run: Callable[[], None]) -> float:
+    begun = time.process_time()
+    run()
+    return time.process_time() - begun
 
 
 def main() -> int:
