@@ -238,7 +238,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=15, metavar="N", help="rounds a case (default 15)")
     args = parser.parse_args()
     torch.set_num_threads(1)  # as in an engine's worker; two threads on busy cores wait for each other
-    cases = []
+    cases: list[Case] = []
     for page_bytes in PAGE_BYTES:
         for blocks in BLOCKS:
             if blocks * LAYERS * page_bytes <= MAX_BYTES:
