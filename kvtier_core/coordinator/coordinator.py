@@ -34,9 +34,9 @@ from kvtier_core.coordinator.state import (
 )
 from kvtier_core.coordinator.stats import Counters
 from kvtier_core.keys import OffloadKey
-from kvtier_core.ledger import Block, BlockState, Ledger
+from kvtier_core.ledger import READY, Block, Ledger
 from kvtier_core.policies.base import EvictionPolicy
-from kvtier_core.values import JobResult, LookupState, MissReason, RequestInfo
+from kvtier_core.values import JobResult, MissReason, RequestInfo
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +61,7 @@ class Coordinator:
     ) -> None:
         self._state = State(Ledger(num_rows, policy), tiers, limits)
         self._lookups = Lookups(self._state, groups)
+        self.lookup_block = self._lookups.lookup_block
         self._promotions = Promotions(self._state)
         self._cascades = Cascades(self._state)
         self._request_level = RequestLevel(self._state, self._cascades)
@@ -113,10 +114,6 @@ class Coordinator:
         """
         return self._lookups.lookup(self._state.requests[request_id], keys, now)
 
-    def lookup_block(self, request_id: str, key: OffloadKey, now: float) -> LookupState:
-        """``lookup`` of a single key, for engines that ask key by key."""
-        return self._lookups.lookup_block(self._state.requests[request_id], key, now)
-
     def lookup_groups(
         self, request_id: str, keys: Sequence[Sequence[OffloadKey]], max_tokens: int, now: float
     ) -> EndPoint:
@@ -130,7 +127,7 @@ class Coordinator:
         """Pin the leading blocks of *keys* that are still there; after a reset these may be fewer than promised."""
         blocks = []
         for block in self._state.ledger.find_all(keys):
-            if block is None or block.state is not BlockState.READY:
+            if block is None or block.state is not READY:
                 break
             blocks.append(block)
         return self._start_load(request_id, blocks, 0)

@@ -15,9 +15,10 @@ def grant(state: State, request: RequestState, blocks: Iterable[Block]) -> None:
     fresh = dict.fromkeys(blocks)
     if leases:
         fresh = {block: None for block in fresh if block not in leases}
-    state.ledger.lease(fresh)
-    leases.update(fresh)
-    use(state, request, fresh)
+        leases.update(fresh)
+    else:
+        request.leases = fresh
+    state.ledger.lease(fresh, request.used)
 
 
 def use(state: State, request: RequestState, blocks: Iterable[Block]) -> None:

@@ -15,8 +15,10 @@ from kvtier_core.coordinator.endpoints import GroupCosts, GroupShape, find_end, 
 from kvtier_core.coordinator.state import EndPoint, Lookup, RequestState, State
 from kvtier_core.coordinator.tier_answers import TierAnswers, Verdict
 from kvtier_core.keys import OffloadKey
-from kvtier_core.ledger import Block, BlockState
+from kvtier_core.ledger import ARRIVING, READY, Block
 from kvtier_core.values import LookupState, MissReason
+
+_HIT, _PENDING, _RETRY, _MISS = LookupState
 
 _Keys = Sequence[OffloadKey]
 
@@ -56,6 +58,9 @@ class Lookups:
         self._shapes = shapes
         self._prefix = GroupShape(shapes[0].tokens_per_block)
         self._tiers = TierAnswers(state)
+        self._requests = state.requests
+        self._find_block = state.ledger.find
+        self._lease_one = state.ledger.lease_one
 
     # -- one group's prefix
 
@@ -70,6 +75,9 @@ class Lookups:
             plan = _Plan(0)
             plan.hold = cast("list[Block]", blocks)
             found = self._all_held(request, plan.hold)
+        elif (missed := self._until_miss(request, keys, blocks, now)) is not None:
+            request.wait_until = None
+            return missed
         else:
             group = _Group(self._prefix, keys, blocks)
             plan = self._plan(request, [group], len(keys) * self._prefix.tokens_per_block, now)
@@ -80,43 +88,62 @@ class Lookups:
             request.remembered = (keys, 0, found)
         return found
 
-    def lookup_block(self, request: RequestState, key: OffloadKey, now: float) -> LookupState:
-        """Answer for one key by itself."""
-        block = self._state.ledger.find(key)
-        if block is None or block.state is not BlockState.READY:
+    def lookup_block(self, request_id: str, key: OffloadKey, now: float) -> LookupState:
+        """``lookup`` of a single key, for engines that ask key by key: no loop and hardly a call for a ready block."""
+        request = self._requests[request_id]
+        block = self._find_block(key)
+        if block is None or (
+            block.pins and block.state is not READY
+        ):  # an arriving block has its writer's pin
             return self.lookup(request, (key,), now).states[0]
         request.last_lookup = now
         if block not in request.leases:
-            leases.grant(self._state, request, (block,))
-        return LookupState.HIT
+            request.leases[block] = None
+            self._lease_one(block)
+            if request.used and block in request.used:
+                block.uses -= 1
+        return _HIT
 
     def _all_held(self, request: RequestState, blocks: Sequence[Block]) -> Lookup:
         """The pool holds every block, or is about to: nothing to ask, and room enough since nothing is new."""
         leases.grant(self._state, request, blocks)
-        arriving = [block for block in blocks if block.state is not BlockState.READY]
+        arriving = [block for block in blocks if block.pins and block.state is not READY]
         if not arriving:
-            return Lookup((LookupState.HIT,) * len(blocks))
+            return Lookup((_HIT,) * len(blocks))
         for block in arriving:
             if block.source:
                 request.waited.add(block.key)
-        ready = BlockState.READY
-        return Lookup(
-            tuple([LookupState.HIT if b.state is ready else LookupState.HIT_PENDING for b in blocks])
-        )
+        return Lookup(tuple([_HIT if block.state is READY else _PENDING for block in blocks]))
+
+    def _until_miss(
+        self, request: RequestState, keys: _Keys, blocks: Sequence[Block | None], now: float
+    ) -> Lookup | None:
+        """The answer where the first key that the pool lacks is known to be nowhere: what follows it is of no use.
+
+        ``None`` where that is not so, or where blocks before it are still arriving.
+        """
+        end = blocks.index(None)
+        held = cast("Sequence[Block]", blocks[:end])
+        reason = self._tiers.sure_miss(request, keys[end], now)
+        if reason is None or any(block.pins and block.state is not READY for block in held):
+            return None
+        leases.grant(self._state, request, held)
+        self._count_miss(request, keys[end], reason)
+        return Lookup((*((_HIT,) * end), _MISS), reason)
 
     def _prefix_answer(self, group: _Group, plan: _Plan) -> Lookup:
         states: list[LookupState] = []
         for index in group.shape.needed(plan.end):
             block = group.blocks[index]
-            if block is not None and block.state is BlockState.READY:
-                states.append(LookupState.HIT)
+            if block is not None and block.state is READY:
+                states.append(_HIT)
             elif group.keys[index] in plan.retry:
-                states.append(LookupState.RETRY)
+                states.append(_RETRY)
                 return Lookup(tuple(states))
             else:
-                states.append(LookupState.HIT_PENDING)
+                states.append(_PENDING)
         if plan.reason is not None:
-            states.append(LookupState.MISS)
+            states.append(_MISS)
         return Lookup(tuple(states), plan.reason)
 
     # -- several groups
@@ -131,7 +158,7 @@ class Lookups:
         request.last_lookup = now
         groups = self._find(keys)
         plan = self._plan(request, groups, max_tokens, now)
-        settled = not plan.retry and not plan.promote and all(b.state is BlockState.READY for b in plan.hold)
+        settled = not plan.retry and not plan.promote and all(b.state is READY for b in plan.hold)
         ready = plan.end if settled else self.ready_blocks(keys, max_tokens)[0]
         found = EndPoint(plan.end, ready, settled, plan.reason)
         if settled:
@@ -151,7 +178,7 @@ class Lookups:
         """The longest end point that can be loaded at once, and the blocks it needs, group by group."""
         groups = self._find(keys)
         for group in groups:
-            blocked = [block is None or block.state is not BlockState.READY for block in group.blocks]
+            blocked = [block is None or block.state is not READY for block in group.blocks]
             group.costs = GroupCosts(group.shape, blocked, [0] * len(blocked))
         end = find_end([group.costs for group in groups], 0, max_tokens)
         needed = [group.blocks[index] for group in groups for index in group.shape.needed(end)]
@@ -252,7 +279,7 @@ class Lookups:
         state = self._state
         leases.grant(state, request, plan.hold)
         for block in plan.hold:
-            if block.state is BlockState.ARRIVING and block.source:
+            if block.state is ARRIVING and block.source:
                 request.waited.add(block.key)
         if not plan.promote:
             return
@@ -291,7 +318,7 @@ class Lookups:
     def _wait_for(self, request: RequestState, plan: _Plan) -> bool:
         """Have *request* woken by whatever *plan* waits for; whether there is anything."""
         waits = self._tiers.wait_for(request, plan.unknown)
-        arriving = [block for block in plan.hold if block.state is not BlockState.READY]
+        arriving = [block for block in plan.hold if block.state is not READY]
         if plan.promote:
             self._state.awaiting_step[request] = None
             waits = True

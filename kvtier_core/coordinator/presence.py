@@ -25,6 +25,8 @@ ResidentSource = Callable[[], ResidentPresence | None]
 
 V = TypeVar("V")
 
+_NEVER_STORED = MissReason.NEVER_STORED
+
 
 class _Expiring(Generic[V]):
     """A bounded map whose entries lapse; the oldest goes first."""
@@ -47,6 +49,13 @@ class _Expiring(Generic[V]):
             del self._entries[key]
             return None
         return entry[1]
+
+    def has_any(self, keys: Iterable[OffloadKey]) -> bool:
+        """Whether there is an entry, lapsed or not, for any of *keys*."""
+        return bool(self._entries) and not self._entries.keys().isdisjoint(keys)
+
+    def __bool__(self) -> bool:
+        return bool(self._entries)
 
     def drop(self, key: OffloadKey) -> None:
         self._entries.pop(key, None)
@@ -72,6 +81,8 @@ class Presence:
         """For each key: True (there), a reason (not there), or ``None`` (unknown, perhaps already asked)."""
         held = self.resident() if self.resident is not None else None
         resident = [False] * len(keys) if held is None else held.contains_many(keys)
+        if held is not None and self._complete and not self._lost:
+            return [True if is_resident else _NEVER_STORED for is_resident in resident]
         answers: list[bool | MissReason | None] = []
         for key, is_resident in zip(keys, resident, strict=True):
             lost = self._lost.get(key, now)
@@ -80,11 +91,16 @@ class Presence:
             elif is_resident:
                 answers.append(True)
             elif held is not None and self._complete:
-                answers.append(MissReason.NEVER_STORED)
+                answers.append(_NEVER_STORED)
             else:
                 answer = self._answers.get(key, now)
-                answers.append(MissReason.NEVER_STORED if answer is False else answer)
+                answers.append(_NEVER_STORED if answer is False else answer)
         return answers
+
+    def holds_any(self, keys: Sequence[OffloadKey]) -> bool:
+        """Whether ``classify`` may say True of any of *keys*. Cost: one membership test a key."""
+        held = self.resident() if self.resident is not None else None
+        return (held is not None and True in held.contains_many(keys)) or self._answers.has_any(keys)
 
     def is_asked(self, key: OffloadKey) -> bool:
         """Whether a question about *key* is under way."""

@@ -9,7 +9,7 @@ from collections.abc import Collection
 from kvtier_core.coordinator.actions import CancelJobs, LoadFromTier
 from kvtier_core.coordinator.state import Job, JobKind, RequestState, State
 from kvtier_core.keys import OffloadKey
-from kvtier_core.ledger import Block, BlockState
+from kvtier_core.ledger import DETACHED, Block
 from kvtier_core.values import MissReason
 
 
@@ -107,7 +107,7 @@ class Promotions:
         job.request.promoting -= 1
         state.promoting_rows -= len(job.blocks)
         state.tiers[job.tier].quarantined_rows += len(job.blocks)
-        state.ledger.detach(block for block in job.blocks if block.state is not BlockState.DETACHED)
+        state.ledger.detach(block for block in job.blocks if block.state is not DETACHED)
 
     def drop_planned(self, requests: Collection[RequestState]) -> None:
         """A reset: reservations that have not left are taken back."""

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from kvtier_core.coordinator.cascades import Cascades
 from kvtier_core.coordinator.state import RequestState, State, TierState
 from kvtier_core.keys import OffloadKey
-from kvtier_core.ledger import Block, BlockState
+from kvtier_core.ledger import READY, Block
 
 
 class RequestLevel:
@@ -41,7 +41,7 @@ class RequestLevel:
             block = self._state.ledger.find(key)
             if block is None or key in on_their_way:
                 continue
-            if block.state is BlockState.READY:
+            if block.state is READY:
                 ready.append(block)
             elif request not in (followers := self._state.following.setdefault(block, {})):
                 followers[request] = None
@@ -60,6 +60,9 @@ class RequestLevel:
 
         *owner* is the request that offered the blocks itself, where the engine computed them.
         """
+        if not self._state.following and (owner is None or not owner.whole):
+            self.give_late(now)
+            return
         ready: dict[RequestState, list[Block]] = {}
         if owner is not None:
             self._note_offered(owner, [block.key for block in blocks])
@@ -71,7 +74,7 @@ class RequestLevel:
                 left[request] = None
             if owner is not None:
                 receivers[owner] = None
-            if block.state is BlockState.READY:
+            if block.state is READY:
                 for request in receivers:
                     ready.setdefault(request, []).append(block)
         for request, theirs in ready.items():

@@ -18,9 +18,11 @@ from kvtier_core.coordinator.key_memory import KeyMemory
 from kvtier_core.coordinator.presence import Presence
 from kvtier_core.coordinator.stats import Counters, TierCounters
 from kvtier_core.keys import OffloadKey
-from kvtier_core.ledger import Block, BlockState, Ledger
+from kvtier_core.ledger import ARRIVING, Block, Ledger
 from kvtier_core.tier_settings import TierLimits
 from kvtier_core.values import LookupState, MissReason, RequestInfo, TierInfo
+
+_HIT, _MISS = LookupState.HIT, LookupState.MISS
 
 
 class JobKind(enum.Enum):
@@ -203,12 +205,15 @@ class Lookup:
     @property
     def hits(self) -> int:
         """Leading blocks that can be loaded now."""
-        return next((i for i, s in enumerate(self.states) if s is not LookupState.HIT), len(self.states))
+        if self.states.count(_HIT) == len(self.states):  # the usual answer, told without a loop
+            return len(self.states)
+        return next(i for i, state in enumerate(self.states) if state is not _HIT)
 
     @property
     def is_settled(self) -> bool:
         """Whether asking again after the next step could give no more: nothing is pending."""
-        return not any(s in (LookupState.HIT_PENDING, LookupState.RETRY) for s in self.states)
+        final = self.states.count(_HIT)
+        return final == len(self.states) or final + self.states.count(_MISS) == len(self.states)
 
 
 @dataclass(frozen=True, slots=True)
@@ -326,9 +331,10 @@ class State:
                     self.forget_answers(dict(self.unsure[key]))
 
     @staticmethod
-    def plan(job: Job) -> JobPlan:
-        """The part of *job* that its tier sees."""
-        rows = tuple(block.row for block in job.blocks)
+    def plan(job: Job, rows: Sequence[int] | None = None) -> JobPlan:
+        """The part of *job* that its tier sees. *rows* are those of its blocks, where they are at hand."""
+        if rows is None:
+            rows = tuple(block.row for block in job.blocks)
         return JobPlan(job.id, job.tier, job.request.info, job.keys, rows, job.deadline)
 
     def next_deadline(self) -> float | None:
@@ -385,7 +391,7 @@ class State:
         assert {r for r in self.requests.values() if r.planned} == set(self.planning)
         waiting = {r for job in live for r in job.waiters} | set(self.awaiting_step)
         assert waiting >= {r for r in self.requests.values() if r.remembered is not None}
-        assert all(b.state is BlockState.ARRIVING for b in self.following)
+        assert all(b.state is ARRIVING for b in self.following)
         late = Counter(r for requests in self.following.values() for r in requests)
         late.update(r for tier in self.tiers.values() for r, _ in tier.late)
         assert late == Counter({r: r.late for r in self.requests.values() if r.late})

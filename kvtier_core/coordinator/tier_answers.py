@@ -14,6 +14,7 @@ from kvtier_core.values import MissReason
 Verdict = str | MissReason | None
 """The tier to load from, why there is none, or ``None`` while a tier has not said."""
 
+_NEVER_STORED = MissReason.NEVER_STORED
 _TELLING = (MissReason.INTEGRITY, MissReason.TIER_FAILED, MissReason.TIER_SLOW)
 """Reasons worth more than "never stored", most telling first."""
 
@@ -28,7 +29,7 @@ class TierAnswers:
         self, request: RequestState, keys: Sequence[OffloadKey], now: float
     ) -> dict[OffloadKey, Verdict]:
         """A verdict for each of *keys*, none of which the pool holds. Cost: proportional to the keys and tiers."""
-        verdicts: list[Verdict] = [MissReason.NEVER_STORED] * len(keys)
+        verdicts: list[Verdict] = [_NEVER_STORED] * len(keys)
         decided = [False] * len(keys)
         for tier in self._state.tiers.values() if keys else ():
             if not request.may_load_from(tier.name):
@@ -42,19 +43,30 @@ class TierAnswers:
                     decided[index] = True
                     verdicts[index] = answer
         verdicts = [
-            self._why_never_stored(key) if verdict is MissReason.NEVER_STORED else verdict
+            self._why_never_stored(key) if verdict is _NEVER_STORED else verdict
             for key, verdict in zip(keys, verdicts, strict=True)
         ]
         judged = dict(zip(keys, verdicts, strict=True))
         self._bound_waiting(request, judged, now)
         return judged
 
+    def sure_miss(self, request: RequestState, key: OffloadKey, now: float) -> MissReason | None:
+        """Why *key*, which the pool lacks, is in no tier; ``None`` while a tier may have it. Asks nobody."""
+        verdict = _NEVER_STORED
+        for tier in self._state.tiers.values():
+            if request.may_load_from(tier.name):
+                answer = tier.presence.classify((key,), now)[0]
+                if not isinstance(answer, MissReason):
+                    return None
+                verdict = _more_telling(verdict, answer)
+        return self._why_never_stored(key) if verdict is _NEVER_STORED else verdict
+
     def _why_never_stored(self, key: OffloadKey) -> MissReason:
         if key in self._state.evicted:
             return MissReason.EVICTED
         if self._state.admission.is_below(key):
             return MissReason.BELOW_THRESHOLD
-        return MissReason.NEVER_STORED
+        return _NEVER_STORED
 
     def _bound_waiting(self, request: RequestState, verdicts: dict[OffloadKey, Verdict], now: float) -> None:
         """No request waits longer than the slowest tier may take, however often answers lapse and are asked again."""
@@ -84,7 +96,8 @@ class TierAnswers:
             tier.presence.ask(unknown, job.id)
             tier.lookup_breaker.submitted()
             self._state.outbox.append(AskTier(self._state.plan(job)))
-        there: Verdict = tier.name if tier.may_promote(now) else MissReason.TIER_FAILED
+        failed = MissReason.TIER_FAILED
+        there: Verdict = tier.name if tier.may_promote(now) else failed
         verdicts: list[Verdict] = []
         for key, answer in zip(keys, answers, strict=True):
             if isinstance(answer, MissReason):
@@ -92,7 +105,7 @@ class TierAnswers:
             elif answer:
                 verdicts.append(there)
             else:
-                verdicts.append(None if tier.presence.is_asked(key) else MissReason.TIER_FAILED)
+                verdicts.append(None if tier.presence.is_asked(key) else failed)
         return verdicts
 
     def wait_for(self, request: RequestState, unknown: Iterable[OffloadKey]) -> bool:
@@ -109,5 +122,7 @@ class TierAnswers:
         return waits
 
 
-def _more_telling(one: Verdict, other: MissReason) -> Verdict:
+def _more_telling(one: Verdict, other: MissReason) -> MissReason:
+    if other is _NEVER_STORED and isinstance(one, MissReason):
+        return one
     return next((reason for reason in _TELLING if reason in (one, other)), other)

@@ -30,8 +30,8 @@ class ARC(Generic[E]):
         frequent: list[E] = []
         for entry in entries:
             (frequent if self._comes_back(entry) else recent).append(entry)
-        self._recent.append(recent)
-        self._frequent.append(frequent)
+        self._recent.insert(recent)
+        self._frequent.insert(frequent)
 
     def _comes_back(self, entry: E) -> bool:
         recent, frequent = self._left_recent, self._left_frequent

@@ -15,7 +15,7 @@ class LRU(Generic[E]):
 
     def insert(self, entries: Sequence[E]) -> None:
         """The most recently used ones from now on."""
-        self._order.append(entries)
+        self._order.insert(entries)
 
     def release(self, entries: Sequence[E]) -> None:
         """The used ones are the most recent now, and so are those that lost their rank while they were held."""

@@ -43,6 +43,11 @@ class Order(Generic[E]):
 
     def append(self, entries: Sequence[E]) -> None:
         """Put entries behind all others, wherever they were before; of these the last will be first."""
+        leave(entries)
+        self.insert(entries)
+
+    def insert(self, entries: Sequence[E]) -> None:
+        """``append`` entries that are in no order."""
         end = len(entries)
         while end > 0:
             begin = max(0, end - BATCH_SIZE)
@@ -50,7 +55,6 @@ class Order(Generic[E]):
             end = begin
 
     def _make_batch(self, entries: list[E]) -> Batch[E]:
-        leave(entries)
         batch = Batch(self, entries)
         for entry in entries:
             entry.place = batch
@@ -67,6 +71,8 @@ class Order(Generic[E]):
         while self._batches and len(taken) < n:
             batch = next(iter(self._batches))
             entries = batch.entries
+            if not keep and len(entries) <= n - len(taken) and self._take_all(batch, taken):
+                continue
             while entries and len(taken) < n:
                 entry = entries.pop()
                 if entry.place is not batch:
@@ -87,6 +93,20 @@ class Order(Generic[E]):
             self._batches[front] = None
             self._batches.move_to_end(front, last=False)
         return taken
+
+    def _take_all(self, batch: Batch[E], taken: list[E]) -> bool:
+        """Take a batch as a whole, unless one of its entries is held or has left."""
+        entries = batch.entries
+        holds = sum([entry.pins + entry.leases for entry in entries])
+        if holds or len(entries) != batch.left:
+            return False
+        for entry in entries:
+            entry.place = None
+        entries.reverse()
+        taken += entries
+        self.size -= len(entries)
+        del self._batches[batch]
+        return True
 
     def has_aside(self, entry: E) -> bool:
         """Whether *entry* was met here while it was held, and so has no rank any more."""

@@ -36,8 +36,8 @@ class S3FIFO(Generic[E]):
                 main.append(entry)
             else:
                 small.append(entry)
-        self._small.append(small)
-        self._main.append(main)
+        self._small.insert(small)
+        self._main.insert(main)
 
     def release(self, entries: Sequence[E]) -> None:
         """Entries that came to the end of a queue while they were held go on to the main queue's other end."""
