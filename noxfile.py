@@ -136,6 +136,33 @@ def demo(session: nox.Session) -> None:
         session.run(str(program), "demo", *session.posargs, external=True)
 
 
+@nox.session(default=False, venv_backend="none")
+def gpu(session: nox.Session) -> None:
+    """Run the CUDA tests and the transfer benchmark with the path's ``python``, which needs torch, numpy and pytest.
+
+    Skips where that has no torch or sees no GPU. Works on a bare GPU machine: nothing of kvtier is installed, and its
+    other dependencies are not needed.
+    """
+    usable = "import importlib.util as u; print(bool(u.find_spec('torch')) and __import__('torch').cuda.is_available())"
+    answer = session.run("python", "-c", usable, external=True, silent=True)
+    if "True" not in str(answer):
+        session.skip("the python on the path has no torch, or its torch sees no CUDA GPU")
+    environment = {"PYTHONPATH": str(ROOT)}
+    # The project's own pytest settings want plugins that a bare machine lacks.
+    bare = (
+        "-c",
+        "/dev/null",
+        "--rootdir",
+        str(ROOT),
+        "--confcutdir",
+        "tests/transfer",
+        "--import-mode=importlib",
+    )
+    tests = ("tests/transfer/test_transfer_cuda.py", "-p", "no:cacheprovider", "-q")
+    session.run("python", "-m", "pytest", *bare, *tests, external=True, env=environment)
+    session.run("python", "benchmarks/transfer.py", "--json", external=True, env=environment)
+
+
 def _pytest_without_torch(session: nox.Session) -> None:
     session.run("python", "-m", "pytest", "-p", "tests.repo.without_torch", *session.posargs)
 

@@ -3,7 +3,7 @@
 ``python benchmarks/transfer.py --json``; it needs torch and numpy only. Every round draws new block ids and rows,
 so that nothing is warm that would not be in an engine, and runs all contestants in a random order:
 
-- *limit*: one memcpy (on a GPU: one asynchronous copy to or from pinned memory) of as many bytes in one piece;
+- *limit*: one memcpy (on a GPU: one copy to or from pinned memory) of as many bytes in one piece;
 - *kvtier*: the device, from submit to the end of the wait, planning and threads included;
 - *loop*: ``copy_`` a page;
 - *index*: ``index_select`` or ``index_copy_`` a layer.
@@ -14,6 +14,7 @@ time by kvtier's; a reported ratio is the median over the cases of at least ``RA
 
 import argparse
 import gc
+import itertools
 import json
 import platform
 import random
@@ -26,8 +27,16 @@ from typing import Any
 import numpy as np
 import torch
 
-from kvtier_core.transfer import Device, Direction, GroupTransfer, KVLayout, Pool, PoolGeometry
-from kvtier_core.transfer.cpu import CPUDevice
+from kvtier_core.transfer import (
+    CPUDevice,
+    CUDADevice,
+    Device,
+    Direction,
+    GroupTransfer,
+    KVLayout,
+    Pool,
+    PoolGeometry,
+)
 from kvtier_core.transfer.plan import TransferLimits, plan_transfer
 
 LAYERS = 32
@@ -36,6 +45,7 @@ BLOCKS = [1, 16, 128, 512, 1024]
 MAX_BYTES = 128 << 20
 """Of one transfer."""
 RATIO_BYTES = 8 << 20
+CUDA_GOAL_PAGE_BYTES = 16 << 10
 MEMORY_FACTOR = 4
 """Blocks there are for each block moved, and rows for each row."""
 TIMEOUT_S = 60.0
@@ -84,21 +94,21 @@ class Case:
 class Memory:
     """The KV, the pool, a device between them, and one piece of memory for the limit."""
 
-    def __init__(self, layout: str, page_bytes: int, blocks: int) -> None:
+    def __init__(self, place: str, layout: str, page_bytes: int, blocks: int) -> None:
+        self.place = place
         self.block_bytes = LAYERS * page_bytes
         self.num_blocks = max(MEMORY_FACTOR * blocks, 8)
-        shape = (self.num_blocks, page_bytes)
-        if layout == "block_major":
-            whole = torch.ones(self.num_blocks, LAYERS * page_bytes, dtype=torch.uint8)
-            self.tensors = [whole]
-        else:
-            self.tensors = [torch.ones(shape, dtype=torch.uint8) for _ in range(LAYERS)]
-        self.plain = torch.ones(self.num_blocks * self.block_bytes, dtype=torch.uint8).numpy()
+        pages = [LAYERS * page_bytes] if layout == "block_major" else [page_bytes] * LAYERS
+        self.tensors = [torch.ones(self.num_blocks, size, dtype=torch.uint8, device=place) for size in pages]
+        self.plain = torch.ones(self.num_blocks * self.block_bytes, dtype=torch.uint8, device=place)
         row_bytes = self.block_bytes + 4096  # the proof, and padding to a page
         self.pool = Pool.create(PoolGeometry(num_rows=self.num_blocks, row_bytes=row_bytes))
         self.pool.rows_array[:] = 1
         self.rows = torch.from_numpy(self.pool.rows_array)
-        self.device: Device = CPUDevice(KVLayout(self.tensors), self.pool, self.pool.control)
+        kind = CUDADevice if place == "cuda" else CPUDevice
+        self.device: Device = kind(KVLayout(self.tensors), self.pool, self.pool.control)
+        self.streams = [torch.cuda.Stream() for _ in Direction] if place == "cuda" else []
+        self.pinned = torch.ones(blocks * self.block_bytes, dtype=torch.uint8, pin_memory=place == "cuda")
         self._job = 0
         self._offset = 0
 
@@ -110,12 +120,34 @@ class Memory:
         assert self.pool.close()
 
     def limit(self, direction: Direction, blocks: Sequence[int], _rows: Sequence[int]) -> None:
-        """One memcpy, of another stretch each time."""
+        """One copy, of another stretch each time."""
         size = len(blocks) * self.block_bytes
-        pool = self.pool.rows_array.reshape(-1)
         self._offset = (self._offset + size) % (len(self.plain) - size + 1) // 64 * 64
-        a, b = pool[self._offset : self._offset + size], self.plain[self._offset : self._offset + size]
-        np.copyto(*((a, b) if direction is Direction.STORE else (b, a)))
+        plain = self.plain[self._offset : self._offset + size]
+        if self.place == "cuda":
+            copy_pinned(direction, plain, self.pinned)
+            torch.cuda.synchronize()
+            return
+        host = self.pool.rows_array.reshape(-1)[self._offset : self._offset + size]
+        np.copyto(*((host, plain.numpy()) if direction is Direction.STORE else (plain.numpy(), host)))
+
+    def limit_both(self, blocks: Sequence[int]) -> None:
+        """Two copies at once, one a direction, each of its own memory."""
+        half = len(blocks) * self.block_bytes // 2
+        for stream, direction, begin in zip(self.streams, Direction, (0, half), strict=True):
+            with torch.cuda.stream(stream):
+                copy_pinned(direction, self.plain[begin : begin + half], self.pinned[begin : begin + half])
+        torch.cuda.synchronize()
+
+    def kvtier_both(self, blocks: Sequence[int], rows: Sequence[int]) -> None:
+        """A store and a load at once, of half of the blocks each."""
+        half = len(blocks) // 2
+        self._job += 1
+        self.device.submit_store(self._job, [GroupTransfer(block_ids=blocks[:half], rows=rows[:half])], 0)
+        self.device.submit_load(self._job, [GroupTransfer(block_ids=blocks[half:], rows=rows[half:])], 0)
+        for direction in Direction:
+            assert self.device.wait(direction, [self._job], TIMEOUT_S)
+        assert all(result.ok for result in self.device.get_finished())
 
     def kvtier(self, direction: Direction, blocks: Sequence[int], rows: Sequence[int]) -> None:
         """The device under test."""
@@ -140,28 +172,59 @@ class Memory:
                 else:
                     page.copy_(place)
                 offset += len(page)
+        self._synchronize()
 
     def index(self, direction: Direction, blocks: Sequence[int], rows: Sequence[int]) -> None:
         """An ``index_select`` a layer, and one more to get the bytes to their places."""
-        block_ids, row_ids = torch.tensor(blocks), torch.tensor(rows)
+        block_ids, row_ids = torch.tensor(blocks, device=self.place), torch.tensor(rows)
         offset = 0
         for tensor in self.tensors:
             places = self.rows[:, offset : offset + tensor.shape[1]]
             if direction is Direction.STORE:
-                places.index_copy_(0, row_ids, tensor.index_select(0, block_ids))
+                places.index_copy_(0, row_ids, tensor.index_select(0, block_ids).cpu())
             else:
-                tensor.index_copy_(0, block_ids, places.index_select(0, row_ids))
+                tensor.index_copy_(0, block_ids, places.index_select(0, row_ids).to(self.place))
             offset += tensor.shape[1]
+        self._synchronize()
+
+    def _synchronize(self) -> None:
+        if self.place == "cuda":
+            torch.cuda.synchronize()
 
 
-def measure(layout: str, page_bytes: int, blocks: int, rounds: int) -> Iterator[Case]:
+def copy_pinned(direction: Direction, device: torch.Tensor, host: torch.Tensor) -> None:
+    """Queue one copy on the current stream."""
+    target, source = (host, device) if direction is Direction.STORE else (device, host)
+    target.copy_(source, non_blocking=True)
+
+
+def measure_both(page_bytes: int, blocks: int, rounds: int) -> float:
+    """Our time over the limit's with both directions at once, layer-major, on a GPU."""
+    memory = Memory("cuda", "layer_major", page_bytes, blocks)
+    chance = random.Random(0)
+    seconds: dict[str, list[float]] = {"limit": [], "kvtier": []}
+    try:
+        for _ in range(rounds + 1):
+            ids, rows = (chance.sample(range(memory.num_blocks), blocks) for _ in range(2))
+            begun = time.perf_counter()
+            memory.limit_both(ids)
+            between = time.perf_counter()
+            memory.kvtier_both(ids, rows)
+            seconds["limit"].append(between - begun)
+            seconds["kvtier"].append(time.perf_counter() - between)
+    finally:
+        memory.close()
+    return min(seconds["limit"]) / min(seconds["kvtier"])
+
+
+def measure(place: str, layout: str, page_bytes: int, blocks: int, rounds: int) -> Iterator[Case]:
     """Both directions of one geometry."""
-    memory = Memory(layout, page_bytes, blocks)
+    memory = Memory(place, layout, page_bytes, blocks)
     contestants: list[Callable[..., None]] = [memory.limit, memory.kvtier, memory.loop, memory.index]
     chance = random.Random(0)
     try:
         for direction in Direction:
-            case = Case("cpu", layout, page_bytes, blocks, direction)
+            case = Case(place, layout, page_bytes, blocks, direction)
             for round_ in range(-1, rounds):
                 chance.shuffle(contestants)
                 for contestant in contestants:
@@ -196,24 +259,17 @@ def plan_1000_us(rounds: int = 200) -> float:
 
 
 def ratios(cases: Sequence[Case]) -> dict[str, float]:
-    """The figures that have goals."""
-    found = {}
-    for direction in Direction:
-        large = [case for case in cases if case.direction is direction and case.bytes >= RATIO_BYTES]
-        for name, chosen in (
-            ("block_major", [case for case in large if case.layout == "block_major"]),
-            *(
-                (
-                    f"layer_major_{page >> 10}KiB",
-                    [c for c in large if (c.layout, c.page_bytes) == ("layer_major", page)],
-                )
-                for page in PAGE_BYTES
-            ),
-        ):
-            if chosen:
-                median = statistics.median(case.ratio for case in chosen)
-                found[f"cpu_{name}_{direction.value}"] = round(median, 3)
-    return found
+    """The figures that have goals, and more of their kind."""
+    groups: dict[str, list[float]] = {}
+    for case in cases:
+        if case.bytes < RATIO_BYTES:
+            continue
+        page = f"{case.page_bytes >> 10}KiB"
+        layout = case.layout if case.layout == "block_major" else f"{case.layout}_{page}"
+        groups.setdefault(f"{case.device}_{layout}_{case.direction.value}", []).append(case.ratio)
+        if case.device == "cuda" and case.page_bytes >= CUDA_GOAL_PAGE_BYTES:
+            groups.setdefault(f"cuda_{case.direction.value}", []).append(case.ratio)
+    return {name: round(statistics.median(found), 3) for name, found in groups.items()}
 
 
 def print_table(cases: Sequence[Case]) -> None:
@@ -238,21 +294,24 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=15, metavar="N", help="rounds a case (default 15)")
     args = parser.parse_args()
     torch.set_num_threads(1)  # as in an engine's worker; two threads on busy cores wait for each other
-    cases: list[Case] = []
-    for page_bytes in PAGE_BYTES:
-        for blocks in BLOCKS:
+    cases = []
+    for place in ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]:
+        for page_bytes, blocks in itertools.product(PAGE_BYTES, BLOCKS):
             if blocks * LAYERS * page_bytes <= MAX_BYTES:
                 for layout in ("block_major", "layer_major"):
-                    cases += measure(layout, page_bytes, blocks, args.rounds)
+                    cases += measure(place, layout, page_bytes, blocks, args.rounds)
+    found = ratios(cases)
+    if torch.cuda.is_available():
+        found["cuda_both"] = round(measure_both(CUDA_GOAL_PAGE_BYTES, 128, args.rounds), 3)
     plan_us = round(plan_1000_us(), 1)
     if not args.json:
         print_table(cases)
-        print(f"\nplanning 1,000 blocks: {plan_us} us\nratios: {ratios(cases)}")
+        print(f"\nplanning 1,000 blocks: {plan_us} us\nratios: {found}")
         return
     print(
         json.dumps(
             {
-                "ratios": ratios(cases),
+                "ratios": found,
                 "plan_1000_us": plan_us,
                 "machine": {
                     "processor": platform.machine(),

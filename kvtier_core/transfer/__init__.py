@@ -11,17 +11,20 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from kvtier_core.transfer.control import ControlPage
     from kvtier_core.transfer.cpu import CPUDevice
+    from kvtier_core.transfer.cuda import CUDADevice
     from kvtier_core.transfer.device import Device, TransferResult
     from kvtier_core.transfer.direction import Direction
     from kvtier_core.transfer.layout import KVGroup, KVLayout, split_pages
     from kvtier_core.transfer.members import SCHEDULER
     from kvtier_core.transfer.plan import GroupTransfer
     from kvtier_core.transfer.pool import Pool, PoolGeometry
+    from kvtier_core.transfer.staged import StagedDevice
     from kvtier_core.transfer.tally import JobTally
 
 __all__ = [
     "SCHEDULER",
     "CPUDevice",
+    "CUDADevice",
     "ControlPage",
     "Device",
     "Direction",
@@ -31,6 +34,7 @@ __all__ = [
     "KVLayout",
     "Pool",
     "PoolGeometry",
+    "StagedDevice",
     "TransferResult",
     "split_pages",
 ]
@@ -38,6 +42,7 @@ __all__ = [
 _HOMES = {
     "SCHEDULER": "members",
     "CPUDevice": "cpu",
+    "CUDADevice": "cuda",
     "ControlPage": "control",
     "Device": "device",
     "Direction": "direction",
@@ -47,6 +52,7 @@ _HOMES = {
     "KVLayout": "layout",
     "Pool": "pool",
     "PoolGeometry": "pool",
+    "StagedDevice": "staged",
     "TransferResult": "device",
     "split_pages": "layout",
 }

@@ -27,7 +27,7 @@ def random_tensor(shape: tuple[int, ...], dtype: torch.dtype, seed: int = 0) -> 
 
 
 def _page(tensor: torch.Tensor, block: int) -> bytes:
-    return tensor[block].contiguous().view(torch.uint8).numpy().tobytes()
+    return tensor[block].cpu().contiguous().view(torch.uint8).numpy().tobytes()
 
 
 def payload(tensors: list[torch.Tensor], block: int) -> bytes:

@@ -1,0 +1,134 @@
+"""The CUDA device: ``staged`` copies on streams of their own, over pinned rows (C40, C42).
+
+Written against torch's interface and never run on a GPU yet: docs/benchmarks/transfer.md says what was tested how.
+
+Decides when copies may start: a store's when the compute queued at its submission has ended. The engine's stream is
+neither waited for by the host nor made to wait; a lane's thread sleeps on events instead. Results come when the copies
+are over, so whoever has a load's result may queue compute that reads it.
+"""
+
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+
+import torch
+
+from kvtier_core.transfer.control import ControlPage
+from kvtier_core.transfer.direction import Direction
+from kvtier_core.transfer.layout import KVLayout
+from kvtier_core.transfer.plan import GroupTransfer
+from kvtier_core.transfer.pool import Pool
+from kvtier_core.transfer.staged import StagedDevice
+
+_PIN_BYTES = 1 << 30
+"""Pinned by one call: a call for hundreds of GiB holds the driver for minutes."""
+
+_log = logging.getLogger("kvtier.transfer")
+
+
+class CUDADevice(StagedDevice):
+    """Implements ``Device`` for tensors on a CUDA GPU. See ``StagedDevice``."""
+
+    def __init__(
+        self,
+        layout: KVLayout,
+        pool: Pool,
+        control: ControlPage,
+        worker: int = 0,
+        on_finished: Callable[[], None] | None = None,
+    ) -> None:
+        """Raises ``ValueError``: tensors not on a CUDA device, or the workers' parts do not fit a row.
+
+        Where the rows can't be pinned a warning says why, and copies are slower.
+        """
+        if layout.device.type != "cuda":
+            raise ValueError(f"the CUDA device needs tensors on a CUDA GPU, not on {layout.device}")
+        self._streams = {direction: _stream(layout.device) for direction in Direction}
+        self._copied = {direction: _event() for direction in Direction}
+        self._pinned = PinnedRows(pool, layout.device)
+        try:
+            super().__init__(layout, pool, control, worker, on_finished)
+        except BaseException:
+            self._pinned.release()
+            raise
+
+    def submit_store(
+        self,
+        job_id: int,
+        parts: Sequence[GroupTransfer],
+        epoch: int,
+        compute_done: Callable[[], object] | None = None,
+    ) -> None:
+        """See ``Device``. Unless told otherwise, the compute is what the caller's current stream holds now."""
+        if compute_done is None:
+            event = _event()
+            event.record(torch.cuda.current_stream(self._layout.device))
+            compute_done = event.synchronize
+        super().submit_store(job_id, parts, epoch, compute_done)
+
+    def _on(self, direction: Direction) -> AbstractContextManager[object]:
+        stream: AbstractContextManager[object] = torch.cuda.stream(self._streams[direction])
+        return stream
+
+    def _settle(self, direction: Direction) -> None:
+        event = self._copied[direction]
+        event.record(self._streams[direction])
+        event.synchronize()
+
+    def _let_go(self) -> None:
+        super()._let_go()
+        self._pinned.release()
+
+
+def _stream(device: torch.device) -> torch.cuda.Stream:
+    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+
+
+def _event() -> torch.cuda.Event:
+    # blocking: a thread that waits sleeps instead of spinning
+    return torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
+
+
+class PinnedRows:
+    """The pool's rows, registered with CUDA so that copies are asynchronous and fast. All rows or none."""
+
+    def __init__(self, pool: Pool, device: torch.device) -> None:
+        """Register them, or log why not."""
+        self._addresses: list[int] = []
+        self._cudart = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+        # CUDA remembers a refusal for the thread it happened on, and torch would take it for its next kernel's.
+        pinning = threading.Thread(target=self._pin, args=(pool, device), name="kvtier-pin")
+        pinning.start()
+        pinning.join()
+
+    @property
+    def is_pinned(self) -> bool:
+        """Whether the rows are."""
+        return bool(self._addresses)
+
+    def release(self) -> None:
+        """Unregister what was registered, before the pool's mapping goes. Twice is fine."""
+        while self._addresses:
+            self._cudart.cudaHostUnregister(self._addresses.pop())
+
+    def _pin(self, pool: Pool, device: torch.device) -> None:
+        # Whole rows at a time: one copy must not span two registrations.
+        geometry, address = pool.geometry, pool.address
+        rows_a_call = max(1, _PIN_BYTES // geometry.row_bytes)
+        with torch.cuda.device(device):
+            for row in range(0, geometry.num_rows, rows_a_call):
+                size = min(rows_a_call, geometry.num_rows - row) * geometry.row_bytes
+                begin = address + row * geometry.row_bytes
+                error = int(self._cudart.cudaHostRegister(begin, size, 0))
+                if error != 0:
+                    self.release()
+                    _log.warning(
+                        "CUDA refused to pin the pool (cudaHostRegister: error %d at row %d of %d): copies will be "
+                        "slower. Raise the limit on locked memory (ulimit -l) or make the pool smaller",
+                        error,
+                        row,
+                        geometry.num_rows,
+                    )
+                    return
+                self._addresses.append(begin)

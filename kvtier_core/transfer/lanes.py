@@ -1,0 +1,152 @@
+"""What all devices have in common: a lane a direction, jobs in, results out. They differ in the copy alone (C42).
+
+Decides nothing about bytes. A device is a subclass that says how a job's store and load are carried out, each on its
+lane's thread.
+"""
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from kvtier_core.transfer.control import ControlPage
+from kvtier_core.transfer.device import TransferResult
+from kvtier_core.transfer.direction import Direction
+from kvtier_core.transfer.lane import Lane, LaneJob
+from kvtier_core.transfer.layout import KVLayout
+from kvtier_core.transfer.plan import GroupTransfer, Runs, TransferLimits, plan_transfer
+from kvtier_core.transfer.pool import Pool
+
+
+class LaneDevice(ABC):
+    """Implements ``Device`` but for the copies.
+
+    *worker* fills its own part of each row: the ``worker``-th stretch of ``payload_bytes`` of the row's group.
+    ``on_finished`` is called on a thread of the device after each result; it should only wake somebody. Methods may be
+    called from any thread. ``shutdown`` must come before the pool's ``close``.
+    """
+
+    def __init__(
+        self,
+        layout: KVLayout,
+        pool: Pool,
+        control: ControlPage,
+        worker: int = 0,
+        on_finished: Callable[[], None] | None = None,
+    ) -> None:
+        """Raises ``ValueError`` when the workers' parts do not fit a row. A subclass is ready before it calls this."""
+        self._layout = layout
+        self._limits = limits_for(layout, pool)
+        self._lanes = {
+            Direction.STORE: Lane(Direction.STORE, control, worker, self._carry_out_store, on_finished),
+            Direction.LOAD: Lane(Direction.LOAD, control, worker, self._carry_out_load, on_finished),
+        }
+
+    @abstractmethod
+    def _store(self, plan: dict[int, Runs]) -> None:
+        """Copy device blocks to rows, wholly before it returns. On the store lane's thread."""
+
+    @abstractmethod
+    def _load(self, plan: dict[int, Runs], reached: Callable[[int], None] | None) -> None:
+        """Copy rows to device blocks, wholly before it returns. On the load lane's thread.
+
+        *reached*, where given, is told each layer that is complete, if the device goes by layers.
+        """
+
+    @abstractmethod
+    def _let_go(self) -> None:
+        """No copy will follow: drop what holds the pool's mapping. Called once."""
+
+    def submit_store(
+        self,
+        job_id: int,
+        parts: Sequence[GroupTransfer],
+        epoch: int,
+        compute_done: Callable[[], object] | None = None,
+    ) -> None:
+        """See ``Device``."""
+        job = LaneJob(job_id=job_id, parts=tuple(parts), epoch=epoch, compute_done=compute_done)
+        self._lanes[Direction.STORE].submit(job)
+
+    def submit_load(
+        self, job_id: int, parts: Sequence[GroupTransfer], epoch: int, *, by_layer: bool = False
+    ) -> None:
+        """See ``Device``."""
+        job = LaneJob(job_id=job_id, parts=tuple(parts), epoch=epoch, by_layer=by_layer)
+        self._lanes[Direction.LOAD].submit(job)
+
+    def get_finished(self) -> list[TransferResult]:
+        """See ``Device``."""
+        return [result for lane in self._lanes.values() for result in lane.take_finished()]
+
+    def wait(self, direction: Direction, job_ids: Iterable[int], timeout_s: float) -> bool:
+        """See ``Device``."""
+        return self._lanes[direction].wait(job_ids, timeout_s)
+
+    def wait_layer(self, job_id: int, layer: int, timeout_s: float) -> bool:
+        """See ``Device``."""
+        return self._lanes[Direction.LOAD].wait_layer(job_id, layer, timeout_s)
+
+    def shutdown(self, timeout_s: float) -> bool:
+        """See ``Device``. After False a thread may still copy: the pool stays mapped."""
+        deadline = time.monotonic() + timeout_s
+        for lane in self._lanes.values():
+            lane.stop()
+        ended = [lane.join(max(0.0, deadline - time.monotonic())) for lane in self._lanes.values()]
+        if not all(ended):
+            return False
+        self._let_go()
+        return True
+
+    def _carry_out_store(self, job: LaneJob, _reached: Callable[[int], None]) -> int:
+        plan = plan_transfer(Direction.STORE, job.parts, self._limits)
+        self._store(plan)
+        return self._bytes(plan)
+
+    def _carry_out_load(self, job: LaneJob, reached: Callable[[int], None]) -> int:
+        plan = plan_transfer(Direction.LOAD, job.parts, self._limits)
+        self._load(plan, reached if job.by_layer else None)
+        return self._bytes(plan)
+
+    def _bytes(self, plan: dict[int, Runs]) -> int:
+        return sum(
+            self._layout.groups[group].block_bytes * int(runs[3].sum()) for group, runs in plan.items()
+        )
+
+
+def limits_for(layout: KVLayout, pool: Pool) -> TransferLimits:
+    """What transfers between this layout and this pool must stay inside.
+
+    Raises ``ValueError`` when the workers' parts do not fit a row.
+    """
+    geometry = pool.geometry
+    for index, payload_bytes in enumerate(layout.payload_bytes):
+        if (needed := geometry.num_workers * payload_bytes) > geometry.row_bytes:
+            raise ValueError(
+                f"{geometry.num_workers} worker(s) with {payload_bytes} bytes a block of group {index} need rows of "
+                f"{needed} bytes, the pool's have {geometry.row_bytes}"
+            )
+    return TransferLimits(
+        num_blocks=tuple(group.num_blocks for group in layout.groups),
+        num_rows=geometry.num_rows,
+        factor=layout.block_size_factor,
+    )
+
+
+def worker_parts(layout: KVLayout, pool: Pool, worker: int) -> list[npt.NDArray[np.uint8]]:
+    """This worker's bytes of every row, a group each.
+
+    ``(num_rows, factor, block_bytes)``, or ``(num_rows, block_bytes)`` where the factor is 1.
+    """
+    limits_for(layout, pool)
+    return [
+        _worker_part(pool, layout.block_size_factor, group.block_bytes, worker) for group in layout.groups
+    ]
+
+
+def _worker_part(pool: Pool, factor: int, block_bytes: int, worker: int) -> npt.NDArray[np.uint8]:
+    begin = worker * factor * block_bytes
+    rows = pool.rows_array[:, begin : begin + factor * block_bytes]
+    return rows if factor == 1 else rows.reshape(len(rows), factor, block_bytes)

@@ -1,0 +1,172 @@
+"""Copies between rows and tensors on any device of torch's: a staging buffer there, one large copy a row (C42).
+
+Pages of a block lie apart on the device and side by side in its row. So the device gathers the blocks' pages into the
+staging buffer, where its own memory is an order of magnitude faster than the way to the host, and what crosses that
+way is one piece a row, as large as all layers of a block, whatever the page size. Loads go the other way round.
+
+Decides which pieces cross together. Streams, events and pinned memory are the subclass's; without one, as here,
+every copy is over when torch returns, which is right for any device and fast on none.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from kvtier_core.transfer.control import ControlPage
+from kvtier_core.transfer.direction import Direction
+from kvtier_core.transfer.lanes import LaneDevice, worker_parts
+from kvtier_core.transfer.layout import KVGroup, KVLayout
+from kvtier_core.transfer.plan import Runs
+from kvtier_core.transfer.pool import Pool
+
+_STAGING_BYTES = 32 << 20
+_WORD = torch.int64.itemsize
+
+
+class _Batch(NamedTuple):
+    """Device blocks that pass the staging buffer together."""
+
+    blocks: torch.Tensor  # (n,) int64, on the device
+    pieces: list[tuple[int, int, int, int]]
+    """``(place, row, slot, length)``: *length* neighbours in the buffer from *place* on belong to slots of one row."""
+
+
+class _Group:
+    """One group's tensors as ``(num_blocks, items)`` of the widest item that fits all of them, and its rows."""
+
+    def __init__(self, group: KVGroup, rows: torch.Tensor) -> None:
+        self.rows = rows  # uint8, (num_rows, factor, block_bytes) or (num_rows, block_bytes)
+        self.block_bytes = group.block_bytes
+        numbers = [
+            number
+            for tensor, page_bytes in zip(group.tensors, group.page_bytes, strict=True)
+            for number in (tensor.data_ptr(), page_bytes, tensor.stride(0) * tensor.element_size())
+        ]
+        self.item = torch.int64 if all(number % _WORD == 0 for number in numbers) else torch.uint8
+        self.pages = [_as_items(tensor, self.item) for tensor in group.tensors]
+        self.offsets = [offset // self.item.itemsize for offset in group.page_offsets]
+
+    def places(self, staging: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """Each tensor's pages, and where they are in a staging buffer ``(n, block_bytes)``."""
+        items = staging.view(self.item)
+        for pages, offset in zip(self.pages, self.offsets, strict=True):
+            yield pages, items[:, offset : offset + pages.shape[1]]
+
+
+class StagedDevice(LaneDevice):
+    """Implements ``Device`` for tensors anywhere. See ``LaneDevice``. A load by layer is there as a whole.
+
+    ``staging_bytes`` is the size of each direction's buffer on the device, or one row's worth if that is more.
+    """
+
+    def __init__(
+        self,
+        layout: KVLayout,
+        pool: Pool,
+        control: ControlPage,
+        worker: int = 0,
+        on_finished: Callable[[], None] | None = None,
+        *,
+        staging_bytes: int = _STAGING_BYTES,
+    ) -> None:
+        """Raises ``ValueError`` when the workers' parts do not fit a row."""
+        self._factor = layout.block_size_factor
+        self._groups = [
+            _Group(group, torch.from_numpy(part))
+            for group, part in zip(layout.groups, worker_parts(layout, pool, worker), strict=True)
+        ]
+        room = max(staging_bytes, *layout.payload_bytes)
+        self._device = layout.groups[0].device
+        self._staging = {
+            direction: torch.empty(room, dtype=torch.uint8, device=self._device) for direction in Direction
+        }
+        super().__init__(layout, pool, control, worker, on_finished)
+
+    def _on(self, _direction: Direction) -> AbstractContextManager[object]:
+        """Where the copies of a direction are queued."""
+        return nullcontext()
+
+    def _settle(self, _direction: Direction) -> None:
+        """Return when all that was queued is done."""
+
+    def _store(self, plan: dict[int, Runs]) -> None:
+        with self._queueing(Direction.STORE):
+            for index, runs in plan.items():
+                group = self._groups[index]
+                for batch in self._batches(group, runs):
+                    staging = self._staging_for(Direction.STORE, group, batch)
+                    for pages, places in group.places(staging):
+                        torch.index_select(pages, 0, batch.blocks, out=places)
+                    for place, row, slot, length in batch.pieces:
+                        piece = staging[place : place + length].view(-1)
+                        self._row(group, row, slot, length).copy_(piece, non_blocking=True)
+
+    def _load(self, plan: dict[int, Runs], reached: Callable[[int], None] | None) -> None:
+        with self._queueing(Direction.LOAD):
+            for index, runs in plan.items():
+                group = self._groups[index]
+                for batch in self._batches(group, runs):
+                    staging = self._staging_for(Direction.LOAD, group, batch)
+                    for place, row, slot, length in batch.pieces:
+                        piece = staging[place : place + length].view(-1)
+                        piece.copy_(self._row(group, row, slot, length), non_blocking=True)
+                    for pages, places in group.places(staging):
+                        pages.index_copy_(0, batch.blocks, places)
+        if reached is not None:
+            reached(max(layer for group in self._layout.groups for layer in group.layers))
+
+    @contextmanager
+    def _queueing(self, direction: Direction) -> Iterator[None]:
+        """Queue copies inside; afterwards they are over, also when something went wrong half way."""
+        with self._on(direction):
+            try:
+                yield
+            finally:
+                self._settle(direction)
+
+    def _let_go(self) -> None:
+        self._groups.clear()
+        self._staging.clear()
+
+    def _staging_for(self, direction: Direction, group: _Group, batch: _Batch) -> torch.Tensor:
+        """The batch's part of the buffer, ``(n, block_bytes)``."""
+        count = len(batch.blocks)
+        return self._staging[direction][: count * group.block_bytes].view(count, group.block_bytes)
+
+    def _row(self, group: _Group, row: int, slot: int, length: int) -> torch.Tensor:
+        """Slots of one row, contiguous bytes."""
+        return group.rows[row] if self._factor == 1 else group.rows[row, slot : slot + length].view(-1)
+
+    def _batches(self, group: _Group, runs: Runs) -> Iterator[_Batch]:
+        """Cut the runs into pieces of one row each, as many at a time as the staging buffer holds."""
+        room = len(self._staging[Direction.STORE]) // group.block_bytes
+        blocks, rows, slots, lengths = runs
+        if self._factor == 1:  # a run is several rows
+            steps = np.arange(lengths.sum()) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+            blocks, rows = np.repeat(blocks, lengths) + steps, np.repeat(rows, lengths) + steps
+            slots, lengths = np.zeros_like(blocks), np.ones_like(blocks)
+        ends = np.cumsum(lengths)
+        begin = 0
+        while begin < len(ends):
+            before = int(ends[begin - 1]) if begin else 0
+            end = int(np.searchsorted(ends, before + room, side="right"))
+            some = slice(begin, end)
+            places = ends[some] - lengths[some] - before
+            columns = (places, rows[some], slots[some], lengths[some])
+            steps = np.arange(int(ends[end - 1]) - before) - np.repeat(places, lengths[some])
+            ids = np.repeat(blocks[some], lengths[some]) + steps
+            yield _Batch(
+                torch.from_numpy(ids).to(self._device),
+                list(zip(*(column.tolist() for column in columns), strict=True)),
+            )
+            begin = end
+
+
+def _as_items(tensor: torch.Tensor, item: torch.dtype) -> torch.Tensor:
+    """The same memory, ``(num_blocks, items of a page)``."""
+    num_blocks = tensor.shape[0]
+    flat = tensor.detach().as_strided((num_blocks, tensor.numel() // num_blocks), (tensor.stride(0), 1))
+    return flat.view(torch.uint8).view(item)

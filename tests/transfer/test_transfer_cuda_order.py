@@ -1,0 +1,201 @@
+"""The CUDA device's order of events without a GPU: streams and events that only write down what is asked of them.
+
+The copies are real, over tensors in host memory; that they are right is shown by the staged device's tests.
+"""
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from kvtier_core.transfer import CUDADevice, Direction, KVLayout, Pool, StagedDevice
+from kvtier_core.transfer import cuda as cuda_module
+from tests.transfer.conftest import TIMEOUT_S
+from tests.transfer.kv import one, payload
+
+STORE, LOAD = Direction.STORE, Direction.LOAD
+
+
+class _FakeCUDA:
+    """Stands in for ``torch.cuda``: every call is a line of ``log``; events are set by the test or at once."""
+
+    def __init__(self) -> None:
+        self.log: list[str] = []
+        self.compute_ends = threading.Event()
+        self.compute_ends.set()
+        self.refuse_registration = -1
+        self.registered: dict[int, int] = {}
+        self._streams = iter(["store stream", "load stream"])
+        self._calls = 0
+
+    def Stream(self, device: torch.device) -> str:  # noqa: N802 - torch's name
+        return next(self._streams)
+
+    def Event(self, *, blocking: bool) -> "_FakeEvent":  # noqa: N802 - torch's name
+        assert blocking, "a waiting thread must not spin"
+        return _FakeEvent(self)
+
+    def current_stream(self, device: torch.device) -> str:
+        return "compute stream"
+
+    @contextmanager
+    def stream(self, stream: str) -> Iterator[None]:
+        self.log.append(f"copy on {stream}")
+        yield
+
+    @contextmanager
+    def device(self, device: torch.device) -> Iterator[None]:
+        yield
+
+    def cudart(self) -> SimpleNamespace:
+        return SimpleNamespace(cudaHostRegister=self._register, cudaHostUnregister=self._unregister)
+
+    def _register(self, address: int, size: int, flags: int) -> int:
+        self._calls += 1
+        if self._calls == self.refuse_registration:
+            return 2
+        self.registered[address] = size
+        return 0
+
+    def _unregister(self, address: int) -> int:
+        del self.registered[address]
+        return 0
+
+
+class _FakeEvent:
+    def __init__(self, cuda: _FakeCUDA) -> None:
+        self._cuda = cuda
+        self._stream = ""
+
+    def record(self, stream: str) -> None:
+        self._stream = stream
+        self._cuda.log.append(f"record on {stream}")
+
+    def synchronize(self) -> None:
+        if self._stream == "compute stream":
+            assert self._cuda.compute_ends.wait(TIMEOUT_S)
+        self._cuda.log.append(f"wait for {self._stream}")
+
+
+@pytest.fixture
+def cuda(monkeypatch: pytest.MonkeyPatch) -> _FakeCUDA:
+    fake = _FakeCUDA()
+    for name in ("Stream", "Event", "current_stream", "stream", "device", "cudart"):
+        monkeypatch.setattr(torch.cuda, name, getattr(fake, name))
+    return fake
+
+
+@pytest.fixture
+def kv() -> list[torch.Tensor]:
+    return [torch.full((8, 64), float(layer)) for layer in range(3)]
+
+
+@pytest.fixture
+def pool(make_pool: Callable[..., Pool]) -> Pool:
+    return make_pool(num_rows=5)
+
+
+def _layout(kv: list[torch.Tensor]) -> KVLayout:
+    layout = KVLayout(kv)
+    layout.device = torch.device("cuda", 0)  # the tensors stay where there is memory
+    return layout
+
+
+@pytest.fixture
+def device(cuda: _FakeCUDA, pool: Pool, kv: list[torch.Tensor]) -> Iterator[CUDADevice]:
+    made = CUDADevice(_layout(kv), pool, pool.control)
+    yield made
+    assert made.shutdown(TIMEOUT_S)
+    assert cuda.registered == {}, "rows stay pinned"
+
+
+def test_k2_o4_c40_a_store_waits_for_the_compute_queued_before_it(
+    cuda: _FakeCUDA, device: CUDADevice, pool: Pool, kv: list[torch.Tensor]
+) -> None:
+    cuda.compute_ends.clear()
+    device.submit_store(1, one([2], [1]), epoch=0)
+    assert cuda.log == ["record on compute stream"]
+    assert pool.control.get_last_started(0, STORE) == 0, "nothing is announced while compute runs"
+    kv[0][2] = 77.0  # what the compute writes
+    cuda.compute_ends.set()
+    assert device.wait(STORE, [1], TIMEOUT_S)
+    assert cuda.log == [
+        "record on compute stream",
+        "wait for compute stream",
+        "copy on store stream",
+        "record on store stream",
+        "wait for store stream",
+    ]
+    assert bytes(pool.row(1)[: 3 * 256]) == payload(kv, 2)
+
+
+def test_c40_a_store_waits_for_what_it_is_told_to_wait_for(cuda: _FakeCUDA, device: CUDADevice) -> None:
+    device.submit_store(
+        1, one([2], [1]), epoch=0, compute_done=lambda: cuda.log.append("the engine's own event")
+    )
+    assert device.wait(STORE, [1], TIMEOUT_S)
+    assert cuda.log[:2] == ["the engine's own event", "copy on store stream"]
+
+
+def test_c40_a_loads_result_comes_after_its_copies(
+    cuda: _FakeCUDA, device: CUDADevice, pool: Pool, kv: list[torch.Tensor]
+) -> None:
+    pool.rows_array[1] = 6
+    device.submit_load(1, one([2], [1]), epoch=0)
+    assert device.wait(LOAD, [1], TIMEOUT_S)
+    assert cuda.log == ["copy on load stream", "record on load stream", "wait for load stream"]
+    assert payload(kv, 2) == b"\x06" * 3 * 256
+
+
+def test_c42_rows_are_pinned_whole_a_few_at_a_time(
+    cuda: _FakeCUDA, pool: Pool, kv: list[torch.Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cuda_module, "_PIN_BYTES", 2 * pool.geometry.row_bytes + 100)
+    device = CUDADevice(_layout(kv), pool, pool.control)
+    row_bytes, address = pool.geometry.row_bytes, pool.address
+    assert cuda.registered == {
+        address: 2 * row_bytes,
+        address + 2 * row_bytes: 2 * row_bytes,
+        address + 4 * row_bytes: row_bytes,
+    }
+    assert device.shutdown(TIMEOUT_S)
+    assert cuda.registered == {}
+
+
+def test_c42_a_refused_pin_is_told_undone_and_no_obstacle(
+    cuda: _FakeCUDA,
+    pool: Pool,
+    kv: list[torch.Tensor],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(cuda_module, "_PIN_BYTES", 1)
+    cuda.refuse_registration = 3
+    device = CUDADevice(_layout(kv), pool, pool.control)
+    assert cuda.registered == {}
+    assert "error 2 at row 2 of 5" in caplog.text
+    assert "ulimit -l" in caplog.text
+    device.submit_store(1, one([2], [1]), epoch=0)
+    assert device.wait(STORE, [1], TIMEOUT_S)
+    assert [result.ok for result in device.get_finished()] == [True]
+    assert device.shutdown(TIMEOUT_S)
+
+
+def test_a_device_that_can_not_be_made_unpins(
+    cuda: _FakeCUDA, pool: Pool, kv: list[torch.Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise RuntimeError("no memory left on the device")
+
+    monkeypatch.setattr(StagedDevice, "__init__", refuse)
+    with pytest.raises(RuntimeError, match="no memory left"):
+        CUDADevice(_layout(kv), pool, pool.control)
+    assert cuda.registered == {}
+
+
+def test_c42_the_cuda_device_refuses_tensors_elsewhere(pool: Pool, kv: list[torch.Tensor]) -> None:
+    with pytest.raises(ValueError, match="tensors on a CUDA GPU, not on cpu"):
+        CUDADevice(KVLayout(kv), pool, pool.control)

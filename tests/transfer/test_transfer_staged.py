@@ -1,0 +1,102 @@
+"""C42: the copies of a GPU, all but the streams, over tensors in host memory."""
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+
+import pytest
+import torch
+
+from kvtier_core.transfer import Direction, GroupTransfer, KVLayout, Pool, StagedDevice
+from tests.transfer.conftest import TIMEOUT_S
+from tests.transfer.kv import BLOCKS, DTYPES, LAYOUTS, one, payload, row_bytes
+from tests.transfer.round_trip import round_trip
+
+STORE, LOAD = Direction.STORE, Direction.LOAD
+MakeStaged = Callable[..., StagedDevice]
+
+
+@pytest.fixture
+def make_staged() -> Iterator[MakeStaged]:
+    devices: list[StagedDevice] = []
+
+    def make(layout: KVLayout, pool: Pool, worker: int = 0, staging_bytes: int = 3000) -> StagedDevice:
+        devices.append(StagedDevice(layout, pool, pool.control, worker, staging_bytes=staging_bytes))
+        return devices[-1]
+
+    yield make
+    for device in devices:
+        assert device.shutdown(TIMEOUT_S)
+
+
+@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("factor", range(1, 9))
+def test_c41_c42_every_byte_passes_the_staging_buffer_to_its_slot_and_back(
+    make_pool: Callable[..., Pool], make_staged: MakeStaged, factor: int, dtype: torch.dtype, seed: int
+) -> None:
+    round_trip(make_pool, make_staged, factor=factor, dtype=dtype, seed=seed)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("make_tensors", LAYOUTS)
+@pytest.mark.parametrize("staging_bytes", [0, 2 << 20, 1 << 30])
+def test_c42_every_layout_gives_every_byte_back(
+    make_pool: Callable[..., Pool],
+    make_staged: MakeStaged,
+    make_tensors: Callable[[torch.dtype], list[torch.Tensor]],
+    dtype: torch.dtype,
+    staging_bytes: int,
+) -> None:
+    tensors = make_tensors(dtype)
+    before = [payload(tensors, block) for block in range(BLOCKS)]
+    layout = KVLayout(tensors)
+    pool = make_pool(num_rows=BLOCKS, row_bytes=row_bytes(layout))
+    device = make_staged(layout, pool, staging_bytes=min(staging_bytes, 64 << 20))
+    blocks, rows = [3, 4, 5, 9, 0, 23], [7, 8, 9, 1, 20, 0]
+    device.submit_store(1, one(blocks, rows), epoch=0)
+    assert device.wait(STORE, [1], TIMEOUT_S)
+    for block, row in zip(blocks, rows, strict=True):
+        assert bytes(pool.row(row)[: layout.payload_bytes[0]]) == before[block]
+    device.submit_load(1, one([10, 11, 12], [7, 1, 0]), epoch=0)
+    assert device.wait(LOAD, [1], TIMEOUT_S)
+    found = [payload(tensors, block) for block in range(BLOCKS)]
+    assert found == [*before[:10], before[3], before[9], before[23], *before[13:]]
+    assert [result.error for result in device.get_finished()] == [None, None]
+
+
+def test_a_load_by_layer_is_there_as_a_whole(make_pool: Callable[..., Pool], make_staged: MakeStaged) -> None:
+    device = make_staged(KVLayout([torch.zeros(4, 16) for _ in range(3)]), make_pool())
+    device.submit_load(1, one([2], [0]), epoch=0, by_layer=True)
+    for layer in range(3):
+        assert device.wait_layer(1, layer, TIMEOUT_S)
+
+
+def test_c36_a_copy_that_fails_half_way_is_settled_before_the_job_counts_as_finished(
+    make_pool: Callable[..., Pool],
+) -> None:
+    order: list[str] = []
+
+    class Recording(StagedDevice):
+        def _on(self, direction: Direction) -> AbstractContextManager[object]:
+            @contextmanager
+            def queue() -> Iterator[None]:
+                order.append(f"on {direction.value}")
+                yield
+                order.append("off")
+
+            return queue()
+
+        def _settle(self, direction: Direction) -> None:
+            order.append(f"settled, job {pool.control.get_last_finished(0, direction)} finished")
+
+        def _row(self, *args: object) -> torch.Tensor:
+            raise RuntimeError("out of order")
+
+    pool = make_pool()
+    device = Recording(KVLayout([torch.zeros(4, 16)]), pool, pool.control)
+    device.submit_store(5, [GroupTransfer(block_ids=[1], rows=[0])], epoch=0)
+    assert device.wait(STORE, [5], TIMEOUT_S)
+    assert [result.error for result in device.get_finished()] == ["RuntimeError: out of order"]
+    assert order == ["on store", "settled, job 0 finished"]
+    assert pool.control.get_progress(0, STORE) == (5, 5)
+    assert device.shutdown(TIMEOUT_S)
