@@ -107,7 +107,7 @@ class Memory:
         self.rows = torch.from_numpy(self.pool.rows_array)
         kind = CUDADevice if place == "cuda" else CPUDevice
         self.device: Device = kind(KVLayout(self.tensors), self.pool, self.pool.control)
-        self.streams = [torch.cuda.Stream() for _ in Direction] if place == "cuda" else []
+        self.streams = [torch.cuda.Stream() for _ in Direction] if place == "cuda" else []  # type: ignore[no-untyped-call]
         self.pinned = torch.ones(blocks * self.block_bytes, dtype=torch.uint8, pin_memory=place == "cuda")
         self._job = 0
         self._offset = 0
@@ -294,7 +294,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=15, metavar="N", help="rounds a case (default 15)")
     args = parser.parse_args()
     torch.set_num_threads(1)  # as in an engine's worker; two threads on busy cores wait for each other
-    cases = []
+    cases: list[Case] = []
     for place in ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]:
         for page_bytes, blocks in itertools.product(PAGE_BYTES, BLOCKS):
             if blocks * LAYERS * page_bytes <= MAX_BYTES:
