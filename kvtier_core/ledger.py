@@ -154,16 +154,17 @@ class Ledger:
 
     # -- life of a block
 
-    def make_ready(self, blocks: Sequence[Block]) -> None:
-        """The writer is done and the bytes are right: readable from now on, writer's pin gone."""
+    def make_ready(self, blocks: Sequence[Block], pins: int = 0) -> None:
+        """The writer is done and the bytes are right: readable from now on. Its pin gives way to *pins* of readers."""
         leased = 0
         for block in blocks:
             assert block.state is ARRIVING and block.pins == 1, block  # noqa: PT018 - half the cost of two
             block.state = READY
-            block.pins = 0
+            block.pins = pins
             if block.leases:
                 leased += 1
-        self._idle += len(blocks) - leased
+        if not pins:
+            self._idle += len(blocks) - leased
         self._policy.insert(blocks)
 
     def detach(self, blocks: Iterable[Block]) -> None:
@@ -209,35 +210,45 @@ class Ledger:
                 idle.append(block)
         self._make_idle(idle)
 
-    def lease(self, blocks: Collection[Block], known: Collection[Block] = ()) -> None:
-        """Promise arriving or ready blocks to a request, which is a use of each that is not in *known*."""
+    def lease(self, blocks: Iterable[Block]) -> None:
+        """Promise arriving or ready blocks to a request."""
         taken = 0
         for block in blocks:
             if not block.leases and not block.pins:
                 taken += 1
             block.leases += 1
-            block.uses += 1
         self._idle -= taken
-        if known:
-            for block in blocks:
-                if block in known:
-                    block.uses -= 1
 
-    def lease_one(self, block: Block) -> None:
-        """``lease`` for a single block."""
-        if not block.leases and not block.pins:
-            self._idle -= 1
-        block.leases += 1
-        block.uses += 1
+    def lease_ready(self, key: OffloadKey, leases: dict[Block, None]) -> bool:
+        """Find the block of one key and, if it is ready, see to it that it is leased and in *leases*.
 
-    def unlease(self, blocks: Iterable[Block]) -> None:
-        """A request gives promises back. Of a detached block nothing is left to give back."""
+        Whether it is ready. For engines that ask key by key: ``find`` and ``lease`` without a loop or a second call.
+        """
+        block = self._blocks.get(key)
+        if block is None or (
+            block.pins and block.state is not READY
+        ):  # an arriving block has its writer's pin
+            return False
+        if block not in leases:
+            leases[block] = None
+            if not block.leases and not block.pins:
+                self._idle -= 1
+            block.leases += 1
+        return True
+
+    def unlease(self, blocks: Iterable[Block], known: Collection[Block] = ()) -> None:
+        """A request gives promises back. Each was a use of its block, unless that is in *known*.
+
+        Of a detached block nothing is left to give back.
+        """
         idle: list[Block] = []
         for block in blocks:
             if not block.leases:
                 assert block.state is DETACHED, block
                 continue
             block.leases -= 1
+            if block not in known:
+                block.uses += 1
             if not block.pins and not block.leases:
                 idle.append(block)
         self._make_idle(idle)

@@ -19,32 +19,6 @@ NOTHING_TO_DO = PreparedTransfer(0, (), ())
 """A transfer of no block; it has no job and is not to be completed."""
 
 
-class _Parts:
-    """Keys and rows of blocks, as their plans hold them: made once for jobs that take the same blocks."""
-
-    def __init__(self) -> None:
-        self._blocks: Sequence[Block] | None = None
-        self._keys: Sequence[OffloadKey] = ()
-        self._rows: Sequence[int] = ()
-
-    def of(self, blocks: Sequence[Block]) -> tuple[Sequence[OffloadKey], Sequence[int]]:
-        """The keys and rows of *blocks*, as tuples."""
-        if blocks is not self._blocks:
-            self._blocks = blocks
-            self._keys = tuple([block.key for block in blocks])
-            self._rows = tuple([block.row for block in blocks])
-        return self._keys, self._rows
-
-
-def _unsealed(lists: Sequence[Sequence[Block]]) -> Sequence[Block]:
-    """The blocks of *lists*, each once, that are to be sealed; the list itself where it is one and all are."""
-    blocks = lists[0]
-    if any(others is not blocks for others in lists):
-        blocks = list(dict.fromkeys(chain.from_iterable(lists)))
-    unsealed = [block for block in blocks if not block.is_sealed]
-    return blocks if len(unsealed) == len(blocks) else unsealed
-
-
 class Cascades:
     """Device stores and tier stores on the shared state."""
 
@@ -79,8 +53,9 @@ class Cascades:
         blocks, evicted = reserved
         state.note_evicted(evicted)
         job = state.start_job(JobKind.DEVICE_STORE, request, new, blocks, now + state.limits.device_timeout_s)
+        job.rows = tuple([block.row for block in blocks])
         request.device_stores += 1
-        return PreparedTransfer(job.id, new, [block.row for block in blocks], evicted)
+        return PreparedTransfer(job.id, new, job.rows, evicted)
 
     def complete(self, job: Job, *, success: bool, now: float) -> None:
         """A device store ended: its blocks become visible and go on to the tiers, or their rows are free again."""
@@ -90,9 +65,13 @@ class Cascades:
             self.expire_device_store(job)
             state.ledger.unpin(job.blocks)
             return
-        state.ledger.make_ready(job.blocks)
         state.counters.device_stored += len(job.blocks)
-        self._cascade(job.request, job.blocks, state.tiers.values(), now)
+        tiers = [tier for tier in state.tiers.values() if self._may_cascade(job.request, tier)]
+        if tiers and all(self._takes_all(tier, job, now) for tier in tiers):
+            self._cascade_all(job, tiers, now)
+            return
+        state.ledger.make_ready(job.blocks)
+        self._cascade(job.request, job.blocks, tiers, now)
 
     def _cascade_often_offered(
         self, request: RequestState, blocks: Sequence[Block], counted: Sequence[OffloadKey], now: float
@@ -100,7 +79,11 @@ class Cascades:
         """Blocks that the pool holds already may have been offered often enough now for a tier with a threshold."""
         fresh = frozenset(counted)
         ready = [block for block in blocks if block.state is READY and block.key in fresh]
-        tiers = [tier for tier in self._state.tiers.values() if tier.store_threshold > 1]
+        tiers = [
+            tier
+            for tier in self._state.tiers.values()
+            if tier.store_threshold > 1 and self._may_cascade(request, tier)
+        ]
         if ready and tiers:
             self._cascade(request, ready, tiers, now)
 
@@ -110,13 +93,45 @@ class Cascades:
 
     # -- onwards to the tiers
 
+    @staticmethod
+    def _may_cascade(request: RequestState, tier: TierState) -> bool:
+        """Whether what *request* stores goes on to *tier*; one that gets whole requests is served elsewhere."""
+        return request.may_store_to(tier.name) and tier.name not in request.whole
+
+    def _takes_all(self, tier: TierState, job: Job, now: float) -> bool:
+        """Whether *tier* is to be given every block of a device store."""
+        count = len(job.blocks)
+        return (
+            tier.store_threshold <= 1
+            and not tier.late
+            and tier.may_store(now)
+            and count <= tier.max_cascade_rows - tier.cascade_rows
+            and count <= self._state.limits.max_cascade_rows - self._state.cascade_rows
+            and not tier.presence.holds_any(job.keys)
+        )
+
+    def _cascade_all(self, stored: Job, tiers: Sequence[TierState], now: float) -> None:
+        """The usual cascade: every tier gets every block. The blocks change from the writer's pin to the readers'."""
+        state = self._state
+        blocks, request = stored.blocks, stored.request
+        state.ledger.make_ready(blocks, pins=1 + len(tiers))
+        for block in blocks:
+            block.cascades = len(tiers)
+            block.is_sealed = True
+        state.cascade_rows += len(blocks)
+        plans: list[JobPlan] = []
+        for tier in tiers:
+            tier.cascade_rows += len(blocks)
+            plans.append(self._start_store(request, tier, stored.keys, blocks, now, stored.rows))
+        seal = state.start_job(JobKind.SEAL, request, stored.keys, blocks, math.inf)
+        seal.rows = stored.rows
+        state.outbox.append(StoreToTiers(state.plan(seal), plans))
+
     def _cascade(
         self, request: RequestState, blocks: Sequence[Block], tiers: Iterable[TierState], now: float
     ) -> None:
         chosen: dict[str, Sequence[Block]] = {}
         for tier in tiers:
-            if not request.may_store_to(tier.name) or tier.name in request.whole:
-                continue
             admitted = self._admit(tier, blocks, now)
             if admitted:
                 self.pin(tier, admitted)
@@ -127,31 +142,36 @@ class Cascades:
     def store(self, request: RequestState, chosen: Mapping[str, Sequence[Block]], now: float) -> None:
         """Hand each tier of *chosen* its blocks, which have been pinned for it, as one job."""
         state = self._state
-        plans: list[JobPlan] = []
-        parts = _Parts()
-        for name, blocks in chosen.items():
-            tier = state.tiers[name]
-            keys, rows = parts.of(blocks)
-            job = state.start_job(
-                JobKind.TIER_STORE, request, keys, blocks, now + tier.limits.store_timeout, name
-            )
-            request.cascaded.append((name, job.keys))
-            tier.store_breaker.submitted()
-            plans.append(state.plan(job, rows))
-        seal = self._plan_sealing(request, _unsealed(list(chosen.values())), parts)
-        state.outbox.append(StoreToTiers(seal, plans))
+        plans = [
+            self._start_store(request, state.tiers[name], [block.key for block in blocks], blocks, now)
+            for name, blocks in chosen.items()
+        ]
+        unsealed = [b for b in dict.fromkeys(chain.from_iterable(chosen.values())) if not b.is_sealed]
+        state.outbox.append(StoreToTiers(self._plan_sealing(request, unsealed) if unsealed else None, plans))
 
-    def _plan_sealing(
-        self, request: RequestState, blocks: Sequence[Block], parts: "_Parts"
-    ) -> JobPlan | None:
+    def _start_store(
+        self,
+        request: RequestState,
+        tier: TierState,
+        keys: Sequence[OffloadKey],
+        blocks: Sequence[Block],
+        now: float,
+        rows: Sequence[int] = (),
+    ) -> JobPlan:
+        deadline = now + tier.limits.store_timeout
+        job = self._state.start_job(JobKind.TIER_STORE, request, keys, blocks, deadline, tier.name)
+        job.rows = rows
+        request.cascaded.append((tier.name, job.keys))
+        tier.store_breaker.submitted()
+        return self._state.plan(job)
+
+    def _plan_sealing(self, request: RequestState, blocks: Sequence[Block]) -> JobPlan:
         """Sealing writes into the rows: it holds pins of its own until it is over, whatever the stores' deadlines."""
-        if not blocks:
-            return None
         self._state.ledger.pin(blocks)
         for block in blocks:
             block.is_sealed = True
-        keys, rows = parts.of(blocks)
-        return self._state.plan(self._state.start_job(JobKind.SEAL, request, keys, blocks, math.inf), rows)
+        keys = [block.key for block in blocks]
+        return self._state.plan(self._state.start_job(JobKind.SEAL, request, keys, blocks, math.inf))
 
     def finish_sealing(self, job: Job) -> None:
         """The rows of *job* have their proofs."""

@@ -1,6 +1,7 @@
 """Leases: which blocks a request was promised, from a lookup to the load, the end of the request or a timeout.
 
-A promise is also what counts as a use of a block for the order of eviction: once for each request and block.
+A promise is also what counts as a use of a block for the order of eviction: once for each request and block, when the
+promise ends.
 """
 
 from collections.abc import Iterable, Sequence
@@ -18,13 +19,14 @@ def grant(state: State, request: RequestState, blocks: Iterable[Block]) -> None:
         leases.update(fresh)
     else:
         request.leases = fresh
-    state.ledger.lease(fresh, request.used)
+    state.ledger.lease(fresh)
 
 
-def use(state: State, request: RequestState, blocks: Iterable[Block]) -> None:
-    """Count a use of *blocks* by *request*, unless one was counted before."""
+def use(state: State, request: RequestState, blocks: Sequence[Block]) -> None:
+    """Count a use of *blocks*, which *request* was not promised, unless one was counted before."""
     used = request.used
-    state.ledger.use([block for block in blocks if block not in used] if used else blocks)
+    state.ledger.use([block for block in blocks if block not in used and block not in request.leases])
+    used.update(blocks)
 
 
 def end(state: State, request: RequestState, blocks: Sequence[Block]) -> None:
@@ -33,10 +35,10 @@ def end(state: State, request: RequestState, blocks: Sequence[Block]) -> None:
     leased = [block for block in blocks if block in leases]
     for block in leased:
         del leases[block]
-    state.ledger.unlease(leased)
+    state.ledger.unlease(leased, request.used)
+    request.used.update(leased)
     if len(leased) < len(blocks):
-        use(state, request, [block for block in blocks if block not in set(leased)])
-    request.used.update(blocks)
+        use(state, request, blocks)
 
 
 def keep_only(state: State, request: RequestState, blocks: Sequence[Block]) -> None:
@@ -44,17 +46,13 @@ def keep_only(state: State, request: RequestState, blocks: Sequence[Block]) -> N
     if len(request.leases) == len(blocks):
         return
     kept = set(blocks)
-    ended = [block for block in request.leases if block not in kept]
-    for block in ended:
-        del request.leases[block]
-    state.ledger.unlease(ended)
-    request.used.update(ended)
+    end(state, request, [block for block in request.leases if block not in kept])
 
 
 def give_back(state: State, request: RequestState) -> None:
     """End every lease of *request*."""
     state.forget_answer(request)
-    state.ledger.unlease(request.leases)
+    state.ledger.unlease(request.leases, request.used)
     request.used.update(request.leases)
     request.leases.clear()
 

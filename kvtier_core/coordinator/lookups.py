@@ -59,8 +59,7 @@ class Lookups:
         self._prefix = GroupShape(shapes[0].tokens_per_block)
         self._tiers = TierAnswers(state)
         self._requests = state.requests
-        self._find_block = state.ledger.find
-        self._lease_one = state.ledger.lease_one
+        self._lease_ready = state.ledger.lease_ready
 
     # -- one group's prefix
 
@@ -91,18 +90,10 @@ class Lookups:
     def lookup_block(self, request_id: str, key: OffloadKey, now: float) -> LookupState:
         """``lookup`` of a single key, for engines that ask key by key: no loop and hardly a call for a ready block."""
         request = self._requests[request_id]
-        block = self._find_block(key)
-        if block is None or (
-            block.pins and block.state is not READY
-        ):  # an arriving block has its writer's pin
-            return self.lookup(request, (key,), now).states[0]
-        request.last_lookup = now
-        if block not in request.leases:
-            request.leases[block] = None
-            self._lease_one(block)
-            if request.used and block in request.used:
-                block.uses -= 1
-        return _HIT
+        if self._lease_ready(key, request.leases):
+            request.last_lookup = now
+            return _HIT
+        return self.lookup(request, (key,), now).states[0]
 
     def _all_held(self, request: RequestState, blocks: Sequence[Block]) -> Lookup:
         """The pool holds every block, or is about to: nothing to ask, and room enough since nothing is new."""

@@ -50,6 +50,8 @@ class Job:
     deadline: float
     overdue: bool = False
     """Nobody waits for it any more: only its rows' pins are still of interest."""
+    rows: Sequence[int] = ()
+    """The rows of its blocks, where they have been listed."""
     stale: bool = False
     """A reset came after it: its result says nothing about the tier's present contents."""
     waiters: dict["RequestState", None] = field(default_factory=dict)
@@ -331,10 +333,9 @@ class State:
                     self.forget_answers(dict(self.unsure[key]))
 
     @staticmethod
-    def plan(job: Job, rows: Sequence[int] | None = None) -> JobPlan:
-        """The part of *job* that its tier sees. *rows* are those of its blocks, where they are at hand."""
-        if rows is None:
-            rows = tuple(block.row for block in job.blocks)
+    def plan(job: Job) -> JobPlan:
+        """The part of *job* that its tier sees."""
+        rows = job.rows or tuple([block.row for block in job.blocks])
         return JobPlan(job.id, job.tier, job.request.info, job.keys, rows, job.deadline)
 
     def next_deadline(self) -> float | None:
