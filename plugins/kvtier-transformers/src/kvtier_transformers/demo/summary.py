@@ -46,7 +46,10 @@ class Summary:
     integrity_misses: int
     corrupted_files: int
     store_overhead_cpu: float | None
-    """CPU time of a cold run with empty tiers over one without kvtier, the median of pairs; None when not measured."""
+    """CPU time of a cold run with empty tiers over one without kvtier, the prompt in the same pieces: median of pairs.
+
+    None when not measured.
+    """
 
     def to_json(self) -> dict[str, Any]:
         """Plain data."""

@@ -91,13 +91,16 @@ class _Worker:
         )
 
     def _measure_overhead(self) -> None:
-        """Alternate cold runs without and with kvtier. A first pair pays for memory's first use, and is left out."""
+        """Alternate cold runs without and with kvtier, the prompt in the same pieces: it is storing that is compared.
+
+        A first pair pays for memory's first use, and is left out.
+        """
         prompt, answer_tokens = self._prompts[0], self._order.answer_tokens
         with self._open_engine() as engine:
             for pair in range(self._order.overhead_pairs + 1):
 
                 def plain() -> None:
-                    self._plain(prompt, self._tell_tokens, answer_tokens)
+                    self._plain(prompt, self._tell_tokens, answer_tokens, chunk_tokens=_CHUNK_TOKENS)
 
                 def tiers(salt: str = f"overhead-{pair}") -> None:  # under a salt of its own nothing is known
                     engine.generate(prompt, max_tokens=answer_tokens, ignore_eos=True, salt=salt)
@@ -108,12 +111,20 @@ class _Worker:
                     measured = OverheadPair(plain_cpu_s=seconds[plain], tiers_cpu_s=seconds[tiers])
                     self._line.send("pair", **measured.to_json())
 
-    def _plain(self, prompt: list[int], progress: Progress, answer_tokens: int) -> Generation:
-        """The same greedy decoding without kvtier; the prompt in one pass, as transformers' own ``generate`` has it."""
+    def _plain(
+        self, prompt: list[int], progress: Progress, answer_tokens: int, *, chunk_tokens: int | None = None
+    ) -> Generation:
+        """The same greedy decoding without kvtier.
+
+        The prompt in one pass, as transformers' own ``generate`` has it, unless *chunk_tokens* says otherwise.
+        """
         started = time.perf_counter()
         model = self._loaded.model
         decoder = GreedyDecoder(
-            model, DynamicCache(config=model.config), chunk_tokens=len(prompt), on_progress=progress
+            model,
+            DynamicCache(config=model.config),
+            chunk_tokens=chunk_tokens or len(prompt),
+            on_progress=progress,
         )
         first_logits = decoder.prefill(prompt)
         token_ids = [int(first_logits.argmax())]
