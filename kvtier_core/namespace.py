@@ -9,7 +9,7 @@ import json
 import re
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import MISSING, asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +21,20 @@ _EDGE_BYTES = 1 << 20
 
 @dataclass(frozen=True, kw_only=True)
 class GroupSpec:
-    """One KV group: which layers share a block table, and how large a block of it is."""
+    """One KV group: which layers share a block table, how large a block of it is, and what of it a prompt needs."""
 
     layers: tuple[str, ...]
     block_bytes: int
     """Payload bytes of one offloaded block, all layers of the group."""
+    tokens_per_block: int | None = None
+    """Tokens in a device block of this group, a multiple of the namespace's; ``None`` for just that many."""
+    window: int | None = None
+    """How many tokens before the next one its layers look at (a sliding window); ``None`` for all of them."""
+    cacheable: bool = True
+    """Whether it takes part in prefix caching. One that does not has no keys and no rows, whatever its block size."""
+
+
+_GROUP_DEFAULTS = {item.name: item.default for item in fields(GroupSpec) if item.default is not MISSING}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,11 +66,43 @@ class Namespace:
             )
         if self.weights_digest is None:
             object.__setattr__(self, "weights_digest", f"unknown-{secrets.token_hex(16)}")
+        for group in self.groups:
+            self._check_group(group)
+        if not any(group.cacheable for group in self.groups):
+            raise ValueError("no KV group takes part in prefix caching: there is nothing to store")
+
+    def _check_group(self, group: GroupSpec) -> None:
+        tokens = group.tokens_per_block
+        if group.cacheable and tokens is not None and (tokens < 1 or tokens % self.tokens_per_block):
+            raise ValueError(
+                f"the KV group of layer {group.layers[0]!r} has blocks of {tokens} tokens, which is no multiple of "
+                f"tokens_per_block = {self.tokens_per_block}: block hashes are made for that many tokens at a time"
+            )
+        if group.window is not None and group.window < 0:
+            raise ValueError(
+                f"the KV group of layer {group.layers[0]!r} has a window of {group.window} tokens"
+            )
+
+    @property
+    def cached_groups(self) -> dict[int, GroupSpec]:
+        """The groups that take part in prefix caching, by their index."""
+        return {index: group for index, group in enumerate(self.groups) if group.cacheable}
+
+    def tokens_of(self, group: GroupSpec) -> int:
+        """Tokens in an offloaded block of *group*."""
+        return (group.tokens_per_block or self.tokens_per_block) * self.block_size_factor
 
     @property
     def name(self) -> str:
         """A directory-safe name: a readable part and the first 32 hex digits of a SHA-256 over all fields."""
-        canonical = json.dumps(asdict(self), sort_keys=True, separators=(",", ":"))
+        described = asdict(self)
+        for group in described[
+            "groups"
+        ]:  # so that a field which joins the description changes no name by its default
+            for name, default in _GROUP_DEFAULTS.items():
+                if group[name] == default:
+                    del group[name]
+        canonical = json.dumps(described, sort_keys=True, separators=(",", ":"))
         readable = re.sub(r"[^a-z0-9]+", "-", self.model.lower()).strip("-")[-40:].strip("-") or "model"
         return f"{readable}-{hashlib.sha256(canonical.encode()).hexdigest()[:32]}"
 

@@ -35,12 +35,13 @@ _DEVICE_TIMEOUT_S = 60.0
 def plan_geometry(settings: Settings, namespace: Namespace) -> PoolGeometry:
     """The pool's shape for this model: as many rows as ``[pool] capacity`` holds.
 
-    Raises ``ConfigError`` when not one block fits, or when the groups' blocks differ so much in size that more than a
-    quarter of a row would be wasted (C29).
+    Groups that take no part in prefix caching have no rows. Raises ``ConfigError`` when not one block fits, or when the
+    groups' blocks differ so much in size that more than a quarter of a row would be wasted (C29).
     """
-    sizes = payload_sizes(namespace.groups)
+    groups = list(namespace.cached_groups.values())
+    sizes = payload_sizes(groups)
     row_bytes = row_bytes_for(max(sizes))
-    for group, size in zip(namespace.groups, sizes, strict=True):
+    for group, size in zip(groups, sizes, strict=True):
         if 1 - row_bytes_for(size) / row_bytes > _MAX_WASTE:
             raise ConfigError(
                 f"the KV group of layer {group.layers[0]!r} has blocks of {format_size(size)}, but a row takes "
@@ -119,12 +120,11 @@ def open_session(
 
     if not isinstance(settings, Settings):
         settings = load_settings(file=settings)
-    if len(layout.groups) != 1 or layout.block_size_factor != 1:
+    if layout.block_size_factor != 1:
         raise ValueError(
-            f"a session moves one KV group in whole blocks, the layout has {len(layout.groups)} groups and a factor of "
-            f"{layout.block_size_factor}"
+            f"a session moves whole blocks, the layout has a factor of {layout.block_size_factor}"
         )
-    sizes = payload_sizes(namespace.groups)
+    sizes = payload_sizes(list(namespace.cached_groups.values()))
     if sizes != layout.payload_bytes:
         raise ValueError(
             f"the namespace has groups of {sizes} bytes a block, the layout {layout.payload_bytes}"

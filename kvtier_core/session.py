@@ -12,20 +12,25 @@ The session always leaves one token to compute, and it decides nothing about tie
 """
 
 import time
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self
 
+from kvtier_core.coordinator import PreparedTransfer
 from kvtier_core.errors import ClosedError, UnknownRequestError
-from kvtier_core.keys import OffloadKey, RequestIdentity, hash_blocks, make_offload_key
+from kvtier_core.keys import RequestIdentity
 from kvtier_core.manager.manager import TierManager
+from kvtier_core.prompts import Prompt, PromptBlock
 from kvtier_core.transfer.device import Device
 from kvtier_core.transfer.direction import Direction
 from kvtier_core.transfer.plan import GroupTransfer
 from kvtier_core.transfer.pool import Pool
 from kvtier_core.values import RequestInfo
 
-_GROUP = 0
+BlockIds = Sequence[int] | Mapping[int, Sequence[int]]
+"""The device blocks of a request, in order; of several KV groups, by the group's index in the namespace."""
+
 DEFAULT_TIMEOUT_S = 30.0
 
 
@@ -34,16 +39,11 @@ class _Request:
     """One request as the session keeps it."""
 
     info: RequestInfo
-    identity: RequestIdentity
-    num_tokens: int = 0
-    partial_block: list[int] = field(default_factory=list)
-    """The tokens after the last whole block."""
-    hashes: list[bytes] = field(default_factory=list)
-    keys: list[OffloadKey] = field(default_factory=list)
+    prompt: Prompt
     offered: int = 0
-    """Leading blocks that are in the pool already or have been offered to it."""
+    """Leading blocks of the prompt that are in the pool already or have been offered to it."""
     load_job: int | None = None
-    load_blocks: int = 0
+    load_tokens: int = 0
     load_failed: bool = False
     is_stale: bool = False
     """A reset came after KV was computed or loaded for it: what its device blocks hold must not be stored."""
@@ -54,7 +54,12 @@ class EngineSession:
     """One engine's use of kvtier. Made by ``open_session``; a context manager."""
 
     def __init__(self, manager: TierManager, device: Device, pool: Pool, tokens_per_block: int) -> None:
+        """*tokens_per_block* are those of a block hash. The KV groups are those of the manager's namespace."""
         self._manager = manager
+        self._shapes = manager.group_shapes
+        self._groups = list(manager.namespace.cached_groups)
+        """The cached groups' indices in the namespace; everything else here counts the cached ones alone."""
+        self._is_plain = len(self._shapes) == 1 and self._shapes[0].window is None
         self._device = device
         self._pool = pool
         self._tokens_per_block = tokens_per_block
@@ -62,6 +67,7 @@ class EngineSession:
         """Blocks stored by one device transfer at most, so that a small pool takes a part rather than nothing."""
         self._requests: dict[str, _Request] = {}
         self._transfers: dict[int, tuple[Direction, str]] = {}
+        self._hit_tokens: Counter[str] = Counter()
         self._closing = False
         self._closed = False
 
@@ -86,14 +92,14 @@ class EngineSession:
         """
         self._poll()
         info = RequestInfo(request_id=request_id, num_tokens=len(token_ids), params=dict(params or {}))
-        request = _Request(info, identity)
-        self._extend(request, token_ids)
+        prompt = Prompt(identity, self._tokens_per_block, self._shapes, self._groups)
+        prompt.extend(token_ids)
         self._manager.new_request(info, load_tiers=load_tiers, store_tiers=store_tiers)
-        self._requests[request_id] = request
+        self._requests[request_id] = _Request(info, prompt)
 
     def append(self, request_id: str, token_ids: Sequence[int]) -> None:
         """Add generated tokens. Raises ``ValueError`` for what is no token ids, and nothing has changed then."""
-        self._extend(self._request(request_id), token_ids)
+        self._request(request_id).prompt.extend(token_ids)
 
     def _request(self, request_id: str) -> _Request:
         request = self._requests.get(request_id)
@@ -104,34 +110,24 @@ class EngineSession:
             )
         return request
 
-    def _extend(self, request: _Request, token_ids: Sequence[int]) -> None:
-        size = self._tokens_per_block
-        done = len(request.hashes)
-        partial_block = [*request.partial_block, *token_ids]
-        new = hash_blocks(
-            partial_block,
-            size,
-            request.identity,
-            parent=request.hashes[-1] if done else None,
-            first_block=done,
-        )
-        request.num_tokens += len(token_ids)
-        request.partial_block = partial_block[len(new) * size :]
-        request.hashes.extend(new)
-        request.keys.extend(make_offload_key(block_hash, _GROUP) for block_hash in new)
-
     def loadable_tokens(self, request_id: str) -> int | None:
-        """How many leading tokens can be loaded: whole blocks, at most all tokens but one.
+        """How many leading tokens can be loaded: whole blocks of every group, at most all tokens but one.
 
-        ``None`` while more may come: end the step and ask again. Cost: proportional to the request's blocks; no I/O.
+        ``None`` while more may come: end the step and ask again. Cost: proportional to the request's blocks, constant
+        while the answer is pending; no I/O.
         """
         self._poll()
-        request = self._request(request_id)
-        answer = self._manager.lookup(request_id, self._loadable_keys(request))
-        return answer.hits * self._tokens_per_block if answer.is_settled else None
+        tokens, is_settled = self._look_up(self._request(request_id))
+        return tokens if is_settled else None
 
-    def _loadable_keys(self, request: _Request) -> Sequence[OffloadKey]:
-        return request.keys[: max(0, request.num_tokens - 1) // self._tokens_per_block]
+    def _look_up(self, request: _Request) -> tuple[int, bool]:
+        """Tokens that can be loaded now, and whether that is the last word."""
+        request_id, prompt = request.info.request_id, request.prompt
+        if self._is_plain:
+            found = self._manager.lookup(request_id, prompt.loadable_keys[0])
+            return found.hits * self._shapes[0].tokens_per_block, found.is_settled
+        end = self._manager.lookup_groups(request_id, prompt.loadable_keys, prompt.max_loadable)
+        return end.ready_tokens, end.is_settled
 
     def wait_loadable(self, request_id: str, timeout_s: float = DEFAULT_TIMEOUT_S) -> int:
         """``loadable_tokens`` for an engine without steps: sleeps until it is known, at most *timeout_s*.
@@ -143,44 +139,87 @@ class EngineSession:
             self.end_step()
             left = deadline - time.monotonic()
             if left <= 0:
-                keys = self._loadable_keys(self._request(request_id))
-                return self._manager.lookup(request_id, keys).hits * self._tokens_per_block
+                return self._look_up(self._request(request_id))[0]
             self._manager.wait(left)
         return tokens
 
-    def load(self, request_id: str, num_tokens: int, block_ids: Sequence[int]) -> None:
+    def load(self, request_id: str, num_tokens: int, block_ids: BlockIds) -> None:
         """Start the device load of the first *num_tokens* tokens into the device blocks *block_ids*.
 
-        ``block_ids[i]`` is the request's i-th block. ``wait_loaded`` says what really came. Raises ``ValueError`` when
-        there are fewer device blocks than blocks to load, *num_tokens* is negative, or a load is under way.
+        ``block_ids[i]`` is the request's i-th block; with several KV groups, ``block_ids[group][i]`` that of the group
+        of this index in the namespace. Of a sliding window only the last blocks are written. ``wait_loaded`` says what
+        really came. Raises ``ValueError`` when there are fewer device blocks than blocks to load, *num_tokens* is
+        negative, or a load is under way.
         """
         request = self._request(request_id)
         if num_tokens < 0:
             raise ValueError(f"num_tokens must be at least 0, not {num_tokens}")
-        count = min(num_tokens, max(0, request.num_tokens - 1)) // self._tokens_per_block
-        if len(block_ids) < count:
-            raise ValueError(f"{count} blocks to load, but only {len(block_ids)} device blocks")
+        limit = min(num_tokens, request.prompt.max_loadable)
+        ids = self._ids_by_group(block_ids, limit, "{needed} blocks to load, but only {given} device blocks")
         if request.load_job is not None:
             raise ValueError(f"a load of request {request_id!r} is under way")
-        prepared = self._manager.prepare_load(request_id, request.keys[:count])
-        request.load_blocks = len(prepared.keys)
+        prepared, tokens = self._prepare_load(request, limit)
+        request.load_tokens = tokens
         request.load_failed = False
         if not prepared.keys:
             return
-        for source in prepared.sources:
-            request.hits[source] = request.hits.get(source, 0) + self._tokens_per_block
-        ids = block_ids[: len(prepared.keys)]
+        self._count_hits(request, prepared, tokens)
+        parts = self._load_parts(prepared, tokens, ids)
         try:
-            self._device.submit_load(
-                prepared.job_id,
-                [GroupTransfer(block_ids=ids, rows=prepared.rows)],
-                self._pool.control.epoch,
-            )
+            self._submit(Direction.LOAD, prepared.job_id, parts)
         except BaseException:
             self._manager.complete_load(prepared.job_id)
             raise
         request.load_job = prepared.job_id
         self._transfers[prepared.job_id] = (Direction.LOAD, request_id)
+
+    def _ids_by_group(self, block_ids: BlockIds, num_tokens: int, complaint: str) -> list[Sequence[int]]:
+        """The device blocks of each cached group, which must be enough for *num_tokens*."""
+        if not isinstance(block_ids, Mapping):
+            if len(self._groups) > 1:
+                raise ValueError(
+                    f"the model has KV groups {self._groups}: name the device blocks of each by its index"
+                )
+            block_ids = {self._groups[0]: block_ids}
+        ids = []
+        for index, shape in zip(self._groups, self._shapes, strict=True):
+            given, needed = block_ids.get(index, ()), num_tokens // shape.tokens_per_block
+            if len(given) < needed:
+                of_group = f" of KV group {index}" if len(self._groups) > 1 else ""
+                raise ValueError(complaint.format(needed=needed, given=len(given)) + of_group)
+            ids.append(given)
+        return ids
+
+    def _prepare_load(self, request: _Request, limit: int) -> tuple[PreparedTransfer, int]:
+        """Pin what can be loaded now, and the tokens that it comes to."""
+        request_id, keys = request.info.request_id, request.prompt.loadable_keys
+        if self._is_plain:
+            size = self._shapes[0].tokens_per_block
+            prepared = self._manager.prepare_load(request_id, keys[0][: limit // size])
+            return prepared, len(prepared.keys) * size
+        prepared = self._manager.prepare_load_groups(request_id, keys, limit)
+        return prepared, prepared.tokens
+
+    def _load_parts(
+        self, prepared: PreparedTransfer, tokens: int, ids: Sequence[Sequence[int]]
+    ) -> list[GroupTransfer]:
+        parts: list[GroupTransfer] = []
+        begin = 0
+        for group, shape in enumerate(self._shapes):
+            needed = shape.needed(tokens)
+            rows = prepared.rows[begin : begin + len(needed)]
+            parts.append(
+                GroupTransfer(block_ids=ids[group][needed.start : needed.stop], rows=rows, group=group)
+            )
+            begin += len(needed)
+        return parts
+
+    def _count_hits(self, request: _Request, prepared: PreparedTransfer, tokens: int) -> None:
+        """Count tokens by where they came from: by the blocks of the first group, as far back as it needs them."""
+        shape = self._shapes[0]
+        for source in prepared.sources[: len(shape.needed(tokens))]:
+            request.hits[source] = request.hits.get(source, 0) + shape.tokens_per_block
+            self._hit_tokens[source] += shape.tokens_per_block
 
     def wait_loaded(self, request_id: str, timeout_s: float = DEFAULT_TIMEOUT_S) -> int:
         """Wait for the device load. Returns the tokens that are in the device blocks now; the rest is to be computed.
@@ -191,13 +230,11 @@ class EngineSession:
         if request.load_job is not None:
             self._wait_device(Direction.LOAD, [request.load_job], timeout_s)
         if request.load_failed:
-            request.load_blocks = 0
+            request.load_tokens = 0
             request.hits.clear()
-        return request.load_blocks * self._tokens_per_block
+        return request.load_tokens
 
-    def computed(
-        self, request_id: str, num_tokens: int, block_ids: Sequence[int], *, wait_s: float = 0.0
-    ) -> None:
+    def computed(self, request_id: str, num_tokens: int, block_ids: BlockIds, *, wait_s: float = 0.0) -> None:
         """The KV of the first *num_tokens* tokens is in the device blocks *block_ids*: store the blocks that are new.
 
         Returns at once, or, where tiers are behind, waits up to *wait_s* for them, so that a pool not much larger than
@@ -208,37 +245,62 @@ class EngineSession:
         """
         self._poll()
         request = self._request(request_id)
-        complete = min(num_tokens // self._tokens_per_block, len(request.keys))
-        if len(block_ids) < complete:
-            raise ValueError(
-                f"{complete} whole blocks were computed, but only {len(block_ids)} device blocks given"
-            )
+        ids = self._ids_by_group(
+            block_ids,
+            min(num_tokens, request.prompt.num_tokens),
+            "{needed} whole blocks were computed, but only {given} device blocks given",
+        )
         if request.is_stale:
             return
         if not self._manager.is_request_level(request_id):
-            request.offered = max(request.offered, request.load_blocks)
+            request.offered = max(request.offered, request.prompt.count_within(request.load_tokens))
+        complete = request.prompt.count_within(num_tokens)
         deadline = time.monotonic() + wait_s
         while request.offered < complete:
-            begin, end = request.offered, min(complete, request.offered + self._piece)
-            self._wait_for_store_room(end - begin, deadline)
-            prepared = self._manager.prepare_store(request_id, request.keys[begin:end])
+            end = min(complete, request.offered + self._piece)
+            blocks = [
+                block
+                for block in request.prompt.blocks[request.offered : end]
+                if self._is_on_device(request, block, ids)
+            ]
+            self._wait_for_store_room(len(blocks), deadline)
+            prepared = self._manager.prepare_store(request_id, [block.key for block in blocks])
             if prepared is None:
                 return
             request.offered = end
-            if not prepared.keys:
-                continue
-            wanted = set(prepared.keys)
-            ids = [block_ids[i] for i in range(begin, end) if request.keys[i] in wanted]
-            try:
-                self._device.submit_store(
-                    prepared.job_id,
-                    [GroupTransfer(block_ids=ids, rows=prepared.rows)],
-                    self._pool.control.epoch,
+            if prepared.keys:
+                self._store(request_id, prepared, blocks, ids)
+
+    def _is_on_device(self, request: _Request, block: PromptBlock, ids: Sequence[Sequence[int]]) -> bool:
+        """Whether the device holds *block*: of a window, neither what was not loaded nor what the engine gave up."""
+        shape = self._shapes[block.group]
+        if shape.window is None:
+            return True
+        was_loaded = block.number in shape.needed(request.load_tokens)
+        return ids[block.group][block.number] >= 0 and (block.end > request.load_tokens or was_loaded)
+
+    def _store(
+        self,
+        request_id: str,
+        prepared: PreparedTransfer,
+        blocks: Sequence[PromptBlock],
+        ids: Sequence[Sequence[int]],
+    ) -> None:
+        rows = dict(zip(prepared.keys, prepared.rows, strict=True))
+        parts: list[GroupTransfer] = []
+        for group in range(len(self._shapes)):
+            mine = [block for block in blocks if block.group == group and block.key in rows]
+            if mine:
+                block_ids = [ids[group][block.number] for block in mine]
+                parts.append(
+                    GroupTransfer(block_ids=block_ids, rows=[rows[block.key] for block in mine], group=group)
                 )
-            except BaseException:
-                self._manager.complete_store(prepared.job_id, success=False)
-                raise
-            self._transfers[prepared.job_id] = (Direction.STORE, request_id)
+        try:
+            self._submit(Direction.STORE, prepared.job_id, parts)
+        except BaseException:
+            self._manager.complete_store(prepared.job_id, success=False)
+            raise
+        self._transfers[prepared.job_id] = (Direction.STORE, request_id)
 
     def _wait_for_store_room(self, blocks: int, deadline: float) -> None:
         while self._manager.store_room < blocks and (left := deadline - time.monotonic()) > 0:
@@ -267,7 +329,7 @@ class EngineSession:
         self._wait_request(request_id, timeout_s)
         request = self._request(request_id)
         request.offered = 0
-        request.load_blocks = 0
+        request.load_tokens = 0
         request.hits.clear()
         request.is_stale = False
 
@@ -366,7 +428,7 @@ class EngineSession:
                 "stored_blocks": counters.device_stored,
                 "loaded_blocks": counters.device_loaded,
             },
-            "hit_tokens": {name: n * self._tokens_per_block for name, n in counters.hits.items()},
+            "hit_tokens": dict(self._hit_tokens),
             "misses": {reason.value: n for reason, n in counters.misses.items()},
             "tiers": {
                 name: {
@@ -390,6 +452,11 @@ class EngineSession:
         }
 
     # -- the device
+
+    def _submit(self, direction: Direction, job_id: int, parts: Sequence[GroupTransfer]) -> None:
+        """Hand a transfer to the device."""
+        submit = self._device.submit_load if direction is Direction.LOAD else self._device.submit_store
+        submit(job_id, parts, self._pool.control.epoch)
 
     def _jobs_of(self, request_id: str, direction: Direction) -> list[int]:
         return [job for job, transfer in self._transfers.items() if transfer == (direction, request_id)]

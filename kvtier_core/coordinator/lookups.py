@@ -26,13 +26,24 @@ _Keys = Sequence[OffloadKey]
 class _Group:
     """One group in one lookup: its keys, the blocks that the pool holds of them, and what an end point would take."""
 
-    __slots__ = ("blocks", "costs", "keys", "shape")
+    __slots__ = ("blocks", "costs", "keys", "shape", "verdicts")
 
     def __init__(self, shape: GroupShape, keys: _Keys, blocks: Sequence[Block | None]) -> None:
         self.shape = shape
         self.keys = keys
         self.blocks = blocks
+        self.verdicts: list[Verdict] = []
+        """What the tiers say of each key that the pool does not hold; ``None`` for the others."""
         self.costs = GroupCosts(shape, (), ())
+
+    def end_at_first_doubt(self) -> None:
+        """Leave out what lies behind the first key that can't be promoted now: a prefix ends there, or waits."""
+        for index, (block, verdict) in enumerate(zip(self.blocks, self.verdicts, strict=True)):
+            if block is None and not isinstance(verdict, str):
+                self.keys = self.keys[: index + 1]
+                self.blocks = self.blocks[: index + 1]
+                self.verdicts = self.verdicts[: index + 1]
+                return
 
 
 class _Plan:
@@ -119,8 +130,7 @@ class Lookups:
         if reason is None or any(block.pins and block.state is not READY for block in held):
             return None
         leases.grant(self._state, request, held)
-        self._count_miss(request, keys[end], reason)
-        return Lookup((*((_HIT,) * end), _MISS), reason)
+        return Lookup((*((_HIT,) * end), _MISS), self._count_miss(request, keys[end], reason))
 
     def _prefix_answer(self, group: _Group, plan: _Plan) -> Lookup:
         states: list[LookupState] = []
@@ -182,44 +192,43 @@ class Lookups:
         absent = [
             key for group in groups for key, b in zip(group.keys, group.blocks, strict=True) if b is None
         ]
-        verdicts = self._tiers.judge(request, absent, now)
+        verdicts = iter(self._tiers.judge(request, absent, now))
+        for group in groups:
+            group.verdicts = [next(verdicts) if block is None else None for block in group.blocks]
+        if len(groups) == 1 and groups[0].shape.window is None:
+            groups[0].end_at_first_doubt()
         promotions = state.limits.max_promotion_rows - state.promoting_rows
         if promotions <= 0 and not request.promoting and not request.planned:
-            for key, verdict in verdicts.items():
-                if isinstance(verdict, str):
-                    verdicts[key] = MissReason.PRIMARY_FULL
-        end = self._find_end(groups, verdicts, max_tokens)
-        plan = self._choose(groups, verdicts, end, promotions)
+            for group in groups:
+                group.verdicts = [
+                    MissReason.PRIMARY_FULL if isinstance(verdict, str) else verdict
+                    for verdict in group.verdicts
+                ]
+        end = self._find_end(groups, max_tokens)
+        plan = self._choose(groups, end, promotions)
         if not plan.retry:
-            self._explain(request, groups, verdicts, plan, max_tokens)
+            self._explain(request, groups, plan, max_tokens)
         self._commit(request, plan)
         return plan
 
-    def _find_end(
-        self, groups: Sequence[_Group], verdicts: dict[OffloadKey, Verdict], max_tokens: int
-    ) -> int:
+    def _find_end(self, groups: Sequence[_Group], max_tokens: int) -> int:
         """The longest end point, were every key there that a tier has not denied yet."""
         is_idle = self._state.ledger.is_idle
         for group in groups:
-            blocked = [
-                block is None and isinstance(verdicts[key], MissReason)
-                for key, block in zip(group.keys, group.blocks, strict=True)
-            ]
+            blocked = [isinstance(verdict, MissReason) for verdict in group.verdicts]
             rows = [1 if block is None or is_idle(block) else 0 for block in group.blocks]
             group.costs = GroupCosts(group.shape, blocked, rows)
         return find_end([group.costs for group in groups], self._state.ledger.room, max_tokens)
 
     @staticmethod
-    def _choose(
-        groups: Sequence[_Group], verdicts: dict[OffloadKey, Verdict], end: int, promotions: int
-    ) -> _Plan:
+    def _choose(groups: Sequence[_Group], end: int, promotions: int) -> _Plan:
         """What to hold and to promote for *end*: nothing behind a key that no tier has spoken about yet.
 
         While there is such a key the end point may still move, and blocks of windows are not promoted.
         """
         plan = _Plan(end)
-        is_certain = None not in verdicts.values() or all(
-            group.blocks[index] is not None or verdicts[group.keys[index]] is not None
+        is_certain = all(group.shape.window is None for group in groups) or all(
+            group.blocks[index] is not None or group.verdicts[index] is not None
             for group in groups
             for index in group.shape.needed(end)
         )
@@ -229,7 +238,7 @@ class Lookups:
                 if block is not None:
                     plan.hold.append(block)
                     continue
-                tier = verdicts[key]
+                tier = group.verdicts[index]
                 if tier is None:
                     plan.unknown.append(key)
                     plan.retry[key] = None
@@ -243,28 +252,20 @@ class Lookups:
                     plan.retry[key] = None
         return plan
 
-    def _explain(
-        self,
-        request: RequestState,
-        groups: Sequence[_Group],
-        verdicts: dict[OffloadKey, Verdict],
-        plan: _Plan,
-        max_tokens: int,
-    ) -> None:
+    def _explain(self, request: RequestState, groups: Sequence[_Group], plan: _Plan, max_tokens: int) -> None:
         """Why the end point is not the next one: the first key that can't be had, or that there is no room for it."""
         unit = unit_of([group.shape for group in groups])
         if plan.end >= last_candidate([group.costs for group in groups], max_tokens):
             return
         beyond = [(group, index) for group in groups for index in group.shape.needed(plan.end + unit)]
         for group, index in beyond:
-            verdict = verdicts.get(group.keys[index])
-            if group.costs.blocked[index] and isinstance(verdict, MissReason):
-                plan.reason = verdict
-                self._count_miss(request, group.keys[index], verdict)
+            verdict = group.verdicts[index]
+            if isinstance(verdict, MissReason):
+                plan.reason = self._count_miss(request, group.keys[index], verdict)
                 return
-        plan.reason = MissReason.PRIMARY_FULL
         first = groups[0]
-        self._count_miss(request, first.keys[plan.end // first.shape.tokens_per_block], plan.reason)
+        key = first.keys[plan.end // first.shape.tokens_per_block]
+        plan.reason = self._count_miss(request, key, MissReason.PRIMARY_FULL)
 
     def _commit(self, request: RequestState, plan: _Plan) -> None:
         state = self._state
@@ -285,10 +286,17 @@ class Lookups:
             state.plan_promotion(request, block)
         leases.grant(state, request, new)
 
-    def _count_miss(self, request: RequestState, key: OffloadKey, reason: MissReason) -> None:
+    def _count_miss(self, request: RequestState, key: OffloadKey, reason: MissReason) -> MissReason:
+        """Why *key* missed, as far as it is known, counted once per request and key."""
+        if reason is MissReason.NEVER_STORED:
+            if key in self._state.evicted:
+                reason = MissReason.EVICTED
+            elif self._state.admission.is_below(key):
+                reason = MissReason.BELOW_THRESHOLD
         if key not in request.missed:
             self._state.counters.misses[reason] += 1
         request.missed[key] = reason
+        return reason
 
     # -- remembering
 

@@ -6,7 +6,7 @@ changes), the tier's resident presence set where it has one, and answers to ques
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, Literal, Protocol, TypeVar
 
 from kvtier_core.keys import OffloadKey
 from kvtier_core.values import MissReason
@@ -22,6 +22,9 @@ class ResidentPresence(Protocol):
 
 ResidentSource = Callable[[], ResidentPresence | None]
 """Hands out a tier's current set; ``None`` once the tier holds more than it remembers."""
+
+Answer = Literal[True] | MissReason | None
+"""What is known of one key: it is there, why it is not, or nothing."""
 
 V = TypeVar("V")
 
@@ -63,6 +66,9 @@ class _Expiring(Generic[V]):
     def clear(self) -> None:
         self._entries.clear()
 
+    def __len__(self) -> int:
+        return len(self._entries)
+
 
 class Presence:
     """One tier's contents as far as they are known without asking."""
@@ -77,13 +83,15 @@ class Presence:
         self._lost: _Expiring[MissReason] = _Expiring(limit)
         self._asked: dict[OffloadKey, int] = {}
 
-    def classify(self, keys: Sequence[OffloadKey], now: float) -> list[bool | MissReason | None]:
+    def classify(self, keys: Sequence[OffloadKey], now: float) -> list[Answer]:
         """For each key: True (there), a reason (not there), or ``None`` (unknown, perhaps already asked)."""
         held = self.resident() if self.resident is not None else None
+        if held is None and not self._lost and not self._answers:
+            return [None] * len(keys)
         resident = [False] * len(keys) if held is None else held.contains_many(keys)
         if held is not None and self._complete and not self._lost:
             return [True if is_resident else _NEVER_STORED for is_resident in resident]
-        answers: list[bool | MissReason | None] = []
+        answers: list[Answer] = []
         for key, is_resident in zip(keys, resident, strict=True):
             lost = self._lost.get(key, now)
             if lost is not None:
@@ -102,9 +110,10 @@ class Presence:
         held = self.resident() if self.resident is not None else None
         return (held is not None and True in held.contains_many(keys)) or self._answers.has_any(keys)
 
-    def is_asked(self, key: OffloadKey) -> bool:
-        """Whether a question about *key* is under way."""
-        return key in self._asked
+    def not_asked(self, keys: Sequence[OffloadKey], answers: Sequence[Answer]) -> list[OffloadKey]:
+        """The keys whose answer is unknown and that no question under way is about."""
+        asked = self._asked
+        return [key for key, answer in zip(keys, answers, strict=True) if answer is None and key not in asked]
 
     def asked_in(self, key: OffloadKey) -> int:
         """The job that asks about *key*, 0 when there is none."""
@@ -112,8 +121,7 @@ class Presence:
 
     def ask(self, keys: Iterable[OffloadKey], job_id: int) -> None:
         """A question about *keys* leaves as *job_id*."""
-        for key in keys:
-            self._asked[key] = job_id
+        self._asked.update(dict.fromkeys(keys, job_id))
 
     def unask(self, keys: Iterable[OffloadKey], job_id: int) -> None:
         """Nobody waits for *job_id*'s answer any more."""

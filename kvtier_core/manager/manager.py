@@ -18,7 +18,9 @@ from kvtier_core.coordinator import (
     CancelJobs,
     Coordinator,
     Counters,
+    EndPoint,
     Finished,
+    GroupShape,
     JobPlan,
     LoadFromTier,
     Lookup,
@@ -108,7 +110,10 @@ class TierManager:
             )
             for build in tiers
         ]
-        self._coordinator = Coordinator(pool.geometry.num_rows, policy, specs, limits)
+        self.group_shapes = [
+            GroupShape(namespace.tokens_of(group), group.window) for group in namespace.cached_groups.values()
+        ]
+        self._coordinator = Coordinator(pool.geometry.num_rows, policy, specs, limits, self.group_shapes)
 
     def _host(self, build: TierBuild) -> TierHost:
         return TierHost(
@@ -239,6 +244,23 @@ class TierManager:
         answer = self._coordinator.lookup(request_id, keys, self._clock())
         self._act()
         return answer
+
+    def lookup_groups(
+        self, request_id: str, keys: Sequence[Sequence[OffloadKey]], max_tokens: int
+    ) -> EndPoint:
+        """Up to which token all groups can be loaded. No I/O, no waiting."""
+        self._collect_once()
+        answer = self._coordinator.lookup_groups(request_id, keys, max_tokens, self._clock())
+        self._act()
+        return answer
+
+    def prepare_load_groups(
+        self, request_id: str, keys: Sequence[Sequence[OffloadKey]], max_tokens: int
+    ) -> PreparedTransfer:
+        """Pin rows of all groups for a device load; end it with ``complete_load`` when it names keys."""
+        prepared = self._coordinator.prepare_load_groups(request_id, keys, max_tokens)
+        self._act()
+        return prepared
 
     def prepare_load(self, request_id: str, keys: Sequence[OffloadKey]) -> PreparedTransfer:
         """Pin rows for a device load; end it with ``complete_load`` when it names keys."""

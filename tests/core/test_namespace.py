@@ -7,6 +7,9 @@ from typing import Any
 import pytest
 
 from kvtier_core.namespace import GroupSpec, Namespace, digest_weights, payload_sizes
+from kvtier_core.proof import row_bytes_for
+from kvtier_core.runtime import plan_geometry
+from kvtier_core.settings import PoolSettings, Settings
 
 
 def namespace(**changes: Any) -> Namespace:
@@ -153,3 +156,31 @@ def test_c02_the_description_is_readable():
 def test_payload_sizes_are_by_group():
     groups = [GroupSpec(layers=("0",), block_bytes=10), GroupSpec(layers=("1",), block_bytes=20)]
     assert payload_sizes(groups) == (10, 20)
+
+
+def test_c02_a_groups_own_block_size_and_window_are_part_of_the_name_and_defaults_are_not():
+    plain = namespace()
+    [group] = plain.groups
+    assert plain.name == "org-model-7b-a4b0aed1a25bb8d60faf964da80be416", (
+        "the name it had before these fields"
+    )
+    for changed in (dataclasses.replace(group, tokens_per_block=32), dataclasses.replace(group, window=128)):
+        assert dataclasses.replace(plain, groups=(changed,)).name != plain.name
+
+
+def test_k12_o2_only_cached_groups_must_be_multiples_of_a_hash_and_have_rows():
+    scratch = GroupSpec(layers=("s",), block_bytes=64, tokens_per_block=4, cacheable=False)
+    base = namespace(tokens_per_block=64)
+    wide = dataclasses.replace(base.groups[0], tokens_per_block=3584)
+    groups = (wide, scratch, base.groups[0])
+    mixed = dataclasses.replace(base, groups=groups)
+    assert list(mixed.cached_groups) == [0, 2]
+    assert [mixed.tokens_of(group) for group in mixed.cached_groups.values()] == [3584, 64]
+    settings = Settings(pool=PoolSettings(capacity=1 << 30), tiers={}, tier_types={})
+    assert plan_geometry(settings, mixed).row_bytes == row_bytes_for(wide.block_bytes)
+    with pytest.raises(ValueError, match="layer 's' has blocks of 4 tokens, which is no multiple of"):
+        dataclasses.replace(base, groups=(dataclasses.replace(scratch, cacheable=True),))
+    with pytest.raises(ValueError, match="no KV group takes part"):
+        dataclasses.replace(base, groups=(scratch,))
+    with pytest.raises(ValueError, match="window of -1"):
+        dataclasses.replace(base, groups=(dataclasses.replace(wide, window=-1),))

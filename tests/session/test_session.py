@@ -177,7 +177,7 @@ def test_k6_o1_a_bad_block_is_loaded_once_and_then_missed(make_toy, tiers):
     toy.evict_pool()
     blocks = tiers["one"].blocks[tiers["one"].namespace]
     toy.session.new_request("probe", PROMPT)
-    first = toy.session._requests["probe"].keys[0]
+    first = toy.session._requests["probe"].prompt.blocks[0].key
     toy.session.finish("probe")
     blocks[first] = bytes(len(blocks[first]))
     loads_before = sum(hook == "submit_load" for hook, _ in tiers["one"].calls)
