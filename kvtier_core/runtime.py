@@ -65,6 +65,8 @@ def _limits(settings: Settings, num_rows: int) -> PoolLimits:
         device_timeout_s=_DEVICE_TIMEOUT_S,
         store_threshold=settings.pool.store_threshold,
         max_tracker_size=settings.pool.max_tracker_size,
+        break_even_margin=settings.pool.break_even_margin,
+        break_even_probe_s=settings.pool.break_even_probe,
     )
 
 

@@ -17,7 +17,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self
 
-from kvtier_core.coordinator import PreparedTransfer
+from kvtier_core.coordinator import PreparedTransfer, RecomputeCost
 from kvtier_core.errors import ClosedError, UnknownRequestError
 from kvtier_core.keys import RequestIdentity
 from kvtier_core.manager.manager import TierManager
@@ -70,6 +70,14 @@ class EngineSession:
         self._hit_tokens: Counter[str] = Counter()
         self._closing = False
         self._closed = False
+
+    def set_recompute_cost(self, cost: RecomputeCost | None) -> None:
+        """What computing tokens costs: seconds a token, or a function of (first token, number of tokens).
+
+        Blocks that a tier would take longer to load, by what its loads take, are not loaded (C35). The function is
+        called on the engine's thread, in lookups. ``None``, the default, has everything loaded that can be.
+        """
+        self._manager.set_recompute_cost(cost)
 
     # -- a request's life
 
@@ -412,6 +420,24 @@ class EngineSession:
         """Tokens loaded for this request by where they came from: ``pool`` or a tier's name. Before ``finish``."""
         return dict(self._request(request_id).hits)
 
+    def explain(self, request_id: str) -> list[dict[str, Any]]:
+        """Why this request could not load more: where its lookups ended, in the order of the prompt. Before ``finish``.
+
+        Each entry has the first token of the block that missed (``from_token``), its KV group's index in the namespace
+        (``group``) and the ``reason`` (a value of ``MissReason``).
+        """
+        prompt = self._request(request_id).prompt
+        misses = self._manager.misses(request_id)
+        return [
+            {
+                "from_token": block.end - self._shapes[block.group].tokens_per_block,
+                "group": self._groups[block.group],
+                "reason": misses[block.key].value,
+            }
+            for block in prompt.blocks
+            if block.key in misses
+        ]
+
     def stats(self) -> dict[str, Any]:
         """Counters since the start, and each tier's state, ready for JSON."""
         counters = self._manager.counters
@@ -443,6 +469,7 @@ class EngineSession:
                     "dropped_blocks": counters.tiers[name].dropped,
                     "below_threshold_blocks": counters.tiers[name].below_threshold,
                     "declined_blocks": counters.tiers[name].declined,
+                    "passed_over_blocks": counters.tiers[name].passed_over,
                     "integrity_misses": counters.tiers[name].integrity,
                     "faults": counters.tiers[name].faults,
                     "timeouts": counters.tiers[name].timeouts,

@@ -36,6 +36,7 @@ class MissReason(enum.Enum):
     PRIMARY_FULL = "primary_full"
     TIER_SLOW = "tier_slow"
     TIER_FAILED = "tier_failed"
+    BREAK_EVEN = "break_even"
     INTEGRITY = "integrity"
 
 

@@ -12,6 +12,7 @@ from kvtier_core.coordinator.actions import (
     TellStepEnd,
     TellTouched,
 )
+from kvtier_core.coordinator.break_even import RecomputeCost
 from kvtier_core.coordinator.coordinator import Coordinator, Finished
 from kvtier_core.coordinator.endpoints import GroupShape
 from kvtier_core.coordinator.state import EndPoint, Lookup, PoolLimits, PreparedTransfer, TierSpec
@@ -31,6 +32,7 @@ __all__ = [
     "Lookup",
     "PoolLimits",
     "PreparedTransfer",
+    "RecomputeCost",
     "StoreToTiers",
     "TellNewRequest",
     "TellRequestFinished",

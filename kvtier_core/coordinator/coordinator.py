@@ -4,6 +4,7 @@ Pure: events and the time come in, answers go out, and what is to be done waits 
 thread, clock, I/O or logging. Used by one thread, the engine's.
 """
 
+import math
 from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from kvtier_core.coordinator.actions import (
     TellStepEnd,
     TellTouched,
 )
+from kvtier_core.coordinator.break_even import RecomputeCost
 from kvtier_core.coordinator.cascades import Cascades
 from kvtier_core.coordinator.endpoints import GroupShape
 from kvtier_core.coordinator.lookups import Lookups
@@ -65,6 +67,11 @@ class Coordinator:
         self._promotions = Promotions(self._state)
         self._cascades = Cascades(self._state)
         self._request_level = RequestLevel(self._state, self._cascades)
+        self._leases_due = -math.inf
+
+    def set_recompute_cost(self, cost: RecomputeCost | None) -> None:
+        """What computing tokens costs the engine; with ``None`` whatever a tier holds is worth loading (C35)."""
+        self._lookups.break_even.recompute = cost
 
     # -- requests
 
@@ -96,6 +103,10 @@ class Coordinator:
     def is_request_level(self, request_id: str) -> bool:
         """Whether a tier gets the request as a whole: then blocks that are in the pool already are worth offering."""
         return bool(self._state.requests[request_id].whole)
+
+    def misses(self, request_id: str) -> dict[OffloadKey, MissReason]:
+        """The keys at which the request's lookups ended, and why each missed last (C60)."""
+        return dict(self._state.requests[request_id].missed)
 
     def request_finished(self, request_id: str) -> None:
         """A request ended or was aborted: leases go back, tiers are told once its last store has left."""
@@ -208,7 +219,14 @@ class Coordinator:
         """Let pass what has passed its deadline."""
         for job in self._state.take_overdue(now):
             self._expire(job, now)
+        if now >= self._leases_due:
+            self._expire_leases(now)
+
+    def _expire_leases(self, now: float) -> None:
+        """End leases that have lapsed, and note when to look again: not in every step of an idle engine."""
         leases.expire(self._state, now)
+        asked = [request.last_lookup for request in self._state.requests.values() if request.leases]
+        self._leases_due = min(asked, default=now) + self._state.limits.lease_timeout_s
 
     def _expire(self, job: Job, now: float) -> None:
         self._state.forget_answers_of(job)
@@ -223,6 +241,7 @@ class Coordinator:
             self._cascades.expire(job)
             self._request_level.give_late(now)
         elif job.kind is JobKind.TIER_LOAD:
+            self._lookups.break_even.note(job, len(job.keys), now)
             self._promotions.expire(job, now)
             self._request_level.lost(job.blocks)
         else:
@@ -270,6 +289,8 @@ class Coordinator:
             tier.counters.integrity += why[MissReason.INTEGRITY]
             tier.counters.load_missing += why[MissReason.NEVER_STORED]
             tier.counters.load_failed += why[MissReason.TIER_FAILED]
+            if not job.overdue and not faulty:
+                self._lookups.break_even.note(job, len(job.keys) - len(bad), now)
             self._promotions.finish(job, bad, now)
             self._request_level.arrived(job.blocks, None, now)
 

@@ -11,9 +11,11 @@ from collections.abc import Sequence
 from typing import cast
 
 from kvtier_core.coordinator import leases
+from kvtier_core.coordinator.break_even import BreakEven
 from kvtier_core.coordinator.endpoints import GroupCosts, GroupShape, find_end, last_candidate, unit_of
+from kvtier_core.coordinator.group_lookup import GroupLookup
 from kvtier_core.coordinator.state import EndPoint, Lookup, RequestState, State
-from kvtier_core.coordinator.tier_answers import TierAnswers, Verdict
+from kvtier_core.coordinator.tier_answers import TierAnswers
 from kvtier_core.keys import OffloadKey
 from kvtier_core.ledger import ARRIVING, READY, Block
 from kvtier_core.values import LookupState, MissReason
@@ -21,29 +23,6 @@ from kvtier_core.values import LookupState, MissReason
 _HIT, _PENDING, _RETRY, _MISS = LookupState
 
 _Keys = Sequence[OffloadKey]
-
-
-class _Group:
-    """One group in one lookup: its keys, the blocks that the pool holds of them, and what an end point would take."""
-
-    __slots__ = ("blocks", "costs", "keys", "shape", "verdicts")
-
-    def __init__(self, shape: GroupShape, keys: _Keys, blocks: Sequence[Block | None]) -> None:
-        self.shape = shape
-        self.keys = keys
-        self.blocks = blocks
-        self.verdicts: list[Verdict] = []
-        """What the tiers say of each key that the pool does not hold; ``None`` for the others."""
-        self.costs = GroupCosts(shape, (), ())
-
-    def end_at_first_doubt(self) -> None:
-        """Leave out what lies behind the first key that can't be promoted now: a prefix ends there, or waits."""
-        for index, (block, verdict) in enumerate(zip(self.blocks, self.verdicts, strict=True)):
-            if block is None and not isinstance(verdict, str):
-                self.keys = self.keys[: index + 1]
-                self.blocks = self.blocks[: index + 1]
-                self.verdicts = self.verdicts[: index + 1]
-                return
 
 
 class _Plan:
@@ -71,6 +50,7 @@ class Lookups:
         self._tiers = TierAnswers(state)
         self._requests = state.requests
         self._lease_ready = state.ledger.lease_ready
+        self.break_even = BreakEven(state)
 
     # -- one group's prefix
 
@@ -89,7 +69,7 @@ class Lookups:
             request.wait_until = None
             return missed
         else:
-            group = _Group(self._prefix, keys, blocks)
+            group = GroupLookup(self._prefix, keys, blocks)
             plan = self._plan(request, [group], len(keys) * self._prefix.tokens_per_block, now)
             found = self._prefix_answer(group, plan)
         if found.is_settled:
@@ -132,7 +112,7 @@ class Lookups:
         leases.grant(self._state, request, held)
         return Lookup((*((_HIT,) * end), _MISS), self._count_miss(request, keys[end], reason))
 
-    def _prefix_answer(self, group: _Group, plan: _Plan) -> Lookup:
+    def _prefix_answer(self, group: GroupLookup, plan: _Plan) -> Lookup:
         states: list[LookupState] = []
         for index in group.shape.needed(plan.end):
             block = group.blocks[index]
@@ -169,9 +149,9 @@ class Lookups:
             request.remembered = (keys, max_tokens, found)
         return found
 
-    def _find(self, keys: Sequence[_Keys]) -> list[_Group]:
+    def _find(self, keys: Sequence[_Keys]) -> list[GroupLookup]:
         return [
-            _Group(shape, of_group, self._state.ledger.find_all(of_group))
+            GroupLookup(shape, of_group, self._state.ledger.find_all(of_group))
             for shape, of_group in zip(self._shapes, keys, strict=True)
         ]
 
@@ -187,12 +167,17 @@ class Lookups:
 
     # -- deciding
 
-    def _plan(self, request: RequestState, groups: Sequence[_Group], max_tokens: int, now: float) -> _Plan:
+    def _plan(
+        self, request: RequestState, groups: Sequence[GroupLookup], max_tokens: int, now: float
+    ) -> _Plan:
         state = self._state
         absent = [
             key for group in groups for key, b in zip(group.keys, group.blocks, strict=True) if b is None
         ]
-        verdicts = iter(self._tiers.judge(request, absent, now))
+        judged = self._tiers.judge(request, absent, now)
+        if None not in judged:
+            request.wait_until = None
+        verdicts = iter(self._tiers.bound_waiting(request, judged, now))
         for group in groups:
             group.verdicts = [next(verdicts) if block is None else None for block in group.blocks]
         if len(groups) == 1 and groups[0].shape.window is None:
@@ -205,23 +190,41 @@ class Lookups:
                     for verdict in group.verdicts
                 ]
         end = self._find_end(groups, max_tokens)
+        losses = self.break_even.find_losses(groups, end, max_tokens, now)
+        if losses:
+            self._pass_over(request, groups, losses, now)
+            end = self._find_end(groups, max_tokens)
         plan = self._choose(groups, end, promotions)
         if not plan.retry:
             self._explain(request, groups, plan, max_tokens)
         self._commit(request, plan)
         return plan
 
-    def _find_end(self, groups: Sequence[_Group], max_tokens: int) -> int:
-        """The longest end point, were every key there that a tier has not denied yet."""
-        is_idle = self._state.ledger.is_idle
+    def _pass_over(
+        self, request: RequestState, groups: Sequence[GroupLookup], tiers: Sequence[str], now: float
+    ) -> None:
+        """Loading from *tiers* would be a loss: let the others say what they hold, or have it computed (C35)."""
         for group in groups:
-            blocked = [isinstance(verdict, MissReason) for verdict in group.verdicts]
-            rows = [1 if block is None or is_idle(block) else 0 for block in group.blocks]
-            group.costs = GroupCosts(group.shape, blocked, rows)
-        return find_end([group.costs for group in groups], self._state.ledger.room, max_tokens)
+            indices = [index for index, verdict in enumerate(group.verdicts) if verdict in tiers]
+            keys = [group.keys[index] for index in indices]
+            for index in indices:
+                if group.keys[index] not in request.passed_over:
+                    self._state.tiers[str(group.verdicts[index])].counters.passed_over += 1
+            request.passed_over.update(keys)
+            judged = self._tiers.judge(request, keys, now, passed_over=tiers)
+            judged = self._tiers.bound_waiting(request, judged, now)
+            for index, verdict in zip(indices, judged, strict=True):
+                group.verdicts[index] = MissReason.BREAK_EVEN if isinstance(verdict, MissReason) else verdict
+
+    def _find_end(self, groups: Sequence[GroupLookup], max_tokens: int) -> int:
+        """The longest end point, were every key there that a tier has not denied yet."""
+        ledger = self._state.ledger
+        for group in groups:
+            group.count_costs(ledger.is_idle)
+        return find_end([group.costs for group in groups], ledger.room, max_tokens)
 
     @staticmethod
-    def _choose(groups: Sequence[_Group], end: int, promotions: int) -> _Plan:
+    def _choose(groups: Sequence[GroupLookup], end: int, promotions: int) -> _Plan:
         """What to hold and to promote for *end*: nothing behind a key that no tier has spoken about yet.
 
         While there is such a key the end point may still move, and blocks of windows are not promoted.
@@ -252,7 +255,9 @@ class Lookups:
                     plan.retry[key] = None
         return plan
 
-    def _explain(self, request: RequestState, groups: Sequence[_Group], plan: _Plan, max_tokens: int) -> None:
+    def _explain(
+        self, request: RequestState, groups: Sequence[GroupLookup], plan: _Plan, max_tokens: int
+    ) -> None:
         """Why the end point is not the next one: the first key that can't be had, or that there is no room for it."""
         unit = unit_of([group.shape for group in groups])
         if plan.end >= last_candidate([group.costs for group in groups], max_tokens):

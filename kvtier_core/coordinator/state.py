@@ -15,6 +15,7 @@ from kvtier_core.coordinator.actions import Action, JobPlan, TellRequestFinished
 from kvtier_core.coordinator.admission import Admission
 from kvtier_core.coordinator.breaker import Breaker
 from kvtier_core.coordinator.key_memory import KeyMemory
+from kvtier_core.coordinator.load_times import LoadTimes
 from kvtier_core.coordinator.presence import Presence
 from kvtier_core.coordinator.stats import Counters, TierCounters
 from kvtier_core.keys import OffloadKey
@@ -84,6 +85,8 @@ class RequestState:
     """Keys that a promotion brought while this request waited for them."""
     unsure: list[OffloadKey] = field(default_factory=list)
     """Keys under which the request is entered in ``State.unsure``, each once."""
+    passed_over: set[OffloadKey] = field(default_factory=set)
+    """Keys counted as passed over."""
     missed: dict[OffloadKey, MissReason] = field(default_factory=dict)
     """Keys whose miss has been counted, and why each missed last."""
     remembered: "tuple[tuple[Any, ...], int, Lookup | EndPoint] | None" = None
@@ -117,6 +120,10 @@ class PoolLimits:
     """Offers from which on the pool stores a block."""
     max_tracker_size: int = 64_000
     """Keys whose offers are counted."""
+    break_even_margin: float = 1.25
+    """How much longer than computing the same tokens a load may take, as a factor."""
+    break_even_probe_s: float = 10.0
+    """How often a tier that is passed over gets a load all the same."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,6 +162,9 @@ class TierState:
         self.cascade_rows = 0
         self.late: deque[tuple[RequestState, Block]] = deque()
         """Blocks of whole requests that wait for room among ``max_cascade_rows``; evictable meanwhile."""
+        self.load_times = LoadTimes()
+        self.probe_at: float | None = None
+        """When it gets a load though that would be a loss; ``None`` while it is not passed over (C35)."""
         self.has_jobs_this_step = False
         """It was given a job since the last end of a step."""
         self.serving = False

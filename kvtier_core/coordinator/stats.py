@@ -21,6 +21,8 @@ class TierCounters:
     """Cascades left out: offered for storing less often than the tier's ``store_threshold``."""
     declined: int = 0
     """Blocks that the tier did not want."""
+    passed_over: int = 0
+    """Not loaded, because computing them is faster, once per request and key (C35)."""
     integrity: int = 0
     faults: int = 0
     timeouts: int = 0

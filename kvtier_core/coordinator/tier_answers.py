@@ -4,16 +4,14 @@ A verdict names the first tier in configured order that holds the key, once the 
 not be waited for any longer. Decides nothing about rows.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import cast
 
 from kvtier_core.coordinator.actions import AskTier
+from kvtier_core.coordinator.group_lookup import Verdict
 from kvtier_core.coordinator.state import JobKind, RequestState, State, TierState
 from kvtier_core.keys import OffloadKey
 from kvtier_core.values import MissReason
-
-Verdict = str | MissReason | None
-"""The tier to load from, why there is none, or ``None`` while a tier has not said."""
 
 _NEVER_STORED = MissReason.NEVER_STORED
 _TELLING = (MissReason.INTEGRITY, MissReason.TIER_FAILED, MissReason.TIER_SLOW)
@@ -26,17 +24,26 @@ class TierAnswers:
     def __init__(self, state: State) -> None:
         self._state = state
 
-    def judge(self, request: RequestState, keys: Sequence[OffloadKey], now: float) -> list[Verdict]:
-        """A verdict for each of *keys*, none of which the pool holds. Cost: proportional to the keys and tiers."""
+    def judge(
+        self,
+        request: RequestState,
+        keys: Sequence[OffloadKey],
+        now: float,
+        passed_over: Collection[str] = (),
+    ) -> list[Verdict]:
+        """A verdict for each of *keys*, none of which the pool holds, by all tiers but those *passed_over*.
+
+        Cost: proportional to the keys and tiers.
+        """
         verdicts: list[Verdict] | None = None
         for tier in self._state.tiers.values() if keys else ():
-            if not request.may_load_from(tier.name):
+            if not request.may_load_from(tier.name) or tier.name in passed_over:
                 continue
             answers = self._ask(request, tier, keys, now)
             verdicts = answers if verdicts is None else list(map(_first_of, verdicts, answers))
         if verdicts is None:
             verdicts = [MissReason.NEVER_STORED] * len(keys)
-        return self._bound_waiting(request, verdicts, now)
+        return verdicts
 
     def sure_miss(self, request: RequestState, key: OffloadKey, now: float) -> MissReason | None:
         """Why *key*, which the pool lacks, is in no tier; ``None`` while a tier may have it. Asks nobody."""
@@ -50,13 +57,16 @@ class TierAnswers:
         assert isinstance(verdict, MissReason)
         return verdict
 
-    def _bound_waiting(self, request: RequestState, verdicts: list[Verdict], now: float) -> list[Verdict]:
-        """No request waits longer than the slowest tier may take, however often answers lapse and are asked again."""
+    def bound_waiting(self, request: RequestState, verdicts: list[Verdict], now: float) -> list[Verdict]:
+        """*verdicts*, in which nothing is unknown any more once the request has waited long enough.
+
+        That is as long as the slowest tier may take, however often answers lapse and are asked again.
+        """
         if None not in verdicts:
-            request.wait_until = None
-        elif request.wait_until is None:
+            return verdicts
+        if request.wait_until is None:
             request.wait_until = now + self._state.slowest_lookup_s
-        elif now >= request.wait_until:
+        if now >= request.wait_until:
             return [MissReason.TIER_SLOW if verdict is None else verdict for verdict in verdicts]
         return verdicts
 

@@ -26,6 +26,7 @@ from kvtier_core.coordinator import (
     Lookup,
     PoolLimits,
     PreparedTransfer,
+    RecomputeCost,
     StoreToTiers,
     TellNewRequest,
     TellRequestFinished,
@@ -48,7 +49,7 @@ from kvtier_core.policies.base import EvictionPolicy
 from kvtier_core.proof import Sealer
 from kvtier_core.tier_settings import TierLimits
 from kvtier_core.transfer.pool import Pool
-from kvtier_core.values import PoolView, RequestInfo, TierContext, TierInfo
+from kvtier_core.values import MissReason, PoolView, RequestInfo, TierContext, TierInfo
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -210,6 +211,10 @@ class TierManager:
         if self._closed:
             raise ClosedError("the manager was shut down")
 
+    def set_recompute_cost(self, cost: RecomputeCost | None) -> None:
+        """What computing tokens costs the engine (C35)."""
+        self._coordinator.set_recompute_cost(cost)
+
     # -- requests
 
     def new_request(
@@ -232,6 +237,10 @@ class TierManager:
         """Whether a tier gets this request as a whole, as far as the tiers have said by now (C25)."""
         self._collect_once()
         return self._coordinator.is_request_level(request_id)
+
+    def misses(self, request_id: str) -> dict[OffloadKey, MissReason]:
+        """The keys at which the request's lookups ended, and why each missed last (C60)."""
+        return self._coordinator.misses(request_id)
 
     def request_finished(self, request_id: str) -> None:
         """A request ended or was aborted."""
@@ -421,6 +430,8 @@ class TierManager:
                 "loads": tier.load_breaker.state.value,
                 "stores": tier.store_breaker.state.value,
                 "quarantined_rows": tier.quarantined_rows,
+                "load_seconds": tier.load_times.describe(),
+                "passed_over": tier.probe_at is not None,
             }
             for name, tier in self._coordinator.state.tiers.items()
         }

@@ -39,6 +39,10 @@ class PoolSettings(BaseModel):
     """Keys whose offers are counted, where a ``store_threshold`` of the pool or of a tier is above 1."""
     max_promotion: Annotated[float, Field(gt=0, le=1)] = 0.5
     """Fraction of the pool that may be reserved for promotions at a time."""
+    break_even_margin: Annotated[float, Field(gt=0)] = 1.25
+    """How much longer loading may take than computing, as a factor, where the engine says what computing costs."""
+    break_even_probe: Duration = 10.0
+    """Seconds between loads from a tier that is slower than that, to see whether it still is."""
     max_cascade: Annotated[float, Field(gt=0, le=1)] = 0.5
     """Fraction of the pool that may be pinned for stores to all tiers together."""
 

@@ -38,6 +38,8 @@ class Shape:
     num_roots: int = 3
     groups: Sequence[GroupShape] = (GroupShape(),)
     policy: str = "lru"
+    recompute_s: float | None = None
+    """What the engine says a token takes to compute."""
 
     @staticmethod
     def draw(random: Random) -> "Shape":
@@ -50,6 +52,7 @@ class Shape:
             lease_timeout_s=10.0,
             device_timeout_s=20.0,
             store_threshold=random.choice((1, 1, 1, 2)),
+            break_even_probe_s=5.0,
         )
         return Shape(
             num_rows=num_rows,
@@ -59,6 +62,7 @@ class Shape:
             max_blocks=random.randint(2, num_rows + 4),
             groups=random.choice(_GROUPS),
             policy=random.choice(sorted(BUILT_IN)),
+            recompute_s=random.choice((None, None, 0.1, 1.0)),
         )
 
 

@@ -1,5 +1,9 @@
 """Lookups over several KV groups (C21, K12-O3): one end point for all, and only what it needs is asked for and held."""
 
+import sys
+from collections.abc import Callable
+from types import FrameType
+
 import pytest
 
 from kvtier_core.coordinator import GroupShape
@@ -294,3 +298,57 @@ def test_c13_a_remembered_answer_renews_the_leases_it_stands_on():
     assert leased(world) == set()
     assert not world.lookup("r", keys).is_settled
     assert leased(world) == set(keys)
+
+
+def calls_of_an_idle_step(world: World, requests: list[str], keys: tuple[OffloadKey, ...]) -> tuple[int, int]:
+    """Python calls made by a step in which nothing happens: by the step itself, and by asking about each request."""
+    coordinator = world.coordinator
+
+    def step() -> None:
+        coordinator.tick(world.now)
+        coordinator.end_step(0, world.now)
+        coordinator.take_actions()
+
+    def ask() -> None:
+        for request in requests:
+            assert not coordinator.lookup(request, keys, world.now).is_settled
+
+    ask()
+    step()
+    ask()  # once more, since the promotions have left
+    return count_calls(step), count_calls(ask)
+
+
+def count_calls(function: Callable[[], None]) -> int:
+    """How many Python functions *function* calls, itself among them."""
+    calls = 0
+
+    def count(_frame: FrameType, event: str, _argument: object) -> None:
+        nonlocal calls
+        calls += event == "call"
+
+    before = sys.getprofile()
+    sys.setprofile(count)
+    try:
+        function()
+    finally:
+        sys.setprofile(before)
+    return calls
+
+
+@pytest.mark.parametrize("waits_for", ["lookup", "load"])
+def test_k11_an_idle_step_does_nothing_for_the_requests_that_wait(waits_for):
+    steps, asks = {}, {}
+    for number, blocks in ((1, "ab"), (64, "ab"), (64, PROMPT)):
+        world = world_of(FULL)
+        put(world, PROMPT)
+        push_behind(world)
+        requests = [f"r{i}" for i in range(number)]
+        world.new_request(*requests)
+        keys = tuple(make_keys(blocks))
+        if waits_for == "load":
+            world.lookup("r", keys)
+            world.answer_all(JobHook.LOOKUP)
+        steps[number, blocks], asks[number, blocks] = calls_of_an_idle_step(world, requests, keys)
+    assert steps[1, "ab"] == steps[64, "ab"] == steps[64, PROMPT] <= 8
+    assert asks[64, "ab"] == asks[64, PROMPT] <= 64 * 8

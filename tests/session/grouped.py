@@ -44,6 +44,8 @@ class BytesDevice:
         self.blocks: dict[int, bytes] = {}
         self.failing_groups: set[int] = set()
         """Groups whose blocks can't be loaded."""
+        self.is_stuck = False
+        """Transfers do not end until this is taken back."""
         self.stored: list[int] = []
         """Device blocks stored, in order."""
         self.loaded: list[int] = []
@@ -78,11 +80,15 @@ class BytesDevice:
         self._results.append(TransferResult(job_id=job_id, direction=Direction.LOAD, ok=ok))
 
     def get_finished(self) -> list[TransferResult]:
+        if self.is_stuck:
+            return []
         results, self._results = self._results, []
         return results
 
     def wait(self, direction: Direction, job_ids: Iterable[int], timeout_s: float) -> bool:
-        return True
+        return not self.is_stuck or not any(
+            result.job_id in job_ids and result.direction is direction for result in self._results
+        )
 
     def wait_layer(self, job_id: int, layer: int, timeout_s: float) -> bool:
         return True

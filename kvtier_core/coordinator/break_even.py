@@ -1,0 +1,63 @@
+"""Break-even (C35): a tier from which loading would take longer than computing the same tokens is passed over.
+
+The engine says what computing costs; what loading costs is measured, from the submission of a load to its result as the
+engine gets it: a fixed time and one for each block. Without the one or the other nothing is passed over. A tier that is
+passed over gets a load through at intervals, or nobody would learn that it has become faster.
+"""
+
+from collections.abc import Callable, Sequence
+
+from kvtier_core.coordinator.endpoints import find_end
+from kvtier_core.coordinator.group_lookup import GroupLookup
+from kvtier_core.coordinator.state import Job, State
+
+RecomputeCost = float | Callable[[int, int], float]
+"""Seconds to compute a token, or a function of (first token, number of tokens) to the seconds for all of them."""
+
+
+class BreakEven:
+    """Break-even on the shared state."""
+
+    def __init__(self, state: State) -> None:
+        self._state = state
+        self.recompute: RecomputeCost | None = None
+
+    def note(self, job: Job, loaded: int, now: float) -> None:
+        """A load of *job*'s tier brought *loaded* blocks, or passed its deadline."""
+        if loaded:
+            tier = self._state.tiers[job.tier]
+            tier.load_times.add(loaded, tier.limits.load_timeout - (job.deadline - now))
+
+    def find_losses(self, groups: Sequence[GroupLookup], end: int, max_tokens: int, now: float) -> list[str]:
+        """The tiers whose blocks had better be computed than loaded for the end point *end*."""
+        if self.recompute is None:
+            return []
+        blocks: dict[str, int] = {}
+        for group in groups:
+            for index in group.shape.needed(end):
+                verdict = group.verdicts[index]
+                if isinstance(verdict, str):
+                    blocks[verdict] = blocks.get(verdict, 0) + 1
+        return [t for t, n in blocks.items() if self._is_loss(t, n, groups, end, max_tokens, now)]
+
+    def _is_loss(
+        self, name: str, blocks: int, groups: Sequence[GroupLookup], end: int, max_tokens: int, now: float
+    ) -> bool:
+        tier = self._state.tiers[name]
+        load_s = tier.load_times.predict(blocks)
+        if load_s is None:
+            return False
+        without = find_end([g.costs_without(name) for g in groups], self._state.ledger.room, max_tokens)
+        if load_s <= self._recompute_s(without, end - without) * self._state.limits.break_even_margin:
+            tier.probe_at = None
+            return False
+        is_probe = tier.probe_at is not None and now >= tier.probe_at
+        if is_probe or tier.probe_at is None:
+            tier.probe_at = now + self._state.limits.break_even_probe_s
+        return not is_probe
+
+    def _recompute_s(self, start: int, num_tokens: int) -> float:
+        if callable(self.recompute):
+            return self.recompute(start, num_tokens)
+        assert self.recompute is not None
+        return self.recompute * num_tokens
