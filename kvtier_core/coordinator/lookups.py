@@ -227,10 +227,11 @@ class Lookups:
     def _choose(groups: Sequence[GroupLookup], end: int, promotions: int) -> _Plan:
         """What to hold and to promote for *end*: nothing behind a key that no tier has spoken about yet.
 
-        While there is such a key the end point may still move, and blocks of windows are not promoted.
+        While there is such a key the end point may still move. A lone prefix is needed all the same as far as it is
+        known; of anything else nothing is promoted then.
         """
         plan = _Plan(end)
-        is_certain = all(group.shape.window is None for group in groups) or all(
+        is_certain = (len(groups) == 1 and groups[0].shape.window is None) or all(
             group.blocks[index] is not None or group.verdicts[index] is not None
             for group in groups
             for index in group.shape.needed(end)
@@ -248,7 +249,7 @@ class Lookups:
                     break
                 if key in plan.promote:
                     continue
-                if len(plan.promote) < promotions and (is_certain or group.shape.window is None):
+                if is_certain and len(plan.promote) < promotions:
                     assert isinstance(tier, str)
                     plan.promote[key] = tier
                 else:
@@ -262,12 +263,12 @@ class Lookups:
         unit = unit_of([group.shape for group in groups])
         if plan.end >= last_candidate([group.costs for group in groups], max_tokens):
             return
-        beyond = [(group, index) for group in groups for index in group.shape.needed(plan.end + unit)]
-        for group, index in beyond:
-            verdict = group.verdicts[index]
-            if isinstance(verdict, MissReason):
-                plan.reason = self._count_miss(request, group.keys[index], verdict)
-                return
+        for group in groups:
+            for index in group.shape.needed(plan.end + unit):
+                verdict = group.verdicts[index]
+                if isinstance(verdict, MissReason):
+                    plan.reason = self._count_miss(request, group.keys[index], verdict)
+                    return
         first = groups[0]
         key = first.keys[plan.end // first.shape.tokens_per_block]
         plan.reason = self._count_miss(request, key, MissReason.PRIMARY_FULL)

@@ -169,6 +169,9 @@ class World:
         unit = unit_of(self.groups)
         if not 0 <= answer.ready_tokens <= answer.tokens <= max_tokens or answer.tokens % unit:
             raise InvariantError(f"{answer} is no end point of at most {max_tokens} tokens for {self.groups}")
+        leased = {block.key for block in self.coordinator.state.requests[request_id].leases}
+        if answer.is_settled and leased != set(self._needed(keys, answer.tokens)):
+            raise InvariantError(f"{request_id} was promised {answer} and has leases on {leased} (C13, C21)")
         self._act()
         return answer
 
@@ -228,16 +231,20 @@ class World:
     ) -> PreparedTransfer:
         """Begin a device load of several groups: it must bring exactly what its end point needs of each."""
         prepared = self.coordinator.prepare_load_groups(request_id, keys, max_tokens)
-        needed = [
-            of_group[index]
-            for shape, of_group in zip(self.groups, keys, strict=True)
-            for index in shape.needed(prepared.tokens)
-        ]
+        needed = self._needed(keys, prepared.tokens)
         if list(prepared.keys) != needed or prepared.tokens > max_tokens:
             raise InvariantError(
                 f"{prepared} does not bring what its end point needs: {needed} (C21, K12-O3)"
             )
         return self._begin_load(request_id, prepared)
+
+    def _needed(self, keys: Sequence[Sequence[OffloadKey]], end: int) -> list[OffloadKey]:
+        """The keys that an end point needs, group by group."""
+        return [
+            of_group[index]
+            for shape, of_group in zip(self.groups, keys, strict=True)
+            for index in shape.needed(end)
+        ]
 
     def _begin_load(self, request_id: str, prepared: PreparedTransfer) -> PreparedTransfer:
         if prepared.keys:

@@ -9,7 +9,7 @@ from kvtier_core.testing.outcomes import OUTCOMES
 from kvtier_core.testing.random_run import Simulation
 from kvtier_core.testing.scripted import TierScript
 from kvtier_core.testing.shapes import Shape
-from kvtier_core.testing.simulation import Summary, main, run_seeds
+from kvtier_core.testing.sim import Summary, main, run_seeds
 from kvtier_core.testing.world import generous_limits
 
 

@@ -4,19 +4,25 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from kvtier_core.coordinator import GroupShape
 from kvtier_core.testing.scripted import MOVE_ANSWERS, Answer, JobHook, TierScript
 from kvtier_core.testing.world import World, make_keys
 
 REQUESTS = ("r", "s")
 PREFIXES = ("a", "ab", "abc", "ac", "b")
+GROUPED = {prefix: (tuple(make_keys(prefix, 0)), tuple(make_keys(prefix, 1))) for prefix in PREFIXES}
 
 
 class TinyWorld(RuleBasedStateMachine):
-    """Two requests, three keys, one tier that may do anything."""
+    """Two requests, three keys in each of two groups, one tier that may do anything."""
 
     @initialize(num_rows=st.sampled_from((1, 2)), resident=st.booleans(), obeys_reset=st.booleans())
     def begin(self, num_rows, resident, obeys_reset):
-        self.world = World(num_rows, [TierScript(name="t", resident=resident, obeys_reset=obeys_reset)])
+        self.world = World(
+            num_rows,
+            [TierScript(name="t", resident=resident, obeys_reset=obeys_reset)],
+            groups=(GroupShape(), GroupShape(window=1)),
+        )
         self.life = 0
         self.names = {}
         for request in REQUESTS:
@@ -29,15 +35,27 @@ class TinyWorld(RuleBasedStateMachine):
 
     @rule(request=st.sampled_from(REQUESTS), prefix=st.sampled_from(PREFIXES))
     def lookup(self, request, prefix):
-        self.world.lookup(self.names[request], make_keys(prefix))
+        self.world.lookup(self.names[request], GROUPED[prefix][0])
+
+    @rule(request=st.sampled_from(REQUESTS), prefix=st.sampled_from(PREFIXES), tokens=st.integers(0, 3))
+    def lookup_groups(self, request, prefix, tokens):
+        self.world.lookup_groups(self.names[request], GROUPED[prefix], tokens)
+
+    @rule(request=st.sampled_from(REQUESTS), prefix=st.sampled_from(PREFIXES), tokens=st.integers(0, 3))
+    def load_groups(self, request, prefix, tokens):
+        self.world.prepare_load_groups(self.names[request], GROUPED[prefix], tokens)
+
+    @rule(request=st.sampled_from(REQUESTS))
+    def ask_for_whole(self, request):
+        self.world.ask_for_whole("t", self.names[request])
 
     @rule(request=st.sampled_from(REQUESTS), prefix=st.sampled_from(PREFIXES))
     def load(self, request, prefix):
         self.world.prepare_load(self.names[request], make_keys(prefix))
 
-    @rule(request=st.sampled_from(REQUESTS), prefix=st.sampled_from(PREFIXES))
-    def store(self, request, prefix):
-        self.world.prepare_store(self.names[request], make_keys(prefix))
+    @rule(request=st.sampled_from(REQUESTS), prefix=st.sampled_from(PREFIXES), group=st.integers(0, 1))
+    def store(self, request, prefix, group):
+        self.world.prepare_store(self.names[request], make_keys(prefix, group))
 
     @precondition(lambda self: self.world.transfers)
     @rule(index=st.integers(0, 3), success=st.booleans())

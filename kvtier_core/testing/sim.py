@@ -1,6 +1,6 @@
 """Many seeded random runs of a ``World``, and the command line for them.
 
-``python -m kvtier_core.testing.simulation --seeds 100 --steps 2000 --json`` runs many; a run that breaks a rule says
+``python -m kvtier_core.testing.sim --seeds 100 --steps 2000 --json`` runs many; a run that breaks a rule says
 how to replay it. What no run has seen is reported too, for it is not proved.
 """
 
@@ -49,7 +49,7 @@ def run_seeds(first_seed: int, seeds: int, steps: int, shape: Shape | None = Non
         except Exception as error:  # noqa: BLE001 - a KeyError in the coordinator is as much of a violation
             summary.violations.append(
                 f"{type(error).__name__}: {error} (seed {seed}, step {simulation.num_steps}; replay: "
-                f"python -m kvtier_core.testing.simulation --first-seed {seed} --seeds 1 --steps {steps})"
+                f"python -m kvtier_core.testing.sim --first-seed {seed} --seeds 1 --steps {steps})"
             )
         summary.seeds += 1
         summary.steps += simulation.num_steps
@@ -60,7 +60,7 @@ def run_seeds(first_seed: int, seeds: int, steps: int, shape: Shape | None = Non
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command line. Exit status 1 when a run broke a rule, 0 otherwise."""
-    parser = argparse.ArgumentParser(prog="python -m kvtier_core.testing.simulation", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m kvtier_core.testing.sim", description=__doc__)
     parser.add_argument("--seeds", type=int, default=100, help="how many runs")
     parser.add_argument("--first-seed", type=int, default=0, help="the first run's seed")
     parser.add_argument("--steps", type=int, default=1000, help="steps of each run")
