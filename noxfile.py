@@ -128,6 +128,12 @@ def tests(session: nox.Session) -> None:
     _run(session, "pytest", *session.posargs)
 
 
+@nox.session(default=False, venv_backend="none", requires=["env"])
+def mutants(session: nox.Session) -> None:
+    """Break the coordinator deliberately, in every way that is listed, and print what sees each."""
+    _run(session, "python", "-m", "tests.coordinator.mutants", *session.posargs)
+
+
 @nox.session(venv_backend="none", requires=["env"])
 def demo(session: nox.Session) -> None:
     """Run ``kvtier demo`` with the given arguments, from a temporary directory of its own."""

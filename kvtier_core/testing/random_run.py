@@ -68,17 +68,17 @@ class Simulation:
     def _plan(self) -> tuple[list[Callable[[], bool]], list[int]]:
         weights: dict[Callable[[], bool], int] = {
             self._new_request: 30,
-            self._ask: 60,
+            self._ask: 80,
             self._compute: 40,
             self._end_device_transfer: 50,
-            self._end_step: 25,
+            self._end_step: 40,
             self._answer: 80,
             self._pass_time: 20,
             self._end_request: 40,
             self._ask_for_whole: 6,
             self._preempt: 5,
             self._misbehave: 3,
-            self._change_a_tier: 6,
+            self._change_a_tier: 10,
             self._lose_a_block: 2,
             self._reset: 1,
         }
@@ -146,7 +146,7 @@ class Simulation:
         """Its tokens are a path through a tree: requests share prefixes and part somewhere."""
         path = f"{self.random.randrange(self.shape.num_roots)}:"
         num_tokens = self.random.randint(1, self.shape.max_blocks)
-        path += "".join("0" if self.random.random() < 0.85 else "1" for _ in range(num_tokens))
+        path += "".join("0" if self.random.random() < 0.95 else "1" for _ in range(num_tokens))
         keys = tuple(
             tuple(
                 self._key(path[: 2 + end], index)
@@ -329,11 +329,14 @@ class Simulation:
         return True
 
     def _change_a_tier(self) -> bool:
-        name = self.random.choice(list(self.world.tiers))
-        if not self.world.coordinator.state.tiers[name].serving:
-            self.world.tier_ready(name)
+        """A tier begins to serve the current epoch, or its mood changes."""
+        tiers = self.world.coordinator.state.tiers
+        waiting = [name for name, tier in tiers.items() if not tier.serving]
+        if waiting:
+            self.world.tier_ready(self.random.choice(waiting))
         else:
-            self._moods[name] = self.random.choice(("good", "good", "good", "bad", "silent"))
+            moods = ("good", "good", "good", "good", "bad", "silent")
+            self._moods[self.random.choice(list(tiers))] = self.random.choice(moods)
         return True
 
     def _lose_a_block(self) -> bool:

@@ -204,7 +204,7 @@ class ScriptedTier:
                 return JobResult(job_id=plan.id, error="scripted to fail")
             case Answer.FAILED:
                 failed = [key for key in plan.keys if key in spoilt]
-                return JobResult(job_id=plan.id, missing=absent, failed=failed, error="scripted to fail")
+                return JobResult(job_id=plan.id, missing=absent, failed=failed)
             case Answer.MISSING:
                 return JobResult(
                     job_id=plan.id, missing=[key for key in plan.keys if key in {*absent, *spoilt}]

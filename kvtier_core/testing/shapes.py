@@ -60,6 +60,7 @@ class Shape:
             limits=limits,
             max_requests=random.randint(1, 6),
             max_blocks=random.randint(2, num_rows + 4),
+            num_roots=random.choice((2, 4, 8, 16)),
             groups=random.choice(_GROUPS),
             policy=random.choice(sorted(BUILT_IN)),
             recompute_s=random.choice((None, None, 0.1, 1.0)),

@@ -473,6 +473,11 @@ class World:
         self.rows[row] = self.rows[row].seal(name)
 
     def _submit(self, hook: JobHook, plan: JobPlan) -> None:
+        serves = self.tiers[plan.tier].epoch
+        if serves != self.epoch:
+            raise InvariantError(
+                f"{hook.value} of epoch {self.epoch} reaches {plan.tier}, which serves {serves} (C34)"
+            )
         self.hooks.submit(hook.value, plan.tier, plan.request.request_id, plan.keys)
         self.running[plan.id] = RunningJob(hook, plan, self.epoch)
 

@@ -160,6 +160,16 @@ def test_c21_only_what_the_end_point_needs_is_loaded():
     assert sorted(loaded(world)) == sorted([*make_keys("abcd", 0), *make_keys("cd", 1)])
 
 
+def test_c21_nothing_is_promised_behind_a_key_that_no_tier_has_spoken_about():
+    world = world_of(FULL, FULL)
+    put(world, "b", "ab")
+    push_behind(world)
+    put(world, "ac", "a")
+    assert not world.lookup_groups("r", keys_of(world), 24).is_settled
+    assert leased(world) == {*make_keys("a", 0), *make_keys("a", 1)}
+    assert settle(world) == 8
+
+
 def test_c21_nothing_of_a_window_is_loaded_while_the_end_point_may_move():
     world = world_of(FULL, WINDOW)
     put(world, "abcdef", "abcdef")

@@ -162,6 +162,13 @@ def test_c12_a_device_that_is_too_slow_loses_its_keys_and_keeps_its_rows():
     assert world.ledger.num_free == 2
 
 
+def test_c12_a_load_takes_no_block_whose_bytes_are_arriving():
+    world = world_with("ab")
+    world.prepare_store("w", make_keys("c"))
+    assert world.prepare_load("r", make_keys("abc")).keys == make_keys("ab")
+    assert world.prepare_load("r", make_keys("c")).keys == ()
+
+
 # -- pins and leases
 
 

@@ -85,6 +85,17 @@ def test_c25_an_answer_after_the_end_of_the_request_is_ignored():
     assert stores(world, "a", "r") == []
 
 
+def test_c25_an_answer_to_an_earlier_request_of_the_same_name_is_ignored():
+    world = world_with("ab", 8)
+    earlier = world.coordinator.state.requests["r"].info
+    world.finish("r")
+    world.new_request("r")
+    world.coordinator.on_request_level("a", earlier)
+    assert not world.coordinator.is_request_level("r")
+    world.prepare_store("r", make_keys("ab"))
+    assert stores(world, "a", "r") == []
+
+
 def test_c25_do_remote_decode_makes_every_allowed_tier_request_level():
     world = World(8, ["x", "y", "z"])
     world.new_request("w", store_tiers=[])

@@ -1,0 +1,479 @@
+"""Deliberate faults in the coordinator, each of which a test must see: the simulator, or a unit test named here.
+
+``python -m tests.coordinator.mutants`` makes them one by one and prints what killed each; ``test_mutants`` does so in
+the test suite. A mutant is a piece of source text and what takes its place. The changed functions get new code while
+the mutant lives; nothing on disk changes.
+"""
+
+import importlib
+import inspect
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from types import CodeType, FunctionType, ModuleType
+
+from kvtier_core.testing.random_run import Simulation
+from kvtier_core.testing.scripted import Answer
+from kvtier_core.values import MissReason
+from tests.coordinator import (
+    test_break_even,
+    test_cascades,
+    test_endpoints,
+    test_faults,
+    test_groups,
+    test_primary,
+    test_promotions,
+    test_request_level,
+    test_reset,
+)
+
+SEEDS = 60
+STEPS = 800
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mutant:
+    """One fault: *old*, which stands once in the module, becomes *new*. Without *killer* the simulator must see it."""
+
+    name: str
+    module: str
+    old: str
+    new: str
+    killer: Callable[[], None] | None = None
+
+
+def _m(name: str, module: str, old: str, new: str, killer: Callable[[], None] | None = None) -> Mutant:
+    return Mutant(name=name, module=f"kvtier_core.{module}", old=old, new=new, killer=killer)
+
+
+MUTANTS: Sequence[Mutant] = (
+    # -- pins, leases, rows
+    _m(
+        "a device load is never unpinned",
+        "coordinator.coordinator",
+        "            self._state.ledger.unpin(block)\n        self._state.counters",
+        "            pass\n        self._state.counters",
+    ),
+    _m(
+        "leases outlive their request",
+        "coordinator.coordinator",
+        "        leases.give_back(self._state, request)\n        self._state.forget_if_over",
+        "        self._state.forget_if_over",
+    ),
+    _m(
+        "leases lapse while a promotion is waited for",
+        "coordinator.leases",
+        " and not request.promoting and not request.planned",
+        "",
+        test_promotions.test_c13_a_request_that_waits_for_a_promotion_keeps_its_leases,
+    ),
+    _m(
+        "leases never lapse",
+        "coordinator.leases",
+        "request.last_lookup <= oldest",
+        "request.last_lookup < 0",
+        test_groups.test_c13_a_remembered_answer_renews_the_leases_it_stands_on,
+    ),
+    _m(
+        "hits are not leased before rows are reserved",
+        "coordinator.lookups",
+        "        leases.grant_all(state, request, plan.hold)\n",
+        "",
+    ),
+    _m(
+        "an end point that moved keeps its leases",
+        "coordinator.lookups",
+        "            leases.keep_only(self._state, request, plan.hold)\n",
+        "",
+    ),
+    _m(
+        "a load takes rows whose bytes are still arriving",
+        "coordinator.coordinator",
+        "            if block is None or block.state is not BlockState.READY:\n",
+        "            if block is None:\n",
+        test_primary.test_c12_a_load_takes_no_block_whose_bytes_are_arriving,
+    ),
+    # -- promotions
+    _m(
+        "an overdue load's rows are free at once",
+        "coordinator.promotions",
+        "            if block.state is not BlockState.DETACHED:\n                state.ledger.detach(block)\n",
+        "            if block.state is not BlockState.DETACHED:\n                state.ledger.detach(block)\n"
+        "                state.ledger.unpin(block)\n",
+    ),
+    _m(
+        "a late result makes its blocks ready",
+        "coordinator.promotions",
+        "        if job.overdue:\n            tier.quarantined_rows",
+        "        if False:\n            tier.quarantined_rows",
+    ),
+    _m(
+        "reserved rows are counted for ever",
+        "coordinator.promotions",
+        "        state.promoting_rows -= len(job.blocks)\n        for block in reversed",
+        "        for block in reversed",
+    ),
+    _m(
+        "a promotion leaves twice",
+        "coordinator.promotions",
+        "            request.planned.clear()\n        state.planning.clear()\n        state.forget",
+        "        state.forget",
+    ),
+    _m(
+        "nobody inherits a promotion",
+        "coordinator.promotions",
+        "                heir = self._waiter(block, name, request)\n",
+        "                heir = None\n",
+        test_promotions.test_c21_c26_a_promotion_handed_over_leaves_under_the_heirs_name,
+    ),
+    _m(
+        "a promotion is inherited by who may not load from that tier",
+        "coordinator.promotions",
+        "other is not leaver and other.may_load_from(tier) and",
+        "other is not leaver and",
+        test_promotions.test_c27_a_promotion_is_not_handed_to_a_request_that_may_not_load_from_that_tier,
+    ),
+    _m(
+        "a key that could not be loaded is asked for again at once",
+        "coordinator.promotions",
+        "                tier.presence.lost(block.key, reason, now)\n",
+        "",
+        test_promotions.test_c23_a_lost_key_is_asked_again_after_a_while,
+    ),
+    _m(
+        "more rows are reserved than the limit allows",
+        "coordinator.lookups",
+        "is_certain and len(plan.promote) < promotions",
+        "is_certain and len(plan.promote) <= promotions",
+    ),
+    _m(
+        "blocks are promised behind a key that no tier has spoken about",
+        "coordinator.lookups",
+        "                    plan.retry[key] = None\n                    break\n",
+        "                    plan.retry[key] = None\n                    continue\n",
+        test_groups.test_c21_nothing_is_promised_behind_a_key_that_no_tier_has_spoken_about,
+    ),
+    _m(
+        "blocks of a window are loaded while the end point may move",
+        "coordinator.lookups",
+        "is_certain and len(plan.promote)",
+        "len(plan.promote)",
+        test_groups.test_c21_nothing_of_a_window_is_loaded_while_the_end_point_may_move,
+    ),
+    _m(
+        "idle blocks take no room",
+        "coordinator.group_lookup",
+        "1 if block is None or is_idle(block) else 0",
+        "1 if block is None else 0",
+    ),
+    # -- end points and waiting
+    _m(
+        "a window begins one token late",
+        "coordinator.endpoints",
+        "max(0, end - self.window)",
+        "max(0, end - self.window + 1)",
+        test_endpoints.test_c21_k12_o3_the_end_point_is_the_oracles,
+    ),
+    _m(
+        "an end point must leave a row free",
+        "coordinator.endpoints",
+        "            if rows <= room:\n",
+        "            if rows < room:\n",
+        test_endpoints.test_c21_k12_o3_the_end_point_is_the_oracles,
+    ),
+    _m(
+        "a hole in a window is overlooked",
+        "coordinator.endpoints",
+        "blocked[needed.stop] - blocked[needed.start]",
+        "blocked[needed.stop] - blocked[max(needed.start, needed.stop - 1)]",
+        test_endpoints.test_c21_k12_o3_the_end_point_is_the_oracles,
+    ),
+    _m(
+        "requests wait for ever",
+        "coordinator.tier_answers",
+        "        if now >= request.wait_until:\n",
+        "        if False:\n",
+        test_promotions.test_k6_o3_answers_that_lapse_at_once_do_not_make_a_request_wait_for_ever,
+    ),
+    _m(
+        "a pending answer is kept when what it waits for has come",
+        "coordinator.state",
+        "        for request in requests:\n            self.forget_answer(request)\n",
+        "",
+    ),
+    _m(
+        "a pending answer is kept when another request brings the block",
+        "coordinator.state",
+        "                if key in self.unsure:\n",
+        "                if False:\n",
+    ),
+    _m(
+        "a tier that was left out is asked all the same",
+        "coordinator.tier_answers",
+        "not request.may_load_from(tier.name) or tier.name in passed_over",
+        "tier.name in passed_over",
+        test_promotions.test_c27_a_request_loads_only_from_the_tiers_it_may,
+    ),
+    # -- results
+    _m(
+        "another tier's result is believed",
+        "coordinator.coordinator",
+        "if job is None or job.tier != finished.tier:",
+        "if job is None:",
+    ),
+    _m(
+        "keys outside the job are believed",
+        "coordinator.coordinator",
+        "        if not bad.keys() <= set(job.keys):\n            return None\n",
+        "",
+        test_promotions.test_c60_a_result_that_makes_no_sense_counts_as_failed_and_as_nothing_else,
+    ),
+    _m(
+        "wrong bytes become visible",
+        "coordinator.coordinator",
+        "        bad.update(dict.fromkeys(finished.corrupt, MissReason.INTEGRITY))\n",
+        "",
+    ),
+    _m(
+        "failed keys become visible",
+        "coordinator.coordinator",
+        "        bad.update(dict.fromkeys(result.failed, MissReason.TIER_FAILED))\n",
+        "",
+        partial(
+            test_promotions.test_c23_what_loaded_is_kept_and_the_rest_is_a_miss,
+            Answer.FAILED,
+            MissReason.TIER_FAILED,
+        ),
+    ),
+    _m(
+        "a lookup's answer from before a reset is believed",
+        "coordinator.coordinator",
+        "        if job.stale:\n            return\n",
+        "",
+        test_reset.test_k7_o4_a_lookup_of_an_earlier_epoch_says_nothing_about_the_new_one,
+    ),
+    # -- reset
+    _m(
+        "a reset leaves ready blocks visible",
+        "coordinator.coordinator",
+        "        for block in list(state.ledger.blocks):\n            state.ledger.detach(block)\n",
+        "",
+    ),
+    _m(
+        "a reset forgets the device stores under way",
+        "coordinator.coordinator",
+        "                job.overdue = True\n                self._cascades.expire_device_store(job)\n",
+        "                pass\n",
+    ),
+    _m(
+        "a tier serves on after a reset that it has not heard of",
+        "coordinator.coordinator",
+        "                tier.serving = False\n",
+        "",
+    ),
+    # -- cascades and requests
+    _m(
+        "a request is over while a device store is under way",
+        "coordinator.state",
+        "not request.finished or request.device_stores or request.late",
+        "not request.finished or request.late",
+    ),
+    _m(
+        "a request is over while tiers still get blocks of it",
+        "coordinator.state",
+        "not request.finished or request.device_stores or request.late",
+        "not request.finished or request.device_stores",
+    ),
+    _m(
+        "a store is unpinned twice",
+        "coordinator.cascades",
+        "        if job.overdue:\n            return\n        self._unpin(job)\n",
+        "        self._unpin(job)\n",
+    ),
+    _m(
+        "one row too many is pinned for a tier",
+        "coordinator.cascades",
+        "tier.cascade_rows < tier.max_cascade_rows and",
+        "tier.cascade_rows <= tier.max_cascade_rows and",
+    ),
+    _m(
+        "the filter of tiers to store to is not heeded",
+        "coordinator.cascades",
+        "not request.may_store_to(tier.name) or ",
+        "",
+        test_cascades.test_c27_a_request_is_stored_only_in_the_tiers_it_may,
+    ),
+    _m(
+        "sealing holds no pins of its own",
+        "coordinator.cascades",
+        "        for block in blocks:\n            self._state.ledger.pin(block)\n            block.is_sealed",
+        "        for block in blocks:\n            block.is_sealed",
+        test_cascades.test_c03_a_row_waits_for_its_sealing_however_late_and_is_not_another_blocks_meanwhile,
+    ),
+    _m(
+        "a row that no tier took is believed to be sealed",
+        "coordinator.cascades",
+        " if not b.is_sealed]",
+        " if False]",
+    ),
+    # -- whole requests
+    _m(
+        "a whole request's block is given again and again",
+        "coordinator.request_level",
+        "            given.update((block.key, True) for block in taken)\n",
+        "",
+    ),
+    _m(
+        "a block that will never come is waited for",
+        "coordinator.request_level",
+        "            for request in self._state.following.pop(block, ()):\n                request.late -= 1\n",
+        "            for request in self._state.following.pop(block, ()):\n",
+    ),
+    _m(
+        "a block that was evicted meanwhile is given",
+        "coordinator.request_level",
+        "if not may_store or self._state.ledger.find(block.key) is not block:",
+        "if not may_store:",
+    ),
+    _m(
+        "a late answer is heeded for another request of that name",
+        "coordinator.coordinator",
+        "if request is not None and request.info is info:",
+        "if request is not None:",
+        test_request_level.test_c25_an_answer_to_an_earlier_request_of_the_same_name_is_ignored,
+    ),
+    _m(
+        "the tier is not told what it did not get",
+        "coordinator.state",
+        "items() if not given)",
+        "items() if False)",
+    ),
+    _m(
+        "a reset leaves blocks of the old epoch waiting for a tier",
+        "coordinator.request_level",
+        "            tier.late.clear()\n",
+        "",
+    ),
+    # -- breaker and break-even
+    _m(
+        "the breaker never opens",
+        "coordinator.breaker",
+        "self._failures < self._limit",
+        "self._failures < 10**9",
+        test_faults.test_c31_repeated_failures_take_a_tier_out_and_a_probe_brings_it_back,
+    ),
+    _m(
+        "the breaker's pauses do not grow",
+        "coordinator.breaker",
+        "min(self._pause * 2, self._max_pause)",
+        "self._pause",
+        test_faults.test_c31_the_pauses_of_a_breaker_grow_to_their_limit_and_start_anew_after_a_success,
+    ),
+    _m(
+        "break-even is decided the wrong way round",
+        "coordinator.break_even",
+        "        if load_s <= self._recompute_s",
+        "        if load_s > self._recompute_s",
+        test_break_even.test_c35_a_run_that_takes_longer_than_computing_it_is_passed_over_before_a_row_is_taken,
+    ),
+    _m(
+        "a tier that is passed over is never probed",
+        "coordinator.break_even",
+        "now >= tier.probe_at\n",
+        "now >= 10**9\n",
+        test_break_even.test_c35_a_tier_that_is_passed_over_is_probed_at_intervals_and_comes_back_when_it_is_faster,
+    ),
+    _m(
+        "an evicted block is told as never stored",
+        "coordinator.lookups",
+        "reason is MissReason.NEVER_STORED and key in self._state.evicted",
+        "False",
+        test_primary.test_c60_a_block_that_was_evicted_is_told_from_one_never_stored,
+    ),
+)
+
+
+@contextmanager
+def alive(mutant: Mutant) -> Iterator[None]:
+    """Let *mutant* live. Raises ``LookupError`` when its text does not stand exactly once in its module."""
+    module = importlib.import_module(mutant.module)
+    source = inspect.getsource(module)
+    if source.count(mutant.old) != 1:
+        raise LookupError(
+            f"{mutant.name!r}: its text stands {source.count(mutant.old)} times in {mutant.module}: "
+            f"write it anew\n{mutant.old}"
+        )
+    changed = _functions_of(compile(source.replace(mutant.old, mutant.new), module.__file__ or "", "exec"))
+    before: list[tuple[FunctionType, CodeType]] = []
+    for function in _functions_in(module):
+        code = changed.get(function.__qualname__)
+        if code is not None and code != function.__code__:
+            before.append((function, function.__code__))
+            function.__code__ = code
+    if not before:
+        raise LookupError(f"{mutant.name!r} changes no function of {mutant.module}")
+    try:
+        yield
+    finally:
+        for function, original in before:
+            function.__code__ = original
+
+
+def _functions_of(code: CodeType) -> dict[str, CodeType]:
+    """The code of every function and method that *code* defines, by its qualified name."""
+    found: dict[str, CodeType] = {}
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType) and not constant.co_name.startswith("<"):
+            found[constant.co_qualname] = constant
+            found |= _functions_of(constant)
+    return found
+
+
+def _functions_in(module: ModuleType) -> Iterator[FunctionType]:
+    for value in vars(module).values():
+        if getattr(value, "__module__", None) != module.__name__:
+            continue
+        members = vars(value).values() if isinstance(value, type) else [value]
+        for member in members:
+            function = getattr(member, "fget", None) or getattr(member, "__func__", member)
+            if isinstance(function, FunctionType):
+                yield function
+
+
+def kill(mutant: Mutant) -> str | None:
+    """What sees *mutant*, in words; ``None`` when nothing does."""
+    with alive(mutant):
+        if mutant.killer is not None:
+            function = mutant.killer.func if isinstance(mutant.killer, partial) else mutant.killer
+            return _seen_by(function.__name__, mutant.killer)
+        for seed in range(SEEDS):
+            seen = _seen_by(f"the simulator, seed {seed}", Simulation(seed).run, STEPS)
+            if seen is not None:
+                return seen
+    return None
+
+
+def _seen_by(name: str, function: Callable[..., object], *arguments: object) -> str | None:
+    try:
+        function(*arguments)
+    except Exception as error:  # noqa: BLE001 - however a test fails, it has seen the mutant
+        return f"{name}: {type(error).__name__}"
+    return None
+
+
+def main() -> int:
+    """Kill all mutants and say how. Exit status 1 when one survives."""
+    survivors = 0
+    for mutant in MUTANTS:
+        seen = kill(mutant)
+        survivors += seen is None
+        sys.stdout.write(f"{'SURVIVES' if seen is None else 'killed':9} {mutant.name} ({seen})\n")
+        sys.stdout.flush()
+    sys.stdout.write(f"{len(MUTANTS)} mutants, {survivors} survive\n")
+    return 1 if survivors else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
