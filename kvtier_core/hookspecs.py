@@ -64,11 +64,19 @@ class TierHookSpecs:
 
     @hookspec(firstresult=True)
     def on_new_request(self, request: RequestInfo) -> OffloadPolicy | None:
-        """A request begins. ``None`` means ``OffloadPolicy.BLOCK_LEVEL``."""
+        """A request begins. ``None`` means ``OffloadPolicy.BLOCK_LEVEL``: the tier gets the blocks it computes.
+
+        With ``REQUEST_LEVEL`` the tier gets every block that is offered of the request from then on, those that the
+        pool held already too, each once; what came before this answer is not made up for. The same holds, without
+        asking, for a request whose ``params`` say ``do_remote_decode``.
+        """
 
     @hookspec(firstresult=True)
     def on_request_finished(self, request: RequestInfo) -> None:
-        """A request ended: no submit for it follows. Called exactly once; its jobs may still be running."""
+        """A request ended: no submit for it follows. Called exactly once; its jobs may still be running.
+
+        To a tier that gets whole requests, ``request.not_stored`` names the keys that it was never given.
+        """
 
     @hookspec(firstresult=True)
     def on_schedule_end(self, step: int) -> None:

@@ -1,0 +1,22 @@
+"""The page about testing says how much there is of everything, and counts right."""
+
+import re
+from pathlib import Path
+
+from kvtier_core.testing.outcomes import OUTCOMES
+from kvtier_core.values import MissReason
+from tests.coordinator.mutants import MUTANTS
+
+DOCS = Path(__file__).parents[2] / "docs"
+
+
+def test_the_counts_are_those_of_the_code():
+    page = (DOCS / "how-tested.md").read_text()
+    assert re.findall(r"The (\d+) outcomes", page) == [str(len(OUTCOMES))]
+    assert re.findall(r"(\d+) deliberate faults", page) == [str(len(MUTANTS))]
+
+
+def test_c60_every_reason_for_a_miss_is_explained():
+    page = (DOCS / "explanation" / "life-of-a-block.md").read_text()
+    explained = re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE)
+    assert sorted(explained) == sorted(reason.value for reason in MissReason)
