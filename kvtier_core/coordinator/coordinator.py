@@ -4,7 +4,6 @@ Pure: events and the time come in, answers go out, and what is to be done waits 
 thread, clock, I/O or logging. Used by one thread, the engine's.
 """
 
-import math
 from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -67,7 +66,6 @@ class Coordinator:
         self._promotions = Promotions(self._state)
         self._cascades = Cascades(self._state)
         self._request_level = RequestLevel(self._state, self._cascades)
-        self._leases_due = -math.inf
 
     def set_recompute_cost(self, cost: RecomputeCost | None) -> None:
         """What computing tokens costs the engine; with ``None`` whatever a tier holds is worth loading (C35)."""
@@ -219,14 +217,7 @@ class Coordinator:
         """Let pass what has passed its deadline."""
         for job in self._state.take_overdue(now):
             self._expire(job, now)
-        if now >= self._leases_due:
-            self._expire_leases(now)
-
-    def _expire_leases(self, now: float) -> None:
-        """End leases that have lapsed, and note when to look again: not in every step of an idle engine."""
         leases.expire(self._state, now)
-        asked = [request.last_lookup for request in self._state.requests.values() if request.leases]
-        self._leases_due = min(asked, default=now) + self._state.limits.lease_timeout_s
 
     def _expire(self, job: Job, now: float) -> None:
         self._state.forget_answers_of(job)

@@ -18,6 +18,7 @@ from kvtier_core.testing.random_run import Simulation
 from kvtier_core.testing.scripted import Answer
 from kvtier_core.values import MissReason
 from tests.coordinator import (
+    test_admission,
     test_break_even,
     test_cascades,
     test_endpoints,
@@ -53,8 +54,8 @@ MUTANTS: Sequence[Mutant] = (
     _m(
         "a device load is never unpinned",
         "coordinator.coordinator",
-        "            self._state.ledger.unpin(block)\n        self._state.counters",
-        "            pass\n        self._state.counters",
+        "        self._state.ledger.unpin(job.blocks)\n        self._state.counters",
+        "        self._state.counters",
     ),
     _m(
         "leases outlive their request",
@@ -65,21 +66,21 @@ MUTANTS: Sequence[Mutant] = (
     _m(
         "leases lapse while a promotion is waited for",
         "coordinator.leases",
-        " and not request.promoting and not request.planned",
+        " or request.promoting or request.planned",
         "",
         test_promotions.test_c13_a_request_that_waits_for_a_promotion_keeps_its_leases,
     ),
     _m(
         "leases never lapse",
         "coordinator.leases",
-        "request.last_lookup <= oldest",
+        "request.last_lookup <= now - timeout",
         "request.last_lookup < 0",
         test_groups.test_c13_a_remembered_answer_renews_the_leases_it_stands_on,
     ),
     _m(
         "hits are not leased before rows are reserved",
         "coordinator.lookups",
-        "        leases.grant_all(state, request, plan.hold)\n",
+        "        leases.grant(state, request, plan.hold)\n",
         "",
     ),
     _m(
@@ -91,7 +92,7 @@ MUTANTS: Sequence[Mutant] = (
     _m(
         "a load takes rows whose bytes are still arriving",
         "coordinator.coordinator",
-        "            if block is None or block.state is not BlockState.READY:\n",
+        "            if block is None or block.state is not READY:\n",
         "            if block is None:\n",
         test_primary.test_c12_a_load_takes_no_block_whose_bytes_are_arriving,
     ),
@@ -99,9 +100,9 @@ MUTANTS: Sequence[Mutant] = (
     _m(
         "an overdue load's rows are free at once",
         "coordinator.promotions",
-        "            if block.state is not BlockState.DETACHED:\n                state.ledger.detach(block)\n",
-        "            if block.state is not BlockState.DETACHED:\n                state.ledger.detach(block)\n"
-        "                state.ledger.unpin(block)\n",
+        "        state.ledger.detach(block for block in job.blocks if block.state is not DETACHED)\n",
+        "        state.ledger.detach(block for block in job.blocks if block.state is not DETACHED)\n"
+        "        state.ledger.unpin(job.blocks)\n",
     ),
     _m(
         "a late result makes its blocks ready",
@@ -112,8 +113,8 @@ MUTANTS: Sequence[Mutant] = (
     _m(
         "reserved rows are counted for ever",
         "coordinator.promotions",
-        "        state.promoting_rows -= len(job.blocks)\n        for block in reversed",
-        "        for block in reversed",
+        "        state.promoting_rows -= len(job.blocks)\n        loaded",
+        "        loaded",
     ),
     _m(
         "a promotion leaves twice",
@@ -258,7 +259,7 @@ MUTANTS: Sequence[Mutant] = (
     _m(
         "a reset leaves ready blocks visible",
         "coordinator.coordinator",
-        "        for block in list(state.ledger.blocks):\n            state.ledger.detach(block)\n",
+        "        state.ledger.detach(state.ledger.blocks)\n",
         "",
     ),
     _m(
@@ -301,15 +302,15 @@ MUTANTS: Sequence[Mutant] = (
     _m(
         "the filter of tiers to store to is not heeded",
         "coordinator.cascades",
-        "not request.may_store_to(tier.name) or ",
-        "",
+        "return request.may_store_to(tier.name) and ",
+        "return ",
         test_cascades.test_c27_a_request_is_stored_only_in_the_tiers_it_may,
     ),
     _m(
         "sealing holds no pins of its own",
         "coordinator.cascades",
-        "        for block in blocks:\n            self._state.ledger.pin(block)\n            block.is_sealed",
-        "        for block in blocks:\n            block.is_sealed",
+        "pins=1 + len(tiers)",
+        "pins=len(tiers)",
         test_cascades.test_c03_a_row_waits_for_its_sealing_however_late_and_is_not_another_blocks_meanwhile,
     ),
     _m(
@@ -388,9 +389,29 @@ MUTANTS: Sequence[Mutant] = (
     _m(
         "an evicted block is told as never stored",
         "coordinator.lookups",
-        "reason is MissReason.NEVER_STORED and key in self._state.evicted",
-        "False",
+        "            if key in self._state.evicted:\n",
+        "            if False:\n",
         test_primary.test_c60_a_block_that_was_evicted_is_told_from_one_never_stored,
+    ),
+    # -- admission
+    _m(
+        "one offer too few is enough",
+        "coordinator.admission",
+        "threshold <= 1 or self._offers.get(key, 0) >= threshold",
+        "threshold <= 1 or self._offers.get(key, 0) >= threshold - 1",
+    ),
+    _m(
+        "a request's offers of one key count each",
+        "coordinator.admission",
+        "        counted.update(fresh)\n",
+        "",
+    ),
+    _m(
+        "a tier with a threshold gets every block",
+        "coordinator.cascades",
+        "            tier.store_threshold <= 1\n            and not tier.late",
+        "            not tier.late",
+        test_admission.test_c15_a_tier_has_a_threshold_of_its_own,
     ),
 )
 
