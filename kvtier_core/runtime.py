@@ -21,6 +21,7 @@ from kvtier_core.session import EngineSession
 from kvtier_core.settings import Settings, exact_size, load_settings
 from kvtier_core.settings.fields import find_secrets
 from kvtier_core.tier_settings import TierSettings
+from kvtier_core.transfer.choice import open_device
 from kvtier_core.transfer.pool import Pool, PoolGeometry
 from kvtier_core.units import format_size
 from kvtier_core.values import TierContext
@@ -118,8 +119,6 @@ def open_session(
     engine's KV memory, with one group as in the namespace and a factor of 1. Raises ``ConfigError``, ``PluginError``,
     ``PoolError`` (the pool does not fit this machine) or ``TierOpenError``; then nothing is left open.
     """
-    from kvtier_core.transfer.cpu import CPUDevice  # noqa: PLC0415 - the only import of torch
-
     if not isinstance(settings, Settings):
         settings = load_settings(file=settings)
     if layout.block_size_factor != 1:
@@ -149,7 +148,7 @@ def open_session(
         pool.prefault()
     try:
         manager.open(open_timeout_s)
-        device = CPUDevice(layout, pool, pool.control, on_finished=manager.notify)
+        device = open_device(layout, pool, on_finished=manager.notify)
     except BaseException:
         manager.shutdown(open_timeout_s)
         pool.close()

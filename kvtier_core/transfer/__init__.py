@@ -9,6 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from kvtier_core.transfer.choice import open_device
     from kvtier_core.transfer.control import ControlPage
     from kvtier_core.transfer.cpu import CPUDevice
     from kvtier_core.transfer.cuda import CUDADevice
@@ -36,6 +37,7 @@ __all__ = [
     "PoolGeometry",
     "StagedDevice",
     "TransferResult",
+    "open_device",
     "split_pages",
 ]
 
@@ -54,6 +56,7 @@ _HOMES = {
     "PoolGeometry": "pool",
     "StagedDevice": "staged",
     "TransferResult": "device",
+    "open_device": "choice",
     "split_pages": "layout",
 }
 

@@ -30,6 +30,8 @@ _log = logging.getLogger("kvtier.transfer")
 class CUDADevice(StagedDevice):
     """Implements ``Device`` for tensors on a CUDA GPU. See ``StagedDevice``."""
 
+    _queues = True
+
     def __init__(
         self,
         layout: KVLayout,

@@ -4,8 +4,8 @@ Pages of a block lie apart on the device and side by side in its row. So the dev
 staging buffer, where its own memory is an order of magnitude faster than the way to the host, and what crosses that
 way is one piece a row, as large as all layers of a block, whatever the page size. Loads go the other way round.
 
-Decides which pieces cross together. Streams, events and pinned memory are the subclass's; without one, as here,
-every copy is over when torch returns, which is right for any device and fast on none.
+Decides which pieces cross together. Streams, events and pinned memory are a subclass's; without one, as here, the whole
+device is waited for before and after every transfer, which is right for any accelerator of torch's and fast on none.
 """
 
 from collections.abc import Callable, Iterator
@@ -62,6 +62,9 @@ class StagedDevice(LaneDevice):
     ``staging_bytes`` is the size of each direction's buffer on the device, or one row's worth if that is more.
     """
 
+    _queues = False
+    """Whether copies may be queued; else each is over when torch returns."""
+
     def __init__(
         self,
         layout: KVLayout,
@@ -85,12 +88,14 @@ class StagedDevice(LaneDevice):
         }
         super().__init__(layout, pool, control, worker, on_finished)
 
-    def _on(self, _direction: Direction) -> AbstractContextManager[object]:
-        """Where the copies of a direction are queued."""
+    def _on(self, direction: Direction) -> AbstractContextManager[object]:
+        """Where the copies of a direction are queued, after the compute that they must follow."""
+        self._settle(direction)
         return nullcontext()
 
     def _settle(self, _direction: Direction) -> None:
         """Return when all that was queued is done."""
+        getattr(torch, self._device.type).synchronize()
 
     def _store(self, plan: dict[int, Runs]) -> None:
         with self._queueing(Direction.STORE):
@@ -102,7 +107,7 @@ class StagedDevice(LaneDevice):
                         torch.index_select(pages, 0, batch.blocks, out=places)
                     for place, row, slot, length in batch.pieces:
                         piece = staging[place : place + length].view(-1)
-                        self._row(group, row, slot, length).copy_(piece, non_blocking=True)
+                        self._row(group, row, slot, length).copy_(piece, non_blocking=self._queues)
 
     def _load(self, plan: dict[int, Runs], reached: Callable[[int], None] | None) -> None:
         with self._queueing(Direction.LOAD):
@@ -112,7 +117,7 @@ class StagedDevice(LaneDevice):
                     staging = self._staging_for(Direction.LOAD, group, batch)
                     for place, row, slot, length in batch.pieces:
                         piece = staging[place : place + length].view(-1)
-                        piece.copy_(self._row(group, row, slot, length), non_blocking=True)
+                        piece.copy_(self._row(group, row, slot, length), non_blocking=self._queues)
                     for pages, places in group.places(staging):
                         pages.index_copy_(0, batch.blocks, places)
         if reached is not None:

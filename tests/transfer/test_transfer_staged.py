@@ -6,7 +6,10 @@ from contextlib import AbstractContextManager, contextmanager
 import pytest
 import torch
 
-from kvtier_core.transfer import Direction, GroupTransfer, KVLayout, Pool, StagedDevice
+from kvtier_core.transfer import Direction, GroupTransfer, KVLayout, Pool, StagedDevice, open_device
+from kvtier_core.transfer import cpu as cpu_module
+from kvtier_core.transfer import cuda as cuda_module
+from kvtier_core.transfer import staged as staged_module
 from tests.transfer.conftest import TIMEOUT_S
 from tests.transfer.kv import BLOCKS, DTYPES, LAYOUTS, one, payload, row_bytes
 from tests.transfer.round_trip import round_trip
@@ -69,6 +72,35 @@ def test_a_load_by_layer_is_there_as_a_whole(make_pool: Callable[..., Pool], mak
     device.submit_load(1, one([2], [0]), epoch=0, by_layer=True)
     for layer in range(3):
         assert device.wait_layer(1, layer, TIMEOUT_S)
+
+
+def test_c42_the_tensors_place_chooses_the_device(
+    make_pool: Callable[..., Pool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chosen = []
+    for module, name in (
+        (cpu_module, "CPUDevice"),
+        (cuda_module, "CUDADevice"),
+        (staged_module, "StagedDevice"),
+    ):
+        monkeypatch.setattr(module, name, lambda *_, name=name: chosen.append(name))
+    layout, pool = KVLayout([torch.zeros(4, 16)]), make_pool()
+    for place in ("cpu", "cuda", "xpu"):
+        layout.device = torch.device(place)
+        open_device(layout, pool)
+    assert chosen == ["CPUDevice", "CUDADevice", "StagedDevice"]
+
+
+def test_c40_without_streams_the_device_is_waited_for_before_and_after(
+    make_pool: Callable[..., Pool], make_staged: MakeStaged, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pool, tensor = make_pool(), torch.ones(4, 16)
+    seen: list[bool] = []
+    monkeypatch.setattr(torch.cpu, "synchronize", lambda: seen.append(bool(pool.rows_array[0].any())))
+    device = make_staged(KVLayout([tensor]), pool)
+    device.submit_store(1, one([2], [0]), epoch=0)
+    assert device.wait(STORE, [1], TIMEOUT_S)
+    assert seen == [False, True]
 
 
 def test_c36_a_copy_that_fails_half_way_is_settled_before_the_job_counts_as_finished(
