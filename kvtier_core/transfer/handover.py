@@ -63,12 +63,15 @@ class Host:
             return False
 
 
-def meet(name: str, make: Callable[[], int], others: int, timeout_s: float) -> tuple[int, Host | None]:
+def meet(
+    name: str, make: Callable[[], int], join: Callable[[int], None], others: int, timeout_s: float
+) -> tuple[int, Host | None]:
     """A descriptor of the memory that all who meet under *name* share; whoever is first makes it.
 
-    *make* returns a new descriptor; *others* is how many more will come. The host, where this process is it, must be
-    closed before the descriptor. Raises ``TimeoutError`` when whoever was first does not answer, ``PermissionError``
-    when that is another user, and whatever *make* raises.
+    *make* returns a new descriptor. *join* is given this process's own before anybody counts it as come: one that it
+    refuses is still awaited. *others* is how many more will come. The host, where this process is it, must be closed
+    before the descriptor. Raises ``TimeoutError`` when whoever was first does not answer, ``PermissionError`` when that
+    is another user, and whatever *make* and *join* raise.
     """
     deadline = time.monotonic() + timeout_s
     address = f"\0kvtier-{os.getuid()}-{name}"
@@ -81,21 +84,24 @@ def meet(name: str, make: Callable[[], int], others: int, timeout_s: float) -> t
             if error.errno != errno.EADDRINUSE:
                 raise
         else:
-            return _host(listener, make, others)
+            return _host(listener, make, join, others)
         left = deadline - time.monotonic()
         if left <= 0:
             raise TimeoutError(
                 f"the process that made the pool {name!r} did not hand it over within {timeout_s:g} s"
             )
-        if (fd := _ask(address, name, left)) is not None:
+        if (fd := _ask(address, name, join, left)) is not None:
             return fd, None
         time.sleep(_RETRY_S)  # it is bound but does not listen yet, or is just closing
 
 
-def _host(listener: socket.socket, make: Callable[[], int], others: int) -> tuple[int, Host]:
+def _host(
+    listener: socket.socket, make: Callable[[], int], join: Callable[[int], None], others: int
+) -> tuple[int, Host]:
     try:
         fd = make()
         try:
+            join(fd)
             listener.listen(others + 1)
             return fd, Host(listener, fd, others)
         except BaseException:
@@ -106,7 +112,7 @@ def _host(listener: socket.socket, make: Callable[[], int], others: int) -> tupl
         raise
 
 
-def _ask(address: str, name: str, timeout_s: float) -> int | None:
+def _ask(address: str, name: str, join: Callable[[int], None], timeout_s: float) -> int | None:
     """The descriptor, opened anew so that its locks are this process's own; None when the host is not ready or gone."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as guest:
         guest.settimeout(timeout_s)
@@ -123,6 +129,11 @@ def _ask(address: str, name: str, timeout_s: float) -> int | None:
                 os.close(fds[0])
         except (ConnectionError, TimeoutError, BlockingIOError):  # the last: too many ask at once
             return None
+        try:
+            join(own)
+        except BaseException:
+            os.close(own)
+            raise
         with suppress(ConnectionError):  # a host that died since is missed by nobody
             guest.send(b"\0")
         return own

@@ -160,12 +160,16 @@ class Pool:
         def make() -> int:
             return make_anonymous(geometry.total_bytes, geometry.pack(), geometry.describe())
 
-        fd, host = meet(name, make, geometry.num_workers, timeout_s)
-        try:
+        joined: list[Members] = []
+
+        def join(fd: int) -> None:
             _read_geometry(fd, f"the pool {name!r}", geometry)
-            members = Members(fd, geometry.num_workers)
-            members.join(member)
-            return cls(fd, geometry, huge_pages=huge_pages, sharing=_Sharing(members=members, host=host))
+            joined.append(Members(fd, geometry.num_workers))
+            joined[-1].join(member)
+
+        fd, host = meet(name, make, join, geometry.num_workers, timeout_s)
+        try:
+            return cls(fd, geometry, huge_pages=huge_pages, sharing=_Sharing(members=joined[-1], host=host))
         except BaseException:
             if host is not None:
                 host.close()

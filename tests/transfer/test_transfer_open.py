@@ -1,5 +1,6 @@
 """Pool.open within one process: who is first, who does not belong, what does not fit."""
 
+import contextlib
 import os
 import socket
 import threading
@@ -19,7 +20,18 @@ from tests.transfer.conftest import TIMEOUT_S
 
 _GEOMETRY = PoolGeometry(num_rows=4, row_bytes=4096, num_workers=2)
 
+_JOIN: Callable[[int], None] = lambda _fd: None  # noqa: E731 - nothing to do
+
 OpenPool = Callable[..., Pool]
+
+
+def _pool_descriptors() -> list[str]:
+    """Open files of pools. Sockets come and go with the thread that hands a pool over."""
+    found = []
+    for entry in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):
+            found += [entry.name] if "kvtier" in os.readlink(entry) else []
+    return sorted(found)
 
 
 @pytest.fixture
@@ -71,11 +83,13 @@ def test_c43_a_member_that_does_not_come_is_named(open_pool: OpenPool, *, named:
 
 def test_a_member_that_is_there_already_is_refused(open_pool: OpenPool, *, named: bool) -> None:
     open_pool(0, named=named)
-    before = set(os.listdir("/proc/self/fd"))
+    before = _pool_descriptors()
     with pytest.raises(FileExistsError, match="worker 0 of this pool is already there"):
         open_pool(0, named=named)
-    assert set(os.listdir("/proc/self/fd")) == before
-    open_pool(1, named=named)
+    assert _pool_descriptors() == before
+    pools = [open_pool(member, named=named) for member in (1, SCHEDULER)]
+    for pool in pools:
+        pool.wait_for_members(TIMEOUT_S)  # the one that was refused took nobody's place
 
 
 def test_a_member_the_pool_does_not_have_is_refused(open_pool: OpenPool, *, named: bool) -> None:
@@ -85,11 +99,11 @@ def test_a_member_the_pool_does_not_have_is_refused(open_pool: OpenPool, *, name
 
 def test_another_geometry_under_the_same_name_is_refused(open_pool: OpenPool, *, named: bool) -> None:
     open_pool(SCHEDULER, named=named)
-    before = set(os.listdir("/proc/self/fd"))
+    before = _pool_descriptors()
     other = PoolGeometry(num_rows=5, row_bytes=4096, num_workers=2)
     with pytest.raises(ValueError, match=r"num_rows=4.* expects .*num_rows=5"):
         open_pool(0, other, named=named)
-    assert set(os.listdir("/proc/self/fd")) == before
+    assert _pool_descriptors() == before
 
 
 @pytest.mark.parametrize("bad", ["", "a/b", "../x", "a b", "x" * 65, "a\0b", "ä"])
@@ -132,10 +146,10 @@ def test_k8_o1_named_memory_that_does_not_fit_is_refused_before_a_byte_is_touche
 ) -> None:
     room = os.statvfs(region_module.SHARED_MEMORY)
     too_much = PoolGeometry(num_rows=room.f_blocks * room.f_frsize // 4096 + 1, row_bytes=4096)
-    before = set(os.listdir("/proc/self/fd"))
+    before = _pool_descriptors()
     with pytest.raises(MemoryError, match=f"the kernel refused a pool of .* named /dev/shm/.*{name}"):
         Pool.open(too_much, name, named=True)
-    assert set(os.listdir("/proc/self/fd")) == before
+    assert _pool_descriptors() == before
     assert not [entry for entry in os.listdir("/dev/shm") if name in entry]
 
 
@@ -199,21 +213,21 @@ def test_another_users_process_is_neither_served_nor_believed(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real = handover_module._peer_uid
-    fd, host = meet(name, lambda: os.memfd_create("kvtier-test"), others=1, timeout_s=TIMEOUT_S)
+    fd, host = meet(name, lambda: os.memfd_create("kvtier-test"), _JOIN, others=1, timeout_s=TIMEOUT_S)
     assert host is not None
     with monkeypatch.context() as patched:
         patched.setattr(handover_module, "_peer_uid", lambda connection: os.getuid() + 1)
         with pytest.raises(PermissionError, match="made by another user"):
-            meet(name, lambda: -1, others=1, timeout_s=TIMEOUT_S)
+            meet(name, lambda: -1, _JOIN, others=1, timeout_s=TIMEOUT_S)
     monkeypatch.setattr(
         handover_module,
         "_peer_uid",
         lambda connection: real(connection) + (threading.current_thread().name == "kvtier-handover"),
     )
     with pytest.raises(TimeoutError, match="did not hand it over"):
-        meet(name, lambda: -1, others=1, timeout_s=0.1)
+        meet(name, lambda: -1, _JOIN, others=1, timeout_s=0.1)
     monkeypatch.undo()
-    own, nobody = meet(name, lambda: -1, others=1, timeout_s=TIMEOUT_S)
+    own, nobody = meet(name, lambda: -1, _JOIN, others=1, timeout_s=TIMEOUT_S)
     assert nobody is None
     assert os.path.samestat(os.fstat(own), os.fstat(fd))
     host.close()
@@ -223,11 +237,11 @@ def test_another_users_process_is_neither_served_nor_believed(
 
 
 def test_a_guest_that_hangs_up_is_not_counted(name: str) -> None:
-    fd, host = meet(name, lambda: os.memfd_create("kvtier-test"), others=1, timeout_s=TIMEOUT_S)
+    fd, host = meet(name, lambda: os.memfd_create("kvtier-test"), _JOIN, others=1, timeout_s=TIMEOUT_S)
     for _ in range(3):
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as guest:
             guest.connect(f"\0kvtier-{os.getuid()}-{name}")
-    own, _ = meet(name, lambda: -1, others=1, timeout_s=TIMEOUT_S)
+    own, _ = meet(name, lambda: -1, _JOIN, others=1, timeout_s=TIMEOUT_S)
     os.close(own)
     host.close()
     os.close(fd)
