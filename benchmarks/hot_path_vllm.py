@@ -151,6 +151,8 @@ class Pool:
     def cascade_hold(self, count: int) -> int:
         """Complete a store whose blocks go on to a tier, up to handing them to it."""
         keys, context = self.keys.absent(count), self.request()
+        for key in keys:
+            self.manager.lookup(key, context)
         output = self.manager.prepare_store(keys, context)
         began = thread_time_ns()
         self.manager.complete_store(output.keys_to_store, context)

@@ -17,8 +17,9 @@ accesses a block; the tail of a prefix is evicted before its head.
 
 import enum
 from collections.abc import Collection, Iterable, Sequence
+from itertools import repeat
+from typing import NamedTuple
 
-from kvtier_core.errors import PluginError
 from kvtier_core.keys import OffloadKey
 from kvtier_core.policies.base import Entry, EvictionPolicy
 
@@ -38,12 +39,12 @@ ARRIVING, READY, DETACHED = BlockState
 class Block(Entry):
     """One row in use. Identity matters: after a detach, another ``Block`` may carry the same key.
 
-    A new one is arriving and has its writer's pin.
+    A new one is arriving and has the pin of its writer, the job that writes the row (0 while that is only planned).
     """
 
     __slots__ = ("cascades", "is_sealed", "row", "source", "state", "writer")
 
-    def __init__(self, key: OffloadKey, row: int) -> None:
+    def __init__(self, key: OffloadKey, row: int, writer: int = 0) -> None:
         # Not by way of Entry: one is made for each block that is stored.
         self.key = key
         self.pins = 1
@@ -56,8 +57,7 @@ class Block(Entry):
         """Tier stores among the pins."""
         self.source = ""
         """The tier the bytes come from, empty when the engine computed them."""
-        self.writer = 0
-        """The job that writes, or wrote, the row; 0 while that is only planned."""
+        self.writer = writer
         self.is_sealed = False
         """The row has its proof, or will have it before any store that is planned from now on."""
 
@@ -66,6 +66,14 @@ class Block(Entry):
             f"Block({self.key.hex()[:8]}, row={self.row}, {self.state.value}, "
             f"pins={self.pins}, leases={self.leases})"
         )
+
+
+class Reservation(NamedTuple):
+    """New blocks, the row of each, and the keys that were evicted to make room."""
+
+    blocks: Sequence[Block]
+    rows: Sequence[int]
+    evicted: Sequence[OffloadKey]
 
 
 class Ledger:
@@ -116,12 +124,12 @@ class Ledger:
     # -- reservations
 
     def reserve(
-        self, keys: Sequence[OffloadKey], keep: Sequence[Block] = ()
-    ) -> tuple[list[Block], list[OffloadKey]] | None:
-        """Give each of *keys* (none of them held) a row, evicting idle blocks not in *keep*.
+        self, keys: Sequence[OffloadKey], keep: Sequence[Block] = (), writer: int = 0
+    ) -> Reservation | None:
+        """Give each of *keys* (none of them held, none twice) a row, evicting idle blocks not in *keep*.
 
-        Returns the new arriving blocks, each pinned once for its writer, and the evicted keys; ``None``, with nothing
-        changed, when the room can't be made. Raises ``PluginError`` when the eviction policy breaks its word.
+        The new blocks are arriving, each pinned once for its *writer*. ``None``, with nothing changed, when the room
+        can't be made. Raises ``PluginError`` when a plugin's eviction policy breaks its word.
         """
         free = self._free
         short = len(keys) - len(free)
@@ -130,18 +138,16 @@ class Ledger:
             if short > self._idle or short > self._idle - sum(map(self.is_idle, keep)):
                 return None
             evicted = self._evict(short, frozenset(keep))
-        new = [Block(key, free.pop()) for key in keys]
+        first = len(free) - len(keys)
+        rows = tuple(free[first:])
+        del free[first:]
+        new = list(map(Block, keys, rows, repeat(writer)))
         self._blocks.update(zip(keys, new, strict=True))
-        return new, evicted
+        return Reservation(new, rows, evicted)
 
     def _evict(self, n: int, keep: Collection[Block]) -> list[OffloadKey]:
         victims = self._policy.evict(n, keep)
-        holds = sum([block.pins + block.leases for block in victims])
-        if holds or len(victims) != n:
-            raise PluginError(
-                f"the eviction policy {type(self._policy).__name__} gave {victims} where {n} blocks that nobody "
-                "holds were asked for: choose another policy for the pool"
-            )
+        assert len(victims) == n, f"{n} blocks were idle, the policy gave {len(victims)}"
         blocks, free = self._blocks, self._free
         keys: list[OffloadKey] = []
         for block in victims:

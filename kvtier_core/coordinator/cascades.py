@@ -36,7 +36,7 @@ class Cascades:
         counted = state.admission.offer(keys, request.offered)
         found = state.ledger.find_all(keys)
         held = list(filter(None, found))
-        absent = list(dict.fromkeys(keys))
+        absent = list(keys) if len(set(keys)) == len(keys) else list(dict.fromkeys(keys))
         if held:
             leases.use(state, request, held)
             if counted:
@@ -47,15 +47,15 @@ class Cascades:
         state.counters.below_threshold += len(absent) - len(new)
         if not new:
             return NOTHING_TO_DO
-        reserved = state.ledger.reserve(new, keep=held)
+        reserved = state.ledger.reserve(new, keep=held, writer=state.next_job)
         if reserved is None:
             return None
-        blocks, evicted = reserved
-        state.note_evicted(evicted)
-        job = state.start_job(JobKind.DEVICE_STORE, request, new, blocks, now + state.limits.device_timeout_s)
-        job.rows = tuple([block.row for block in blocks])
+        state.note_evicted(reserved.evicted)
+        deadline = now + state.limits.device_timeout_s
+        job = state.start_job(JobKind.DEVICE_STORE, request, new, reserved.blocks, deadline)
+        job.rows = reserved.rows
         request.device_stores += 1
-        return PreparedTransfer(job.id, new, job.rows, evicted)
+        return PreparedTransfer(job.id, new, reserved.rows, reserved.evicted)
 
     def complete(self, job: Job, *, success: bool, now: float) -> None:
         """A device store ended: its blocks become visible and go on to the tiers, or their rows are free again."""
@@ -107,7 +107,7 @@ class Cascades:
             and tier.may_store(now)
             and count <= tier.max_cascade_rows - tier.cascade_rows
             and count <= self._state.limits.max_cascade_rows - self._state.cascade_rows
-            and not tier.presence.holds_any(job.keys)
+            and (job.request.is_nowhere or not tier.presence.holds_any(job.keys))
         )
 
     def _cascade_all(self, stored: Job, tiers: Sequence[TierState], now: float) -> None:

@@ -22,6 +22,9 @@ from kvtier_core.values import LookupState, MissReason
 
 _HIT, _PENDING, _RETRY, _MISS = LookupState
 
+_NOWHERE = (MissReason.NEVER_STORED, MissReason.EVICTED, MissReason.BELOW_THRESHOLD)
+"""Reasons that say of a key that no tier holds it."""
+
 _Keys = Sequence[OffloadKey]
 
 
@@ -66,12 +69,12 @@ class Lookups:
             plan.hold = cast("list[Block]", blocks)
             found = self._all_held(request, plan.hold)
         elif (missed := self._until_miss(request, keys, blocks, now)) is not None:
-            request.wait_until = None
-            return missed
+            plan, found = _Plan(end=0), missed
         else:
             group = GroupLookup(self._prefix, keys, blocks)
             plan = self._plan(request, [group], len(keys) * self._prefix.tokens_per_block, now)
             found = self._prefix_answer(group, plan)
+        request.is_nowhere = found.reason in _NOWHERE
         if found.is_settled:
             request.wait_until = None
         elif type(keys) is tuple and self._wait_for(request, plan):
@@ -142,6 +145,7 @@ class Lookups:
         settled = not plan.retry and not plan.promote and all(b.state is READY for b in plan.hold)
         ready = plan.end if settled else self.ready_blocks(keys, max_tokens)[0]
         found = EndPoint(plan.end, ready, settled, plan.reason)
+        request.is_nowhere = found.reason in _NOWHERE
         if settled:
             request.wait_until = None
             leases.keep_only(self._state, request, plan.hold)
@@ -283,8 +287,8 @@ class Lookups:
             return
         reserved = state.ledger.reserve(list(plan.promote))
         assert reserved is not None, "the plan promised more than the pool has room for"
-        new, evicted = reserved
-        state.note_evicted(evicted)
+        new = reserved.blocks
+        state.note_evicted(reserved.evicted)
         state.promoting_rows += len(new)
         for block in new:
             block.source = plan.promote[block.key]

@@ -79,6 +79,8 @@ class RequestState:
     """Tier loads under way for this request."""
     wait_until: float | None = None
     """When lookups stop waiting for tiers to say what they hold; set while one is waiting."""
+    is_nowhere: bool = False
+    """Its last lookup ended at a key that is in no tier: what it computes from there on need not be looked for."""
     device_stores: int = 0
     """Device stores under way for this request."""
     waited: set[OffloadKey] = field(default_factory=set)
@@ -287,7 +289,8 @@ class State:
         """Keys that a tier has been asked about, and the requests whose pending answer may change when they come."""
         self.promoting_rows = 0
         self.cascade_rows = 0
-        self._next_job = 1
+        self.next_job = 1
+        """The number that the next job will have."""
         self._deadlines: list[tuple[float, int]] = []
 
     def start_job(
@@ -301,12 +304,12 @@ class State:
     ) -> Job:
         """Enter a job into the table, under a number never used before."""
         # A tuple: a tier that changed its job's keys would change ours.
-        job = Job(self._next_job, kind, tier, request, tuple(keys), blocks, deadline)
-        self._next_job += 1
+        job = Job(self.next_job, kind, tier, request, tuple(keys), blocks, deadline)
+        self.next_job += 1
         self.jobs[job.id] = job
         if tier:
             self.tiers[tier].has_jobs_this_step = True
-        if kind in (JobKind.DEVICE_STORE, JobKind.TIER_LOAD):
+        if kind is JobKind.TIER_LOAD:
             for block in blocks:
                 block.writer = job.id
         if deadline < math.inf:

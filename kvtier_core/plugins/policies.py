@@ -13,7 +13,7 @@ from kvtier_core.masking import mask_text
 from kvtier_core.plugins.discovery import POLICY_GROUP, Offer, find_offers, pick, usable_names
 from kvtier_core.plugins.importing import import_target
 from kvtier_core.plugins.signatures import expected_signature, signature_problems
-from kvtier_core.policies import BUILT_IN, EvictionPolicy, PolicyFactory
+from kvtier_core.policies import BUILT_IN, CheckedPolicy, EvictionPolicy, PolicyFactory
 from kvtier_core.suggest import did_you_mean
 
 _METHODS = ("insert", "release", "remove", "evict")
@@ -43,7 +43,7 @@ def load_policy(name: str, blocked: Collection[str] = ()) -> PolicyFactory:
         raise PluginError(
             f"eviction policy {name!r} of {offer.origin} ({offer.target}) is not one of {POLICY_GROUP}:{lines}"
         )
-    return factory
+    return lambda capacity: CheckedPolicy(factory(capacity), name, offer.origin)
 
 
 def _tell_of_shadowed(name: str, offers: Collection[Offer]) -> None:

@@ -10,10 +10,21 @@ from typing import Any
 from kvtier_core.errors import ConfigError
 from kvtier_core.policies.arc import ARC
 from kvtier_core.policies.base import E, Entry, EvictionPolicy
+from kvtier_core.policies.checked import CheckedPolicy
 from kvtier_core.policies.lru import LRU
 from kvtier_core.policies.s3fifo import S3FIFO
 
-__all__ = ["ARC", "BUILT_IN", "LRU", "S3FIFO", "Entry", "EvictionPolicy", "PolicyFactory", "make_policy"]
+__all__ = [
+    "ARC",
+    "BUILT_IN",
+    "LRU",
+    "S3FIFO",
+    "CheckedPolicy",
+    "Entry",
+    "EvictionPolicy",
+    "PolicyFactory",
+    "make_policy",
+]
 
 PolicyFactory = Callable[[int], EvictionPolicy[Any]]
 """Makes a policy; called with the capacity (blocks), which bounds what it remembers of evicted keys."""

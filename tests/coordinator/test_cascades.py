@@ -4,7 +4,7 @@ import pytest
 
 from kvtier_core.testing.scripted import Answer, JobHook, TierScript
 from kvtier_core.testing.world import World, generous_limits, make_keys
-from kvtier_core.values import LookupState
+from kvtier_core.values import LookupState, MissReason
 
 HIT, PENDING, MISS = LookupState.HIT, LookupState.HIT_PENDING, LookupState.MISS
 
@@ -81,6 +81,31 @@ def test_c20_what_a_tier_already_holds_is_not_given_to_it_again():
     world.reset(tiers=False)
     store(world, "r", "ab")
     assert [list(world.running[j].plan.keys) for j in world.jobs(JobHook.STORE)] == [make_keys("b")]
+
+
+def test_c20_a_request_that_found_its_prefix_nowhere_gives_all_it_computes_without_looking_for_it():
+    world = World(4, [TierScript(name="a", resident=True)])
+    world.new_request("w", "r")
+    world.put("w", make_keys("b"))
+    world.reset(tiers=False)
+    assert world.lookup("r", make_keys("ab")).reason is MissReason.NEVER_STORED
+    store(world, "r", "ab")
+    assert [list(world.running[j].plan.keys) for j in world.jobs(JobHook.STORE)] == [make_keys("ab")]
+
+
+def test_c20_the_usual_cascade_holds_each_block_for_its_sealing_and_for_every_tier():
+    world = World(4, ["x", "y"])
+    world.hold_sealing = True
+    world.new_request("r")
+    store(world, "r", "ab")
+    blocks = world.ledger.find_all(make_keys("ab"))
+    assert [(block.pins, block.cascades) for block in blocks] == [(3, 2), (3, 2)]
+    world.finish_sealing()
+    world.answer_all(JobHook.STORE, "x")
+    assert [(block.pins, block.cascades) for block in blocks] == [(1, 1), (1, 1)]
+    world.answer_all(JobHook.STORE, "y")
+    world.settle()
+    world.check_at_rest()
 
 
 def test_c27_a_request_is_stored_only_in_the_tiers_it_may():

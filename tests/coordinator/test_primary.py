@@ -71,6 +71,38 @@ def test_c10_a_lookup_asks_a_tier_once_and_does_nothing_else():
     assert world.ledger.num_free == 4
 
 
+def test_c10_a_prefix_ends_at_a_key_that_is_nowhere_and_nothing_behind_it_is_asked_for():
+    world = World(4, ["a"])
+    world.new_request("w", "r")
+    world.put("w", make_keys("x"))
+    assert world.fetch("r", make_keys("y")).hits == 0
+    asked = len(world.hooks.calls)
+    found = world.lookup("r", make_keys("xyz"))
+    assert (list(found.states), found.reason) == ([HIT, MISS], MissReason.NEVER_STORED)
+    assert len(world.hooks.calls) == asked
+    assert world.ledger.find(make_keys("x")[0]).leases == 1
+
+
+def test_c10_one_key_at_a_time_gets_the_same_answers():
+    world = World(4, ["a"])
+    world.new_request("w", "r")
+    world.put("w", make_keys("ab"))
+    writing = world.prepare_store("w", make_keys("c"))
+    ask = world.coordinator.lookup_block
+    a, b, c, d = make_keys("abcd")
+    assert [ask("r", key, world.now) for key in (a, b, c)] == [HIT, HIT, PENDING]
+    assert ask("r", d, world.now) is RETRY
+    assert [world.ledger.find(key).leases for key in (a, b, c)] == [1, 1, 1]
+    assert ask("r", a, world.now) is HIT
+    assert world.ledger.find(a).leases == 1
+    world.complete_store(writing.job_id)
+    world.end_step()
+    world.answer_all(JobHook.LOOKUP)
+    assert [ask("r", key, world.now) for key in (c, d)] == [HIT, MISS]
+    world.settle()
+    world.check_at_rest()
+
+
 # -- prepare_store
 
 

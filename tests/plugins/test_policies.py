@@ -107,6 +107,30 @@ def test_c14_the_adapter_evicts_by_a_plugins_policy(install_policy, monkeypatch)
         assert tier.lookup(keys) == [True, False, True]
 
 
+@pytest.mark.parametrize(
+    ("answer", "problem"),
+    [
+        ("self.entries[:n]", "gave a block that is in use"),
+        ("[entry for entry in self.entries if not entry.is_held][:n]", "gave a block that was to be kept"),
+        ("self.entries[2:][:n - 1]", "was asked for 2 blocks, and gave 1"),
+        ("self.entries[2:3] * n", "was asked for 2 blocks, and gave 1"),
+    ],
+)
+def test_c13_c30_a_policy_that_gives_out_what_it_must_not_is_named_before_a_byte_is_lost(
+    install_policy, answer, problem
+):
+    install_policy(
+        source=MRU.replace("return newest", f"return {answer}").replace("self.remove(newest)", "...")
+    )
+    policy = load_policy("mru")(4)
+    held, kept, *others = entries = [Entry(key) for key in similar_keys(4)]
+    held.pins = 1
+    policy.insert(entries)
+    with pytest.raises(PluginError, match=rf"'mru' of kvtier-mru 1\.0.* {problem}"):
+        policy.evict(2, {kept})
+    assert len(others) == 2
+
+
 def test_k10_o2_a_builtin_name_wins_and_the_collision_is_an_error_in_the_log(install_policy, caplog):
     install_policy("lru", source="raise ImportError")
     with caplog.at_level(logging.ERROR, "kvtier"):
