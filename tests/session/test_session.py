@@ -295,7 +295,7 @@ def test_close_with_a_hung_tier_is_bounded_and_keeps_the_mapping(make_toy, tiers
     assert toy.session.close(PATIENCE_S)
 
 
-def test_c28_a_pool_not_much_larger_than_the_prompt_stores_all_of_it_when_the_engine_waits(make_toy):
+def test_c28_a_pool_not_much_larger_than_the_prompt_stores_all_of_it_when_the_engine_waits(make_toy, tiers):
     long = list(range(1, 4 * 16 + 2))  # 16 blocks; a tier may have a quarter of the pool's 18 rows pinned
     kept = {}
     for wait_s in (0.0, PATIENCE_S):
@@ -303,7 +303,12 @@ def test_c28_a_pool_not_much_larger_than_the_prompt_stores_all_of_it_when_the_en
         session = toy.session
         session.new_request("a", long)
         toy.compute(long, list(range(17)))
+        if not wait_s:
+            tiers["one"].hold.add("store")  # however slow this machine is, the tier is slower
         session.computed("a", len(long), list(range(17)), wait_s=wait_s)
+        assert session.wait_stored("a", PATIENCE_S)
+        tiers["one"].hold.clear()
+        tiers["one"].release()
         session.finish("a")
         assert session.flush(PATIENCE_S)
         kept[wait_s] = session.stats()["tiers"]["one"]["stored_blocks"]
