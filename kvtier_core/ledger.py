@@ -17,7 +17,6 @@ accesses a block; the tail of a prefix is evicted before its head.
 
 import enum
 from collections.abc import Collection, Iterable, Sequence
-from itertools import repeat
 from typing import NamedTuple
 
 from kvtier_core.keys import OffloadKey
@@ -44,28 +43,39 @@ class Block(Entry):
 
     __slots__ = ("cascades", "is_sealed", "row", "source", "state", "writer")
 
-    def __init__(self, key: OffloadKey, row: int, writer: int = 0) -> None:
-        # Not by way of Entry: one is made for each block that is stored.
-        self.key = key
-        self.pins = 1
-        self.leases = 0
-        self.uses = 0
-        self.place = None
-        self.row = row
-        self.state = ARRIVING
-        self.cascades = 0
-        """Tier stores among the pins."""
-        self.source = ""
-        """The tier the bytes come from, empty when the engine computed them."""
-        self.writer = writer
-        self.is_sealed = False
-        """The row has its proof, or will have it before any store that is planned from now on."""
+    row: int
+    state: BlockState
+    cascades: int
+    """Tier stores among the pins."""
+    source: str
+    """The tier the bytes come from, empty when the engine computed them."""
+    writer: int
+    is_sealed: bool
+    """The row has its proof, or will have it before any store that is planned from now on."""
 
     def __repr__(self) -> str:
         return (
             f"Block({self.key.hex()[:8]}, row={self.row}, {self.state.value}, "
             f"pins={self.pins}, leases={self.leases})"
         )
+
+
+def _new_blocks(keys: Sequence[OffloadKey], rows: Sequence[int], writer: int) -> list[Block]:
+    """A new block for each key and row."""
+    new: list[Block] = []
+    for key, row in zip(keys, rows, strict=True):
+        block = Block()
+        block.key = key
+        block.row = row
+        block.writer = writer
+        block.pins = 1
+        block.leases = block.uses = block.cascades = 0
+        block.place = None
+        block.state = ARRIVING
+        block.source = ""
+        block.is_sealed = False
+        new.append(block)
+    return new
 
 
 class Reservation(NamedTuple):
@@ -141,20 +151,18 @@ class Ledger:
         first = len(free) - len(keys)
         rows = tuple(free[first:])
         del free[first:]
-        new = list(map(Block, keys, rows, repeat(writer)))
+        new = _new_blocks(keys, rows, writer)
         self._blocks.update(zip(keys, new, strict=True))
         return Reservation(new, rows, evicted)
 
     def _evict(self, n: int, keep: Collection[Block]) -> list[OffloadKey]:
         victims = self._policy.evict(n, keep)
         assert len(victims) == n, f"{n} blocks were idle, the policy gave {len(victims)}"
-        blocks, free = self._blocks, self._free
-        keys: list[OffloadKey] = []
-        for block in victims:
-            key = block.key
-            keys.append(key)
+        keys = [block.key for block in victims]
+        blocks = self._blocks
+        for key in keys:
             del blocks[key]
-            free.append(block.row)
+        self._free += [block.row for block in victims]
         self._idle -= n
         return keys
 

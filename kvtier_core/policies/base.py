@@ -5,7 +5,7 @@ itself: its owner says how many must go. It is not thread-safe; its owner serial
 """
 
 from collections.abc import Collection, Sequence
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, Self, TypeVar
 
 from kvtier_core.keys import OffloadKey
 
@@ -15,19 +15,28 @@ class Entry:
 
     An entry is *held* while ``pins`` or ``leases`` is above zero: it must not be evicted then. Holding an entry takes
     no call, so that the owner's hot path has none for each block: a policy finds out when it meets the entry.
-    Entries are compared by identity.
+    Entries are compared by identity. One is made empty and filled by its maker, ``of`` or a pool's loop: a constructor
+    of Python's own would take as long again as all else that is done for a block.
     """
 
     __slots__ = ("key", "leases", "pins", "place", "uses")
 
-    def __init__(self, key: OffloadKey) -> None:
-        self.key = key
-        self.pins = 0
-        self.leases = 0
-        self.uses = 0
-        """Uses that the policy has not taken notice of: one for each request. The owner adds, the policy resets."""
-        self.place: Any = None
-        """The policy's own, ``None`` while the entry is not in its order."""
+    key: OffloadKey
+    pins: int
+    leases: int
+    uses: int
+    """Uses that the policy has not taken notice of: one for each request. The owner adds, the policy resets."""
+    place: Any
+    """The policy's own, ``None`` before it has met the entry."""
+
+    @classmethod
+    def of(cls, key: OffloadKey) -> Self:
+        """A new entry that nobody holds."""
+        entry = cls()
+        entry.key = key
+        entry.pins = entry.leases = entry.uses = 0
+        entry.place = None
+        return entry
 
     @property
     def is_held(self) -> bool:

@@ -24,7 +24,7 @@ class Batch(Generic[E]):
         self.order = order
         self.entries = entries
         self.left = len(entries)
-        """How many of the entries have their place here still; at zero the batch is gone."""
+        """How many of the entries have their place here still; at zero it is gone, whatever entry names it as place."""
 
 
 class Order(Generic[E]):
@@ -100,11 +100,10 @@ class Order(Generic[E]):
         holds = sum([entry.pins + entry.leases for entry in entries])
         if holds or len(entries) != batch.left:
             return False
-        for entry in entries:
-            entry.place = None
         entries.reverse()
         taken += entries
         self.size -= len(entries)
+        batch.left = 0
         del self._batches[batch]
         return True
 
@@ -121,7 +120,7 @@ def leave(entries: Sequence[E]) -> None:
     """Take entries out of whatever order they are in."""
     for entry in entries:
         batch = entry.place
-        if batch is not None:
+        if batch is not None and batch.left:
             entry.place = None
             order = batch.order
             order.size -= 1

@@ -19,7 +19,7 @@ from kvtier_core.policies import Entry, EvictionPolicy, PolicyFactory
 
 
 def _entries(count: int, first: int = 0) -> list[Entry]:
-    return [Entry(OffloadKey(number.to_bytes(36, "big"))) for number in range(first, first + count)]
+    return [Entry.of(OffloadKey(number.to_bytes(36, "big"))) for number in range(first, first + count)]
 
 
 class _Watched(Entry):
@@ -143,7 +143,7 @@ class PolicyTests:
     def test_k11_o1_c14_the_cost_does_not_grow_with_what_is_held(self, make_policy: PolicyFactory) -> None:
         """A held block is looked at once, by whichever call meets it first, not by every call."""
         policy = make_policy(20_000)
-        entries = [_Watched(entry.key) for entry in _entries(20_000)]
+        entries = [_Watched.of(entry.key) for entry in _entries(20_000)]
         policy.insert(entries)
         for entry in entries[:-100]:
             entry.pins = 1

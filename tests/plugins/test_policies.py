@@ -49,7 +49,7 @@ def test_c14_a_plugins_policy_is_found_by_name_and_imported_only_then(install_po
     assert load_policy("lru")(3).evict(1, ()) == []
     assert "kvtier_mru_module" not in sys.modules
     policy = load_policy("mru")(7)
-    a, b, c = entries = [Entry(key) for key in similar_keys(3)]
+    a, b, c = entries = [Entry.of(key) for key in similar_keys(3)]
     policy.insert(entries)
     assert policy.evict(2, {b}) == [c, a]
     assert sys.modules["kvtier_mru_module"].MRU.capacities == [1, 7]
@@ -123,7 +123,7 @@ def test_c13_c30_a_policy_that_gives_out_what_it_must_not_is_named_before_a_byte
         source=MRU.replace("return newest", f"return {answer}").replace("self.remove(newest)", "...")
     )
     policy = load_policy("mru")(4)
-    held, kept, *others = entries = [Entry(key) for key in similar_keys(4)]
+    held, kept, *others = entries = [Entry.of(key) for key in similar_keys(4)]
     held.pins = 1
     policy.insert(entries)
     with pytest.raises(PluginError, match=rf"'mru' of kvtier-mru 1\.0.* {problem}"):

@@ -44,7 +44,7 @@ class Versus(RuleBasedStateMachine):
     @rule(numbers=st.lists(st.integers(0, 15), unique=True, max_size=6), pins=st.integers(0, 1))
     def insert(self, numbers, pins):
         fresh = [number for number in numbers if number not in self.entries]
-        new = [Entry(key(number)) for number in fresh]
+        new = [Entry.of(key(number)) for number in fresh]
         for number, entry in zip(fresh, new, strict=True):
             entry.pins = pins
             self.entries[number] = entry
@@ -107,7 +107,7 @@ def test_c14_every_policy_of_the_core_has_a_naive_one():
 def make(name: str, capacity: int, *numbers: int) -> tuple[EvictionPolicy[Entry], dict[int, Entry]]:
     """A policy with these keys, the first the oldest."""
     policy: EvictionPolicy[Entry] = make_policy(name, capacity)
-    entries = {number: Entry(key(number)) for number in numbers}
+    entries = {number: Entry.of(key(number)) for number in numbers}
     for entry in entries.values():
         policy.insert([entry])
     return policy, entries
@@ -132,7 +132,7 @@ def test_c14_lru_the_longest_unused_leaves_first():
 @pytest.mark.parametrize("name", BUILT_IN)
 def test_c11_of_one_call_the_tail_leaves_before_the_head(name):
     policy, _ = make(name, 100)
-    policy.insert([Entry(key(number)) for number in range(100)])
+    policy.insert([Entry.of(key(number)) for number in range(100)])
     assert out(policy, 100) == list(range(99, -1, -1))
 
 
@@ -141,7 +141,7 @@ def test_c14_a_scan_does_not_drive_out_what_is_used_again(name):
     policy, entries = make(name, 20, *range(10))
     use(policy, *entries.values())
     for number in range(100, 200):
-        policy.insert([Entry(key(number))])
+        policy.insert([Entry.of(key(number))])
         if number >= 110:
             assert out(policy, 1)[0] >= 100
     assert sorted(out(policy, 20))[:10] == list(range(10))
@@ -151,9 +151,9 @@ def test_c14_a_scan_does_not_drive_out_what_is_used_again(name):
 def test_c14_a_key_that_comes_back_is_worth_more_than_a_new_one(name):
     policy, _ = make(name, 20, *range(20))
     gone = out(policy, 10)
-    policy.insert([Entry(key(gone[0]))])
+    policy.insert([Entry.of(key(gone[0]))])
     for number in range(100, 109):
-        policy.insert([Entry(key(number))])
+        policy.insert([Entry.of(key(number))])
     assert gone[0] not in out(policy, 15)
 
 
@@ -161,8 +161,8 @@ def test_c14_arc_learns_that_recent_keys_are_wanted():
     policy, entries = make("arc", 4, 1, 2, 3, 4)
     use(policy, entries[1], entries[2])
     assert out(policy, 2) == [3, 4], "unused ones first"
-    policy.insert([Entry(key(3)), Entry(key(4))])  # both come back: the recent side was too small
-    policy.insert([Entry(key(5))])
+    policy.insert([Entry.of(key(3)), Entry.of(key(4))])  # both come back: the recent side was too small
+    policy.insert([Entry.of(key(5))])
     assert out(policy, 1) != [5]
 
 

@@ -20,10 +20,7 @@ class _Stored(Entry):
 
     __slots__ = ("time",)
 
-    def __init__(self, key: OffloadKey, time: float, pins: int) -> None:
-        super().__init__(key)
-        self.time = time
-        self.pins = pins
+    time: float
 
 
 class Bounds:
@@ -161,7 +158,9 @@ class Bounds:
         return list(islice((key for key, _ in old if key not in self._unserved), limit))
 
     def _enter(self, key: OffloadKey, time: float) -> None:
-        stored = _Stored(key, time, self._pins[key])
+        stored = _Stored.of(key)
+        stored.time = time
+        stored.pins = self._pins[key]
         self._stored[key] = stored
         self._held += stored.pins > 0
         self._policy.insert([stored])
