@@ -393,7 +393,45 @@ MUTANTS: Sequence[Mutant] = (
         "            if False:\n",
         test_primary.test_c60_a_block_that_was_evicted_is_told_from_one_never_stored,
     ),
+    # -- ledger, leases, policies
+    _m(
+        "a use counts each time that a promise ends",
+        "ledger",
+        "            if block not in known:\n                block.uses += 1\n",
+        "            block.uses += 1\n",
+        partial(test_primary.test_c14_recency_counts_once_per_request_and_key, "arc"),
+    ),
+    _m(
+        "a block that arrives under a lease counts as idle",
+        "ledger",
+        "self._idle += len(blocks) - leased",
+        "self._idle += len(blocks)",
+    ),
+    _m(
+        "a load's blocks keep their leases",
+        "coordinator.leases",
+        "    state.ledger.unlease(leased, request.used)\n",
+        "",
+    ),
+    _m(
+        "a held block that was met is forgotten",
+        "policies.order",
+        "                    entry.place = self._aside\n                    self._aside.left += 1\n",
+        "",
+    ),
+    _m(
+        "a batch leaves as a whole though a block of it is held",
+        "policies.order",
+        "        if holds or len(entries)",
+        "        if len(entries)",
+    ),
     # -- admission
+    _m(
+        "a block is admitted one offer late",
+        "coordinator.admission",
+        "self._offers.get(key, 0) >= threshold",
+        "self._offers.get(key, 0) > threshold",
+    ),
     _m(
         "one offer too few is enough",
         "coordinator.admission",
