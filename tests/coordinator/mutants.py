@@ -427,6 +427,20 @@ MUTANTS: Sequence[Mutant] = (
     ),
     # -- admission
     _m(
+        "a tier is given what was offered too seldom",
+        "coordinator.cascades",
+        "        if threshold <= 1:\n            return blocks\n",
+        "        return blocks\n",
+        test_admission.test_c15_a_tier_has_a_threshold_of_its_own,
+    ),
+    _m(
+        "what a tier declined counts as stored",
+        "coordinator.cascades",
+        "stored = [key for key in job.keys if key not in bad]",
+        "stored = list(job.keys)",
+        test_admission.test_c15_a_tier_may_decline_blocks_without_a_fault,
+    ),
+    _m(
         "a block is admitted one offer late",
         "coordinator.admission",
         "self._offers.get(key, 0) >= threshold",
