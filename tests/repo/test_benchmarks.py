@@ -1,0 +1,68 @@
+"""The benchmarks of the deciding part run, in small, and end with the JSON that their pages are written from."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+
+
+def run(program: str, *arguments: str) -> dict:
+    """The object on the last line of a benchmark's output."""
+    done = subprocess.run(
+        [sys.executable, str(BENCHMARKS / program), *arguments, "--json"],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=True,
+    )
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def test_the_hot_path_tells_its_times_and_what_a_bare_table_takes():
+    result = run("hot_path.py", "--blocks", "4000", "--rounds", "5")
+    assert {"lookup_hit", "lookup_miss", "load", "store_evict_lru", "cascade_hold", "idle_step"} <= set(
+        result["us"]
+    )
+    assert set(result["floor"]) == {"lookup_hit", "store_evict"}
+    assert all(value > 0 for value in result["floor"].values())
+    assert "ratios" not in result, "vLLM was not asked for"
+
+
+def test_the_hot_path_says_what_it_needs_to_compare():
+    done = subprocess.run(
+        [sys.executable, str(BENCHMARKS / "hot_path.py"), "--against", "vllm"],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+        env={name: value for name, value in os.environ.items() if name != "BENCH_VLLM_PYTHON"},
+    )
+    assert done.returncode == 1
+    assert "set BENCH_VLLM_PYTHON" in done.stderr
+
+
+@pytest.fixture
+def trace(tmp_path):
+    """Two conversations that come back in turn, among others that never do."""
+    lines: list[list[int]] = []
+    for turn in range(1, 30):
+        lines.extend(list(range(start, start + turn)) for start in (0, 1000))
+        lines.append([10_000 + 10 * turn + i for i in range(10)])
+    path = tmp_path / "trace.jsonl"
+    path.write_text("".join(json.dumps({"hash_ids": blocks}) + "\n" for blocks in lines))
+    return path
+
+
+def test_c14_the_policies_find_no_more_than_the_best_possible(trace):
+    result = run("policies.py", "--trace", str(trace))
+    ratios = result["hit_ratio"]
+    assert set(ratios) == {"lru", "arc", "s3fifo", "best"}
+    for size, best in ratios["best"].items():
+        assert all(0 <= line[size] <= best + 1e-9 for line in ratios.values())
+    assert ratios["best"]["25%"] <= result["unbounded"] + 1e-9
+    assert ratios["lru"]["25%"] > 0
