@@ -9,7 +9,14 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from kvtier_core.blocktier import BlockTier, SupportsBatch, SupportsRemoval, SupportsScan
+    from kvtier_core.blocktier import (
+        BlockTier,
+        SupportsBatch,
+        SupportsFollow,
+        SupportsRemoval,
+        SupportsScan,
+        SupportsTouch,
+    )
     from kvtier_core.errors import (
         ClosedError,
         ConfigError,
@@ -34,7 +41,8 @@ if TYPE_CHECKING:
     from kvtier_core.masking import mask_text
     from kvtier_core.namespace import GroupSpec, Namespace, digest_weights
     from kvtier_core.plugins import TierType, check_tier_class, list_tier_types, load_tier_type
-    from kvtier_core.policies import EvictionPolicy
+    from kvtier_core.policies import Entry, EvictionPolicy, make_policy
+    from kvtier_core.proof import Sealer
     from kvtier_core.runtime import open_session
     from kvtier_core.session import EngineSession
     from kvtier_core.settings import PoolSettings, Settings, load_settings
@@ -66,6 +74,7 @@ __all__ = [
     "Direction",
     "Duration",
     "EngineSession",
+    "Entry",
     "EvictionPolicy",
     "GroupSpec",
     "JobResult",
@@ -82,11 +91,14 @@ __all__ = [
     "PoolView",
     "RequestIdentity",
     "RequestInfo",
+    "Sealer",
     "Settings",
     "Size",
     "SupportsBatch",
+    "SupportsFollow",
     "SupportsRemoval",
     "SupportsScan",
+    "SupportsTouch",
     "TierContext",
     "TierEvent",
     "TierHookSpecs",
@@ -112,6 +124,7 @@ __all__ = [
     "load_settings",
     "load_tier_type",
     "make_offload_key",
+    "make_policy",
     "mask_text",
     "open_session",
     "parse_duration",
@@ -127,6 +140,7 @@ _HOMES = {
     "Direction": "values",
     "Duration": "units",
     "EngineSession": "session",
+    "Entry": "policies",
     "EvictionPolicy": "policies",
     "GroupSpec": "namespace",
     "JobResult": "values",
@@ -143,11 +157,14 @@ _HOMES = {
     "PoolView": "values",
     "RequestIdentity": "keys",
     "RequestInfo": "values",
+    "Sealer": "proof",
     "Settings": "settings",
     "Size": "units",
     "SupportsBatch": "blocktier",
+    "SupportsFollow": "blocktier",
     "SupportsRemoval": "blocktier",
     "SupportsScan": "blocktier",
+    "SupportsTouch": "blocktier",
     "TierContext": "values",
     "TierEvent": "values",
     "TierHookSpecs": "hookspecs",
@@ -172,6 +189,7 @@ _HOMES = {
     "load_settings": "settings",
     "load_tier_type": "plugins",
     "make_offload_key": "keys",
+    "make_policy": "policies",
     "mask_text": "masking",
     "open_session": "runtime",
     "parse_duration": "units",

@@ -22,6 +22,11 @@ class BlockTier(ABC):
     Settings: ClassVar[type[TierSettings]] = TierSettings
     info: ClassVar[TierInfo]
 
+    @classmethod
+    def for_settings(cls, settings: TierSettings) -> "type[BlockTier]":  # noqa: ARG003 - for those who override it
+        """The class that serves *settings*: this one, unless a setting chooses among several ways to store. Pure."""
+        return cls
+
     def __init__(self, settings: TierSettings, context: TierContext) -> None:
         """Keep both; do no I/O here."""
         self.settings = settings
@@ -91,4 +96,33 @@ class SupportsBatch(Protocol):
         self, keys: Sequence[OffloadKey], intos: Sequence[memoryview]
     ) -> Sequence[bool | Exception]:
         """Fill each; True, False (absent) or an exception a key, in order."""
+        ...
+
+
+@runtime_checkable
+class SupportsFollow(Protocol):
+    """A tier that other processes change too, or that changes by itself, and that can say how.
+
+    The core then knows what it holds as it knows it of a tier that it changes alone, as of the last ``follow``.
+    """
+
+    follow_interval: float
+    """Seconds between two calls of ``follow``."""
+
+    def follow(self) -> None:
+        """Report through ``context.report_stored`` and ``report_evicted`` what changed since the last call.
+
+        The first call, right after ``open`` and by the same thread, reports everything the tier holds. Later calls come
+        from a thread of their own, beside all others, until ``close``. Raises on a fault; the next call is made all the
+        same. Also the place for whatever else has to be done from time to time.
+        """
+        ...
+
+
+@runtime_checkable
+class SupportsTouch(Protocol):
+    """A tier that bounds itself and wants to know which blocks are used from warmer tiers."""
+
+    def touch(self, keys: Sequence[OffloadKey]) -> None:
+        """These blocks were used. Comes from the hook thread; does no I/O."""
         ...

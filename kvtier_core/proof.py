@@ -23,6 +23,7 @@ FORMAT_VERSION = 1
 
 _MAGIC = b"kvt\x01"
 _PROOF = struct.Struct("<4sHHQ16s16s16s")
+_BEGIN = _PROOF.pack(_MAGIC, FORMAT_VERSION, 0, 0, b"", b"", b"")[:8]
 
 
 def row_bytes_for(payload_bytes: int) -> int:
@@ -52,6 +53,17 @@ class Sealer:
         padding = len(row) - PROOF_BYTES - payload_bytes
         row[payload_bytes : payload_bytes + padding] = bytes(padding)
         row[-PROOF_BYTES:] = self._proof(key, row, payload_bytes)
+
+    def names(self, key: OffloadKey, tail: bytes) -> bool | None:
+        """Whose row it is that ends in *tail* (its last 64 bytes): ``True`` for this namespace and *key*.
+
+        ``False``: the proof is another block's; ``None``: there is no proof. The payload is not looked at.
+        """
+        if len(tail) != PROOF_BYTES:
+            return None
+        if not tail.startswith(_BEGIN):
+            return None
+        return tail[16:32] == self._namespace and tail[32:48] == xxhash.xxh3_128_digest(key)
 
     def check(self, key: OffloadKey, row: memoryview, payload_bytes: int) -> bool:
         """Whether *row* is exactly what ``seal`` left for this namespace, key and payload size."""

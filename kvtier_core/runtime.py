@@ -6,7 +6,7 @@ The only module that knows all of them. It decides the pool's geometry and turns
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from kvtier_core.blocktier import BlockTier
 from kvtier_core.coordinator import PoolLimits
@@ -74,10 +74,17 @@ def _limits(settings: Settings, num_rows: int) -> PoolLimits:
 def _build_tier(
     tier_type: TierType, settings: TierSettings, policies: Mapping[str, PolicyFactory], context: TierContext
 ) -> object:
-    if issubclass(tier_type.cls, BlockTier):
-        return BlockTierAdapter(tier_type.cls, settings, context, policies=policies)
-    plugin: object = tier_type.cls(settings, context)
+    cls = class_of_tier(tier_type, settings)
+    if issubclass(cls, BlockTier):
+        return BlockTierAdapter(cls, settings, context, policies=policies)
+    plugin: object = cls(settings, context)
     return plugin
+
+
+def class_of_tier(tier_type: TierType, settings: TierSettings) -> type[Any]:
+    """The class that serves a tier configured like this: a type may choose among several by its settings."""
+    cls: type[Any] = tier_type.cls
+    return cls.for_settings(settings) if issubclass(cls, BlockTier) else cls
 
 
 def plan_tier(settings: Settings, name: str, row_bytes: int) -> TierBuild:
@@ -97,7 +104,7 @@ def plan_tier(settings: Settings, name: str, row_bytes: int) -> TierBuild:
         identity=TierIdentity(
             name=name, type=tier.type, distribution=tier_type.distribution, version=tier_type.version
         ),
-        info=tier_type.cls.info,
+        info=class_of_tier(tier_type, tier).info,
         limits=tier.limits,
         store_threshold=tier.store_threshold,
         capacity_bytes=capacity,

@@ -72,7 +72,7 @@ class TierSettings(BaseModel):
     ttl: Duration | None = None
     """Seconds after which a stored block is no longer served."""
     policy: str = "lru"
-    """Eviction policy, where the core bounds the tier."""
+    """Eviction policy: in which order blocks leave a full tier."""
     store_threshold: Annotated[int, Field(ge=1)] = 1
     """Offers for storing from which on the tier is given a block; each request counts once."""
     threads: Annotated[int, Field(ge=1, le=256)] = 4

@@ -53,7 +53,8 @@ class TierInfo:
 
     ``bounded_by`` says who keeps the tier inside its capacity: the core (which then evicts by policy through
     ``delete``) or the tier itself (which then reports what it dropped through its context). ``default_capacity`` is
-    the bound in bytes where the ``capacity`` setting is unset; ``None`` means no bound.
+    the bound in bytes where the ``capacity`` setting is unset; ``None`` means no bound. ``store_batch`` is how many
+    times ``limits.max_batch`` one call of ``store_many`` may move: nobody waits for a store.
     """
 
     medium: str
@@ -61,6 +62,7 @@ class TierInfo:
     persistent: bool = False
     bounded_by: Literal["core", "tier"] = "core"
     default_capacity: int | None = None
+    store_batch: int = 1
 
     def resolve_capacity(self, setting: int | None) -> int | None:
         """The bound in bytes that holds for this value of the ``capacity`` setting; ``None`` means no bound."""
@@ -177,7 +179,8 @@ class TierContext:
     ``row_bytes`` is the size of every block that will be stored (a multiple of 4096). ``capacity_bytes`` is the
     resolved ``capacity`` setting, ``None`` when there is no bound. ``wake`` may be called from any thread when a
     result is ready; a tier that never calls it is polled. ``report_evicted`` may be called from any thread by a
-    tier that bounds itself.
+    tier that bounds itself, ``report_stored`` by one that others change too (``SupportsFollow``). ``policies`` are the
+    eviction policies of plugins, for ``make_policy``.
     """
 
     name: str
@@ -188,3 +191,5 @@ class TierContext:
     log: logging.Logger = field(default_factory=lambda: logging.getLogger("kvtier"))
     wake: Callable[[], None] = _no_wake
     report_evicted: Callable[[Sequence[OffloadKey]], None] = _no_report
+    report_stored: Callable[[Sequence[OffloadKey]], None] = _no_report
+    policies: Mapping[str, Callable[[int], Any]] = field(default_factory=dict)

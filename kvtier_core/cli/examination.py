@@ -23,7 +23,7 @@ from kvtier_core.masking import mask_text
 from kvtier_core.namespace import GroupSpec, Namespace
 from kvtier_core.policies import LRU
 from kvtier_core.proof import PROOF_BYTES, ROW_ALIGNMENT
-from kvtier_core.runtime import plan_tier
+from kvtier_core.runtime import class_of_tier, plan_tier
 from kvtier_core.settings import Settings
 from kvtier_core.transfer.pool import Pool, PoolGeometry
 from kvtier_core.values import MissReason, RequestInfo, TierContext
@@ -89,7 +89,7 @@ class _Examination:
         self._name = name
         self._timeout_s = timeout_s
         self._deadline = time.monotonic() + timeout_s
-        self._class = tier_type.cls
+        self._class = class_of_tier(tier_type, settings.tiers[name])
         self._capacity = tier_type.cls.info.resolve_capacity(settings.tiers[name].capacity)
         room = _ROW_BYTES if self._capacity is None else min(_ROW_BYTES, self._capacity)
         self._row_bytes = max(ROW_ALIGNMENT, room // ROW_ALIGNMENT * ROW_ALIGNMENT)

@@ -9,7 +9,14 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from kvtier_core.blocktier import BlockTier, SupportsBatch, SupportsRemoval, SupportsScan
+from kvtier_core.blocktier import (
+    BlockTier,
+    SupportsBatch,
+    SupportsFollow,
+    SupportsRemoval,
+    SupportsScan,
+    SupportsTouch,
+)
 from kvtier_core.errors import PluginError
 from kvtier_core.hookspecs import PROJECT, REQUIRED_HOOKS, TIER_GROUP, TierHookSpecs
 from kvtier_core.plugins.signatures import expected_signature, signature_problems, unwrap
@@ -110,6 +117,9 @@ def _block_tier_problems(cls: type[BlockTier]) -> Iterator[str]:
         yield f"has {batch[0]} but not {missing}: both or neither; expected {expected}"
     if hasattr(cls, "remove_namespace"):
         yield from _method_problems(cls, "remove_namespace", SupportsRemoval.remove_namespace)
+    for name, protocol in (("follow", SupportsFollow), ("touch", SupportsTouch)):
+        if hasattr(cls, name):
+            yield from _method_problems(cls, name, getattr(protocol, name))
     if hasattr(cls, "scan"):
         yield from _scan_problems(cls)
     elif _needs_scan(getattr(cls, "info", None)):

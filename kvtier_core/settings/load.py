@@ -130,7 +130,7 @@ def _validate(
     if not isinstance(merged.table(("tiers",)), Mapping):
         problems.add("tiers", "must be a table with one table a tier, such as [tiers.disk]")
     _check_sense(layers, found, pool, top, tiers, merged, problems)
-    policies = _load_policies(found, pool, tiers, blocked, merged, problems)
+    policies = _load_policies(pool, tiers, blocked, merged, problems)
     problems.raise_if_any()
     assert pool is not None  # a section that could not be built has left a problem
     assert top is not None
@@ -192,7 +192,6 @@ def _check_sense(
 
 
 def _load_policies(
-    found: _TierTypes,
     pool: PoolSettings | None,
     tiers: Mapping[str, TierSettings],
     blocked: frozenset[str],
@@ -200,10 +199,9 @@ def _load_policies(
     problems: Problems,
 ) -> dict[str, PolicyFactory]:
     """The eviction policies that the pool and the tiers name; only their plugins are imported."""
-    infos = {name: found.types[name].cls.info for name in tiers}
     loaded: dict[str, PolicyFactory] = {}
     refused: dict[str, str] = {}
-    for path, name in policies_named(pool, tiers, infos):
+    for path, name in policies_named(pool, tiers):
         if name not in loaded and name not in refused:
             try:
                 loaded[name] = load_policy(name, blocked)

@@ -9,7 +9,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from kvtier_core.proof import ROW_ALIGNMENT
 from kvtier_core.settings.model import PoolSettings
 from kvtier_core.tier_settings import TierLimits, TierSettings
-from kvtier_core.values import TierInfo
 
 Finding = tuple[tuple[str, ...], str]
 """The path of a value and what is wrong with it."""
@@ -29,14 +28,13 @@ def pool_findings(pool: PoolSettings) -> Iterator[Finding]:
 
 
 def policies_named(
-    pool: PoolSettings | None, tiers: Mapping[str, TierSettings], infos: Mapping[str, TierInfo]
+    pool: PoolSettings | None, tiers: Mapping[str, TierSettings]
 ) -> Iterator[tuple[tuple[str, ...], str]]:
-    """Every eviction policy that somebody uses, with the path of the setting that names it."""
+    """Every eviction policy that somebody may use, with the path of the setting that names it."""
     if pool is not None:
         yield ("pool", "policy"), pool.policy
     for name, tier in tiers.items():
-        if infos[name].bounded_by == "core":
-            yield ("tiers", name, "policy"), tier.policy
+        yield ("tiers", name, "policy"), tier.policy
 
 
 def tier_findings(name: str, tier: TierSettings, pool: PoolSettings | None) -> Iterator[Finding]:

@@ -87,7 +87,7 @@ class TierDriver:
     # Jobs in flight.
 
     def start_store(
-        self, rows: Mapping[OffloadKey, bytes | bytearray], *, deadline: float = float("inf")
+        self, rows: Mapping[OffloadKey, bytes | bytearray | memoryview], *, deadline: float = float("inf")
     ) -> int:
         """Submit a store; returns the job's id. A ``bytearray`` is handed over as it is, so that it can be changed."""
         buffers = [memoryview(row).toreadonly() for row in rows.values()]
@@ -96,7 +96,11 @@ class TierDriver:
         return job.id
 
     def start_load(
-        self, keys: Sequence[OffloadKey], buffers: Sequence[bytearray], *, deadline: float = float("inf")
+        self,
+        keys: Sequence[OffloadKey],
+        buffers: Sequence[bytearray | memoryview],
+        *,
+        deadline: float = float("inf"),
     ) -> int:
         """Submit a load into *buffers*, one a key; returns the job's id."""
         job = self._job(keys, [memoryview(buffer) for buffer in buffers], deadline)

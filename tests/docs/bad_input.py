@@ -1,12 +1,16 @@
 """What a person may get wrong on the command line: what was typed, in which situation, and what must come of it."""
 
+import contextlib
 import errno
+import io
 import os
+import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import pytest
 
+from kvtier_core.cli.main import main
 from tests.plugins.distributions import TIER_SOURCE, Site
 
 SECRET = "hunter2-very-secret"
@@ -68,20 +72,19 @@ def _offer(source: str, *, name: str = "fake", distributions: tuple[str, ...] = 
 
 
 def _full_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = os.write
+    def allocate(fd: int, offset: int, size: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    def write(fd: int, data: bytes | memoryview) -> int:
-        if len(data) >= 4096:  # a block, and not what describes the namespace
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        return real(fd, data)
-
-    monkeypatch.setattr(os, "write", write)
+    monkeypatch.setattr(os, "posix_fallocate", allocate)
 
 
 def _refusing(code: int, *, directories: bool) -> Callable[[pytest.MonkeyPatch], None]:
     """No new files below the root, and no new directories either, or only these (they are there already)."""
 
     def patch(monkeypatch: pytest.MonkeyPatch) -> None:
+        if not directories:
+            with contextlib.redirect_stdout(io.StringIO()):
+                assert main(shlex.split(RUN)[1:]) == 0
         real_open, real_mkdir = os.open, os.mkdir
 
         def open_file(path, flags, *args, **kwargs):

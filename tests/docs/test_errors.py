@@ -203,7 +203,7 @@ def test_k9_no_mistake_loses_what_is_stored(workplace, capsys):
         return status, capsys.readouterr().out
 
     assert run()[0] == 0
-    blocks = {path: path.read_bytes() for path in (workplace / "cache").rglob("*.kv")}
+    blocks = {path: path.read_bytes() for path in (workplace / "cache").rglob("*.ext")}
     assert blocks
     for case in CASES:
         if not case.plugins and not case.storage and not case.needs_s3 and "cache" not in case.files:
@@ -214,7 +214,7 @@ def test_k9_no_mistake_loses_what_is_stored(workplace, capsys):
                 _run(case, capsys, None)
             (workplace / "kvtier.toml").write_text(POOL + DISK)
             (workplace / "prompts.jsonl").write_text(PROMPT)
-    assert {path: path.read_bytes() for path in (workplace / "cache").rglob("*.kv")} == blocks
+    assert {path: path.read_bytes() for path in (workplace / "cache").rglob("*.ext")} == blocks
     status, out = run()
     assert status == 0
     assert json.loads(out)["hits_by_tier"] == {"disk": 32}

@@ -10,7 +10,7 @@ from kvtier_core.keys import OffloadKey
 from kvtier_core.testing.driving import PATIENCE_S, TierDriver
 from kvtier_core.testing.rows import RowMaker, similar_keys
 from kvtier_core.values import TierContext
-from kvtier_disk import DiskTier
+from kvtier_disk import FilesTier
 
 HERE = Path(__file__).parent
 MAKER = RowMaker("ns", 5000)
@@ -26,8 +26,8 @@ def drive(
     root: Path, *, capacity_blocks: int | None = None, namespace: str = "ns", **settings: object
 ) -> TierDriver:
     return TierDriver(
-        DiskTier,
-        DiskTier.Settings.model_validate({"type": "disk", "root": root, **settings}),
+        FilesTier,
+        FilesTier.Settings.model_validate({"type": "disk", "root": root, **settings}),
         row_bytes=ROW,
         namespace=namespace,
         capacity_bytes=None if capacity_blocks is None else capacity_blocks * ROW,
@@ -35,10 +35,10 @@ def drive(
     )
 
 
-def direct(root: Path) -> DiskTier:
+def direct(root: Path) -> FilesTier:
     """The tier without the core around it."""
-    settings = DiskTier.Settings.model_validate({"type": "disk", "root": root})
-    return DiskTier(settings, TierContext(name="disk", namespace="ns", row_bytes=ROW))
+    settings = FilesTier.Settings.model_validate({"type": "disk", "root": root})
+    return FilesTier(settings, TierContext(name="disk", namespace="ns", row_bytes=ROW))
 
 
 def block_file(root: Path, key: OffloadKey) -> Path:

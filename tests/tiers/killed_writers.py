@@ -18,15 +18,15 @@ from pathlib import Path
 from kvtier_core.keys import OffloadKey
 from kvtier_core.testing.rows import RowMaker, similar_keys
 from kvtier_core.values import TierContext
-from kvtier_disk import DiskTier
+from kvtier_disk import FilesTier
 
 MAKER = RowMaker("killed", 250_000)
 THREADS = 3
 
 
-def open_tier(root: str) -> DiskTier:
-    settings = DiskTier.Settings.model_validate({"type": "disk", "root": root})
-    tier = DiskTier(settings, TierContext(name="disk", namespace="killed", row_bytes=MAKER.row_bytes))
+def open_tier(root: str) -> FilesTier:
+    settings = FilesTier.Settings.model_validate({"type": "disk", "root": root})
+    tier = FilesTier(settings, TierContext(name="disk", namespace="killed", row_bytes=MAKER.row_bytes))
     tier.open()
     return tier
 

@@ -14,7 +14,7 @@ from kvtier_core.testing import driving
 from kvtier_core.testing.faulty import FaultyTier
 from kvtier_core.testing.tiers import TierTests
 from kvtier_core.values import BlockInfo, JobResult, TierInfo
-from kvtier_disk import DiskTier
+from kvtier_disk import FilesTier
 from kvtier_disk.layout import FileLayout
 from kvtier_memory import MemoryTier
 
@@ -99,12 +99,12 @@ class Forgetful(MemoryTier):
         return ()
 
 
-class ScanForgets(DiskTier):
+class ScanForgets(FilesTier):
     def scan(self):
         return list(super().scan())[1:]
 
 
-class NamespaceBlind(DiskTier):
+class NamespaceBlind(FilesTier):
     def __init__(self, settings, context):
         super().__init__(settings, context)
         self._layout = FileLayout(settings.root / "all", context.row_bytes, context.log.warning)
@@ -193,7 +193,7 @@ def _make(mutant: type[Any]) -> type[TierTests]:
     def tier_class(self):
         return mutant
 
-    base = DiskRulesFor if issubclass(mutant, DiskTier) else TierTests
+    base = DiskRulesFor if issubclass(mutant, FilesTier) else TierTests
     return type(f"Test{mutant.__name__}", (base,), {"tier_class": pytest.fixture(tier_class)})
 
 

@@ -10,14 +10,14 @@ import sys
 
 from kvtier_core.testing.rows import RowMaker, similar_keys
 from kvtier_core.values import TierContext
-from kvtier_disk import DiskTier
+from kvtier_disk import FilesTier
 
 MAKER = RowMaker("shared", 100_000)
 
 
 def work(root: str, count: int, number: int) -> None:
-    settings = DiskTier.Settings.model_validate({"type": "disk", "root": root})
-    tier = DiskTier(settings, TierContext(name="disk", namespace="shared", row_bytes=MAKER.row_bytes))
+    settings = FilesTier.Settings.model_validate({"type": "disk", "root": root})
+    tier = FilesTier(settings, TierContext(name="disk", namespace="shared", row_bytes=MAKER.row_bytes))
     tier.open()
     keys = similar_keys(count)
     random.Random(number).shuffle(keys)

@@ -16,7 +16,7 @@ from kvtier_core.keys import OffloadKey
 from kvtier_core.testing.driving import PATIENCE_S
 from kvtier_core.testing.rows import RowMaker, similar_keys
 from kvtier_core.testing.tiers import TierTests, assert_contents
-from kvtier_disk import DiskTier
+from kvtier_disk import FilesTier
 from tests.tiers.disk import (
     KEYS,
     MAKER,
@@ -36,7 +36,7 @@ from tests.tiers.disk import (
 class TestDisk(TierTests):
     @pytest.fixture
     def tier_class(self) -> type[Any]:
-        return DiskTier
+        return FilesTier
 
     @pytest.fixture
     def tier_settings(self, tmp_path):
@@ -138,7 +138,7 @@ def test_c33_a_root_that_is_a_file_is_refused(tmp_path):
 
 def test_c54_a_root_is_required():
     with pytest.raises(ValueError, match="root"):
-        DiskTier.Settings.model_validate({"type": "disk"})
+        FilesTier.Settings.model_validate({"type": "disk"})
 
 
 # Changed by others.

@@ -9,10 +9,13 @@ import time
 import pytest
 from rich.console import Console
 
+from kvtier_core import TierContext, load_settings
 from kvtier_core.cli.main import main
+from kvtier_core.testing.rows import RowMaker, similar_keys
 from kvtier_transformers.demo.files import drop_page_cache, flip_bytes
 from kvtier_transformers.demo.legs import Answer, Leg, Order, OverheadPair, WorkerReport
 from kvtier_transformers.demo.manual import QUESTIONS
+from kvtier_transformers.demo.reading import read_vs_raw
 from kvtier_transformers.demo.summary import LOGIT_TOLERANCE, Results
 
 PREFIX = 4096
@@ -126,13 +129,13 @@ def test_what_processes_tell_each_other_survives_json():
     assert WorkerReport.from_json(json.loads(json.dumps(report.to_json()))) == report
 
 
-def test_c03_flipping_bytes_changes_one_bit_of_old_block_files_only(tmp_path):
+def test_c03_flipping_bytes_changes_one_bit_in_each_of_three_old_places(tmp_path):
     (tmp_path / "namespace.json").write_text("{}")
     for number in range(20):
         file = tmp_path / f"{19 - number:02}.kv"
         file.write_bytes(bytes(8192))
         os.utime(file, (number, number))
-    damaged = flip_bytes(tmp_path, 8)
+    damaged = flip_bytes(tmp_path, 8 * 8192)
     assert len(damaged) == 3
     assert {int(file.stem) for file in damaged} <= set(range(12, 20))  # the eight oldest
     for file in tmp_path.glob("*.kv"):
@@ -140,9 +143,41 @@ def test_c03_flipping_bytes_changes_one_bit_of_old_block_files_only(tmp_path):
     drop_page_cache(tmp_path)
 
 
+def test_c03_what_was_never_written_is_not_damaged(tmp_path):
+    file = tmp_path / "0.ext"
+    with file.open("wb") as content:
+        content.truncate(1 << 20)
+        content.seek(1 << 19)
+        content.write(b"\1" * 16384)
+    assert flip_bytes(tmp_path, 1 << 20) == [file]
+    assert sum(byte == 0 for byte in file.read_bytes()[1 << 19 : (1 << 19) + 16384]) == 3
+
+
 def test_one_block_is_enough_to_damage(tmp_path):
     (tmp_path / "a.kv").write_bytes(bytes(4096))
-    assert flip_bytes(tmp_path, 4) == [tmp_path / "a.kv"]
+    assert flip_bytes(tmp_path, 4 * 4096) == [tmp_path / "a.kv"]
+
+
+@pytest.mark.parametrize("layout", ["extents", "files"])
+def test_the_disk_tiers_reading_is_compared_where_it_reads_in_batches_and_holds_every_block(tmp_path, layout):
+    maker, keys = RowMaker("model-1", 60_000), similar_keys(70)
+    file = tmp_path / "kvtier.toml"
+    file.write_text(
+        f'[tiers.disk]\ntype = "disk"\nroot = "{tmp_path}/tier"\nlayout = "{layout}"\nmin_free = 0\n'
+    )
+    settings = load_settings(file=file, environ={})
+    cls = settings.tier_types["disk"].cls.for_settings(settings.tiers["disk"])
+    tier = cls(
+        settings.tiers["disk"], TierContext(name="disk", namespace="model-1", row_bytes=maker.row_bytes)
+    )
+    tier.open()
+    for key in keys[:69]:
+        tier.store(key, memoryview(maker.make(key)))
+    tier.close()
+    ratio = read_vs_raw(settings, "disk", tmp_path / "tier", keys[:69], maker.row_bytes)
+    assert (ratio is None) == (layout == "files")
+    assert ratio is None or ratio > 0
+    assert read_vs_raw(settings, "disk", tmp_path / "tier", keys, maker.row_bytes) is None
 
 
 @pytest.mark.parametrize(

@@ -139,7 +139,7 @@ class BlockTierAdapter:
         """Count a use of each block for the eviction policy."""
         instance = self._instance()
         if instance is not None:
-            instance.state.touch(keys)
+            instance.touch(keys)
 
     @hookimpl
     def take_events(self) -> Sequence[TierEvent]:
@@ -228,5 +228,4 @@ class BlockTierAdapter:
         with self._lock:
             fault = Fault(f"tier {self._context.name!r}: {self._why_closed}")
         self._board.begin(job, kind)
-        for index in range(len(job.keys)):
-            self._board.settle(job.id, index, fault)
+        self._board.settle((job.id, index, fault) for index in range(len(job.keys)))

@@ -11,7 +11,7 @@ from functools import partial
 from itertools import islice
 from typing import TypeVar
 
-from kvtier_core.blocktier import BlockTier, SupportsBatch
+from kvtier_core.blocktier import BlockTier, SupportsBatch, SupportsFollow
 from kvtier_core.keys import OffloadKey
 from kvtier_core.masking import mask_text
 
@@ -101,6 +101,11 @@ class TierCalls:
     def delete(self, keys: Sequence[OffloadKey]) -> Fault | None:
         """Delete blocks; one call. Returns what went wrong."""
         done = self._command("delete", lambda: self._tier.delete(keys))
+        return done if isinstance(done, Fault) else None
+
+    def follow(self, tier: SupportsFollow) -> Fault | None:
+        """Let the tier report what changed. Returns what went wrong."""
+        done = self._command("follow", tier.follow)
         return done if isinstance(done, Fault) else None
 
     def close(self) -> Fault | None:

@@ -108,16 +108,23 @@ class Contents:
             self._bounds.stay(victims)
             self._appear([victim for victim in victims if self._bounds.serves(victim, now)])
 
-    def stored(self, key: OffloadKey, now: float) -> None:
-        """A store succeeded."""
+    def stored(self, keys: Sequence[OffloadKey], now: float) -> None:
+        """Stores succeeded."""
         if self._bounds is not None:
-            self._bounds.commit(key, now)
-        self._appear((key,))
+            for key in keys:
+                self._bounds.commit(key, now)
+        self._appear(keys)
 
-    def not_stored(self, key: OffloadKey) -> None:
-        """A store failed after ``reserve``."""
+    def not_stored(self, keys: Sequence[OffloadKey]) -> None:
+        """Stores failed after ``reserve``."""
         if self._bounds is not None:
-            self._bounds.abandon(key)
+            for key in keys:
+                self._bounds.abandon(key)
+
+    def appeared(self, keys: Sequence[OffloadKey]) -> None:
+        """The tier says that others stored these blocks."""
+        if self._bounds is None:
+            self._appear(self.presence.lacking(keys))
 
     def distrust(self, keys: Sequence[OffloadKey]) -> None:
         """These blocks can't be had any more, though they may take room: serve them no more."""

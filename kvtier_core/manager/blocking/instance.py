@@ -7,8 +7,9 @@ tier is called, outside any lock.
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
-from kvtier_core.blocktier import BlockTier, SupportsScan
+from kvtier_core.blocktier import BlockTier, SupportsFollow, SupportsScan, SupportsTouch
 from kvtier_core.keys import OffloadKey
 from kvtier_core.manager.blocking.calls import Fault, Outcome, TierCalls
 from kvtier_core.manager.blocking.contents import Contents
@@ -44,35 +45,50 @@ class TierInstance:
         self._board = board
         self._clocks = clocks
         self._core_report = context.report_evicted
-        self._tier = tier_class(settings, replace(context, report_evicted=self._on_evicted))
+        self._core_stored = context.report_stored
+        self._tier = tier_class(
+            settings,
+            replace(
+                context,
+                report_evicted=self._on_evicted,
+                report_stored=self._on_stored,
+                policies=dict(policies or {}),
+            ),
+        )
         self._calls = TierCalls(context.name, self._tier)
         # What a shared tier holds changes without us; listing all of it at the start would buy nothing lasting.
         scans = tier_class.info.bounded_by == "core" or not tier_class.info.shared
         self._scan = self._tier.scan if scans and isinstance(self._tier, SupportsScan) else None
-        contents = Contents(
-            tier_class.info, settings, context, enumerable=self._scan is not None, policies=policies
-        )
+        self._followed = self._tier if isinstance(self._tier, SupportsFollow) else None
+        self._touched = self._tier if isinstance(self._tier, SupportsTouch) else None
+        enumerable = self._scan is not None or self._followed is not None
+        contents = Contents(tier_class.info, settings, context, enumerable=enumerable, policies=policies)
         blocks = max(1, settings.limits.max_batch // context.row_bytes) if self._calls.batches else 1
-        batch = {Kind.LOAD: blocks, Kind.STORE: blocks, Kind.LOOKUP: _KEYS_A_CALL, Kind.DELETE: _KEYS_A_CALL}
+        stored = blocks * tier_class.info.store_batch
+        batch = {Kind.LOAD: blocks, Kind.STORE: stored, Kind.LOOKUP: _KEYS_A_CALL, Kind.DELETE: _KEYS_A_CALL}
         self.state = TierState(context.name, contents, batch, clocks)
         limits = settings.limits
         self._retries = Retries(limit=limits.retries, first_pause_s=limits.retry_pause)
         self._count_lock = threading.Lock()
         self._running_threads = 0
         self._closing = False
+        self._retired = threading.Event()
         self._closed = threading.Event()
 
     def open(self) -> None:
         """Open the tier, learn what it holds, make it fit its capacity, start the I/O threads.
 
         Called once, on the hook thread. Raises what the tier raises; the tier is closed then.
-        Cost: the tier's ``open`` and ``scan``.
+        Cost: the tier's ``open``, ``scan`` and first ``follow``.
         """
         try:
             self._tier.open()
             self._adopt(self._scan() if self._scan is not None else ())
+            if self._followed is not None:
+                self._followed.follow()
+                self._start_thread("follow", partial(self._follow, self._followed))
             for number in range(self._threads):
-                self._start_thread(number)
+                self._start_thread(str(number), self._serve)
         except Exception:
             self.retire("the tier could not be opened")
             self._leave(0)
@@ -85,7 +101,7 @@ class TierInstance:
         self._board.begin(job, kind)
         self.state.put(
             [
-                Unit(kind=kind, key=key, job_id=job.id, index=index, buffer=buffer, deadline=job.deadline)
+                Unit(kind=kind, key=key, job_id=job.id, position=index, buffer=buffer, deadline=job.deadline)
                 for index, (key, buffer) in enumerate(zip(job.keys, buffers, strict=True))
             ]
         )
@@ -100,7 +116,14 @@ class TierInstance:
 
     def retire(self, reason: str) -> None:
         """Take no more work and fail what is queued; the tier is closed when its last running call has ended."""
+        self._retired.set()
         self._fail(self.state.retire(), reason)
+
+    def touch(self, keys: Sequence[OffloadKey]) -> None:
+        """Count a use of each block, where the core or the tier keeps the order of eviction."""
+        self.state.touch(keys)
+        if self._touched is not None:
+            self._touched.touch(keys)
 
     def wait_closed(self, timeout_s: float) -> bool:
         """Wait until the retired tier has been closed; false when a call still runs after *timeout_s*."""
@@ -121,9 +144,9 @@ class TierInstance:
                 )
                 return
 
-    def _start_thread(self, number: int) -> None:
+    def _start_thread(self, name: str, work: Callable[[], None]) -> None:
         # A daemon: a call that hangs must not keep the process from ending.
-        thread = threading.Thread(target=self._serve, name=f"kvtier-{self._name}-{number}", daemon=True)
+        thread = threading.Thread(target=work, name=f"kvtier-{self._name}-{name}", daemon=True)
         with self._count_lock:
             self._running_threads += 1
         try:
@@ -149,14 +172,29 @@ class TierInstance:
         self.state.gone(keys)
         self._core_report(keys)
 
+    def _on_stored(self, keys: Sequence[OffloadKey]) -> None:
+        self.state.appeared(keys)
+        self._core_stored(keys)
+
+    def _follow(self, tier: SupportsFollow) -> None:
+        last: Fault | None = None
+        while not self._retired.wait(tier.follow_interval):
+            fault = self._calls.follow(tier)
+            if fault is not None and fault != last:  # the same one again tells nothing new
+                self._log.warning("%s; what it holds may have changed unnoticed", fault.text)
+            last = fault
+        self._leave(1)
+
     def _fail(self, units: Sequence[Unit], reason: str) -> None:
         fault = Fault(f"tier {self._name!r}: {reason}")
         self._settle(units, [fault] * len(units))
 
     def _settle(self, units: Sequence[Unit], outcomes: Sequence[Outcome]) -> None:
-        for unit, outcome in zip(units, outcomes, strict=True):
-            if unit.job_id is not None:
-                self._board.settle(unit.job_id, unit.index, outcome)
+        self._board.settle(
+            (unit.job_id, unit.position, outcome)
+            for unit, outcome in zip(units, outcomes, strict=True)
+            if unit.job_id is not None
+        )
 
     # On the I/O threads.
 
@@ -174,7 +212,7 @@ class TierInstance:
             self._distrust_failed_loads(timely, outcomes, due)
             self.state.done(units)
             for unit, outcome, again in zip(timely, outcomes, due, strict=True):
-                if again is None or not self.state.put_later(replace(unit, tries=unit.tries + 1), again):
+                if again is None or not self.state.put_later(unit._replace(tries=unit.tries + 1), again):
                     self._settle([unit], [outcome])
             self._fail(late, "the deadline passed before the work started")
         self._leave(1)
@@ -231,8 +269,7 @@ class TierInstance:
             answers = [Fault(f"no room could be made: {no_room.text}")] * len(admitted)
         elif admitted:
             answers = self._calls.store(_keys(admitted), _buffers(admitted))
-        for unit, answer in zip(admitted, answers, strict=True):
-            self.state.stored(unit.key, answer)
+        self.state.stored(_keys(admitted), answers)
         following = iter(answers)
         return [next(following) if outcome is None else outcome for outcome in plan.outcomes]
 

@@ -4,7 +4,7 @@ Thread-safe: one lock guards the state; the wake-up of the core is called outsid
 """
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from kvtier_core.manager.blocking.calls import Fault, Outcome
@@ -55,17 +55,20 @@ class JobBoard:
             self._results.append(pending.result())
         self._wake()
 
-    def settle(self, job_id: int, index: int, outcome: Outcome) -> None:
-        """The key at *index* of the job ended as *outcome*; the last one makes the result ready."""
+    def settle(self, ended: Iterable[tuple[int, int, Outcome]]) -> None:
+        """Keys of jobs (job, index of the key) ended as these outcomes; a job's last one makes its result ready."""
         with self._changed:
-            pending = self._pending[job_id]
-            assert index not in pending.outcomes, f"key {index} of job {job_id} settled twice"
-            pending.outcomes[index] = outcome
-            pending.remaining -= 1
-            if pending.remaining:
+            before = len(self._results)
+            for job_id, index, outcome in ended:
+                pending = self._pending[job_id]
+                assert index not in pending.outcomes, f"key {index} of job {job_id} settled twice"
+                pending.outcomes[index] = outcome
+                pending.remaining -= 1
+                if not pending.remaining:
+                    del self._pending[job_id]
+                    self._results.append(pending.result())
+            if len(self._results) == before:
                 return
-            del self._pending[job_id]
-            self._results.append(pending.result())
             self._changed.notify_all()
         self._wake()
 

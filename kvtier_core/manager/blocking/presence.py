@@ -41,9 +41,18 @@ class PresenceSet:
         with self._lock:
             return [key in self._keys for key in keys]
 
+    def lacking(self, keys: Sequence[OffloadKey]) -> list[OffloadKey]:
+        """Those of *keys* that are not in the set, from one state of it."""
+        with self._lock:
+            return [key for key in keys if key not in self._keys]
+
     def add(self, keys: Iterable[OffloadKey]) -> None:
         """Add keys as long as there is room."""
+        keys = tuple(keys)
         with self._lock:
+            if len(self._keys) + len(keys) <= self._limit:
+                self._keys.update(keys)
+                return
             for key in keys:
                 if key in self._keys:
                     continue

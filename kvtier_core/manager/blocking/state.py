@@ -127,6 +127,11 @@ class TierState:
         with self._lock:
             self._contents.gone(keys)
 
+    def appeared(self, keys: Sequence[OffloadKey]) -> None:
+        """The tier says that others stored these blocks."""
+        with self._lock:
+            self._contents.appeared(keys)
+
     def distrust(self, keys: Sequence[OffloadKey]) -> None:
         """These blocks could not be loaded: serve them no more."""
         with self._lock:
@@ -183,13 +188,15 @@ class TierState:
                 self._contents.not_evicted(plan.victims, self._clocks.wall())
             self._free(plan.claimed)
 
-    def stored(self, key: OffloadKey, outcome: Outcome) -> None:
-        """How the store of a key that had been given room ended."""
+    def stored(self, keys: Sequence[OffloadKey], outcomes: Sequence[Outcome]) -> None:
+        """How the stores of keys that had been given room ended."""
         with self._lock:
-            if outcome is True:
-                self._contents.stored(key, self._clocks.wall())
-            else:
-                self._contents.not_stored(key)
+            done = [key for key, outcome in zip(keys, outcomes, strict=True) if outcome is True]
+            self._contents.stored(done, self._clocks.wall())
+            if len(done) < len(keys):
+                self._contents.not_stored(
+                    [key for key, outcome in zip(keys, outcomes, strict=True) if outcome is not True]
+                )
 
     def touch(self, keys: Sequence[OffloadKey]) -> None:
         """Count a use of each block."""

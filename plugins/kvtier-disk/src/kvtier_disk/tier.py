@@ -1,105 +1,219 @@
-"""The tier a configuration names ``disk``: settings, and what can go wrong when it opens.
+"""The tier a configuration names ``disk``: blocks in extents below a root, and what can go wrong when it opens.
 
-How blocks lie on the disk is ``FileLayout``'s; capacity, eviction and threads are the core's.
+Decides what the core is told. How blocks lie on the disk is up to ``extents``; threads, batches and
+deadlines are the core's.
 """
 
-from collections.abc import Iterable, Sequence
-from pathlib import Path
+import errno
+from collections.abc import Sequence
 
-from pydantic import field_validator
+from kvtier_core import (
+    BlockTier,
+    Entry,
+    EvictionPolicy,
+    OffloadKey,
+    Sealer,
+    TierContext,
+    TierInfo,
+    TierOpenError,
+    TierSettings,
+    format_size,
+    make_policy,
+)
+from kvtier_disk.extents.contents import Contents
+from kvtier_disk.extents.database import IndexDamagedError
+from kvtier_disk.extents.place import (
+    RootRefusedError,
+    check_local,
+    check_namespace,
+    make_root,
+)
+from kvtier_disk.extents.root import Membership, Root
+from kvtier_disk.extents.store import BlockStore, Opened, Outcome
+from kvtier_disk.extents.upkeep import Bounds, Upkeep, least_capacity
+from kvtier_disk.files_tier import FilesTier
+from kvtier_disk.settings import DEFAULT_CAPACITY, DiskSettings
 
-from kvtier_core import BlockInfo, BlockTier, OffloadKey, TierContext, TierInfo, TierOpenError, TierSettings
-from kvtier_disk.layout import FileLayout
-from kvtier_disk.strangers import Strangers
-
-
-class DiskSettings(TierSettings):
-    """``[tiers.NAME]`` with ``type = "disk"``."""
-
-    root: Path
-    """Directory that holds the blocks, one directory a namespace below it; made if it is missing."""
-
-    @field_validator("root", mode="before")
-    @classmethod
-    def _is_named(cls, root: object) -> object:
-        """An empty root would be the working directory: what an unset shell variable leaves."""
-        if root in ("", None):
-            raise ValueError("must name a directory, and is empty")
-        return root
+_POLICY_SIZE = 1_000_000
+"""Blocks that a policy is made for where rows and capacity don't say."""
 
 
 class DiskTier(BlockTier):
-    """Blocks as files below ``root``, kept within ``capacity`` by the core (16 GiB where it is unset)."""
+    """Blocks in slots of large files below ``root``; the whole root is kept within ``capacity`` (16 GiB if unset)."""
 
     Settings = DiskSettings
-    info = TierInfo(medium="disk", persistent=True, default_capacity=16 << 30)
+    info = TierInfo(
+        medium="disk",
+        persistent=True,
+        bounded_by="tier",
+        default_capacity=DEFAULT_CAPACITY,
+        store_batch=4,
+    )
 
     settings: DiskSettings
 
+    @classmethod
+    def for_settings(cls, settings: TierSettings) -> type[BlockTier]:
+        """``FilesTier`` where ``layout = "files"``."""
+        return FilesTier if isinstance(settings, DiskSettings) and settings.layout == "files" else cls
+
     def __init__(self, settings: DiskSettings, context: TierContext) -> None:
-        """Keep both; no I/O."""
+        """Keep both; no I/O. Raises ``ConfigError`` for an unknown policy."""
         super().__init__(settings, context)
-        self._directory = settings.root.expanduser() / context.namespace
-        strangers = Strangers(context.log, context.name)
-        self._layout = FileLayout(self._directory, context.row_bytes, strangers.note)
+        self.follow_interval = settings.refresh
+        capacity = context.capacity_bytes
+        self._bounds = Bounds(
+            capacity=capacity,
+            min_free=settings.min_free,
+            extent_bytes=settings.extent_size,
+            ttl=settings.ttl,
+        )
+        blocks = _POLICY_SIZE if capacity is None else max(1, capacity // context.row_bytes)
+        policy: EvictionPolicy[Entry] = make_policy(settings.policy, blocks, context.policies)
+        self._contents = Contents(policy)
+        self._root = Root(
+            settings.root.expanduser(), capacity=capacity, max_open=settings.max_open_extents, warn=self._warn
+        )
+        self._store: BlockStore | None = None
+        self._upkeep: Upkeep | None = None
+        self._was_removed = False
+
+    # Life.
 
     def open(self) -> None:
-        """Make what is missing and remove what dead writers left. Raises ``TierOpenError``.
-
-        A namespace that is there is served although nothing can be written (a full disk, a read-only root): one
-        warning says so, and stores fail as they come.
-        """
+        """Open the root, its index and the namespace. Raises ``TierOpenError``."""
         try:
-            self._layout.make()
+            self._open()
+        except RootRefusedError as error:
+            raise TierOpenError(f"tier {self.context.name!r} (kvtier-disk): {error}") from error
         except OSError as error:
             raise TierOpenError(
                 f"tier {self.context.name!r} (kvtier-disk): can't write below root {str(self.settings.root)!r}: "
                 f"{error.strerror or error}; set root to a directory on a writable local disk"
             ) from error
-        try:
-            self._layout.prepare()
-        except OSError as error:
-            self._warn("can't write", error, "Its blocks are served; stores fail as long as that lasts.")
-            return
-        try:
-            self._layout.describe(self.context.description)
-        except OSError as error:
-            self._warn("can't write namespace.json", error, "Only people read it.")
 
-    def contains(self, keys: Sequence[OffloadKey]) -> Sequence[bool]:
-        """Which of *keys* are stored. Raises ``OSError``."""
-        return [self._layout.has(key) for key in keys]
+    def _open(self) -> None:
+        context, root = self.context, self._root
+        check_namespace(context.namespace)
+        make_root(root.path, shared_writes=self.settings.allow_writable_by_others)
+        check_local(root.path)
+        least = least_capacity(context.row_bytes, root.journal_bytes)
+        if self._bounds.capacity is not None and self._bounds.capacity < least:
+            raise RootRefusedError(
+                f"a capacity of {format_size(self._bounds.capacity)} has no room for one block and the index: "
+                f"set it to {format_size(least)} at least"
+            )
+        member, refusal = self._join()
+        opened = Opened(member=member, contents=self._contents)
+        upkeep = Upkeep(
+            root,
+            self._bounds,
+            context.description,
+            may_write=not self.settings.read_only,
+            report_stored=context.report_stored,
+            report_evicted=context.report_evicted,
+        )
+        store = BlockStore(
+            opened, Sealer(context.namespace), upkeep.make_room, upkeep.forget_extents, context.report_evicted
+        )
+        store.refusal = refusal
+        upkeep.attach(store)
+        self._store, self._upkeep = store, upkeep
+        upkeep.start()
 
-    def store(self, key: OffloadKey, block: memoryview) -> None:
-        """Write one block. Raises ``OSError``, such as ``ENOSPC``, and then it is not there."""
-        self._layout.put(key, block)
-
-    def load(self, key: OffloadKey, into: memoryview) -> bool:
-        """Read one block; a file that is too short or too long is removed, and absent. Raises ``OSError``."""
-        return self._layout.get(key, into)
-
-    def delete(self, keys: Sequence[OffloadKey]) -> None:
-        """Remove blocks. Raises ``OSError``."""
-        for key in keys:
-            self._layout.remove(key)
+    def _join(self) -> tuple[Membership, OSError | None]:
+        """Take part in the root; where nothing can be written, only look in, and say why."""
+        context, root = self.context, self._root
+        refusal = OSError(errno.EROFS, "the tier is configured read_only")
+        if not self.settings.read_only:
+            try:
+                return root.join(context.namespace, context.row_bytes, context.description), None
+            except OSError as error:
+                refusal = error
+        member = root.look_in(context.namespace, context.row_bytes)
+        if member is None:
+            raise refusal
+        if not self.settings.read_only:
+            self._warn(
+                f"can't write below {root.path}: {refusal.strerror or refusal}. Its blocks are served; stores fail as "
+                "long as that lasts"
+            )
+        return member, refusal
 
     def close(self) -> None:
-        """Nothing is kept open."""
+        """Close what is open; claims that are left are freed. Raises ``OSError``."""
+        store, self._store, self._upkeep = self._store, None, None
+        if store is not None:
+            self._root.leave(store.opened.member, remove=self._was_removed)
+
+    # Blocks.
+
+    def contains(self, keys: Sequence[OffloadKey]) -> Sequence[bool]:
+        """Which of *keys* are stored, from memory."""
+        return [place is not None for place in self._contents.find(keys)]
+
+    def store(self, key: OffloadKey, block: memoryview) -> None:
+        """Store one block, synced. Raises ``OSError``, such as ``ENOSPC``, and then it is not there."""
+        (outcome,) = self.store_many([key], [block])
+        if isinstance(outcome, Exception):
+            raise outcome
+
+    def store_many(self, keys: Sequence[OffloadKey], blocks: Sequence[memoryview]) -> Sequence[Outcome]:
+        """Store blocks in neighbouring slots with as few writes as can be, and one sync."""
+        store = self._opened()
+        try:
+            return store.store(keys, blocks)
+        except IndexDamagedError as damage:
+            self._note(damage)
+            raise
+
+    def load(self, key: OffloadKey, into: memoryview) -> bool:
+        """Read one block. Raises ``OSError``."""
+        (outcome,) = self.load_many([key], [into])
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
+
+    def load_many(self, keys: Sequence[OffloadKey], intos: Sequence[memoryview]) -> Sequence[Outcome]:
+        """Read blocks, neighbouring ones together."""
+        store = self._opened()
+        try:
+            return store.load(keys, intos)
+        except IndexDamagedError as damage:
+            self._note(damage)
+            raise
+
+    def delete(self, keys: Sequence[OffloadKey]) -> None:
+        """Free the slots of these blocks. Raises ``OSError``."""
+        self._opened().delete(keys)
+
+    def touch(self, keys: Sequence[OffloadKey]) -> None:
+        """These blocks were used."""
+        self._contents.use(keys)
+
+    def follow(self) -> None:
+        """Learn what other processes changed, and keep root and index in order. Raises ``OSError``."""
+        self._opened()
+        assert self._upkeep is not None, "open without upkeep"
+        self._upkeep.follow()
 
     def remove_namespace(self) -> None:
-        """Remove the namespace's directory. Raises ``OSError``."""
-        self._layout.remove_all()
+        """Remove the namespace's extents and its directory. Raises ``OSError``."""
+        self._opened()
+        assert self._upkeep is not None, "open without upkeep"
+        self._upkeep.remove_namespace()
+        self._was_removed = True
 
-    def scan(self) -> Iterable[BlockInfo]:
-        """Every stored block of the namespace. Raises ``OSError``."""
-        return self._layout.scan()
+    # Within.
 
-    def _warn(self, what: str, error: OSError, consequence: str) -> None:
-        self.context.log.warning(
-            "tier %r (kvtier-disk): %s in %s: %s. %s",
-            self.context.name,
-            what,
-            self._directory,
-            error.strerror or error,
-            consequence,
-        )
+    def _opened(self) -> BlockStore:
+        if self._store is None:
+            raise OSError(errno.EBADF, "the tier is not open")
+        return self._store
+
+    def _note(self, damage: IndexDamagedError) -> None:
+        if self._upkeep is not None:
+            self._upkeep.note_damage(damage)
+
+    def _warn(self, text: str) -> None:
+        self.context.log.warning("tier %r (kvtier-disk): %s", self.context.name, text)

@@ -107,6 +107,8 @@ class WorkerReport:
     bytes_per_token: int
     integrity_misses: int
     """Blocks that a tier returned and the proof refused."""
+    disk_read_vs_raw: float | None = None
+    """The disk tier's time to read the prefix over the time to read as many bytes of its files without it."""
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Self:

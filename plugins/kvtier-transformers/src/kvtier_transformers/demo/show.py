@@ -65,7 +65,7 @@ class Show:
 
         Raises ``ConfigError`` when the model, ``PluginError`` when the disk tier is not installed.
         """
-        settings = self._write_settings()
+        self._write_settings()
         with Progress(
             TextColumn("{task.description}"),
             BarColumn(),
@@ -77,7 +77,8 @@ class Show:
             self._work((Leg.PLAIN, Leg.COLD_TIERS, Leg.POOL), _QUESTIONS)
             corrupted = 0
             if self._corrupt:
-                corrupted = len(flip_bytes(self._data, self._prefix_tokens // settings.pool.block_size))
+                shared = self._prefix_tokens * self._reports[0].bytes_per_token
+                corrupted = len(flip_bytes(self._data, shared))
             for question in _QUESTIONS:
                 drop_page_cache(self._data)
                 self._work((Leg.DISK,), (question,))
@@ -94,6 +95,7 @@ class Show:
             integrity_misses=sum(report.integrity_misses for report in self._reports),
             corrupted_files=corrupted,
             pairs=self._pairs,
+            disk_read_vs_raw=self._reports[-1].disk_read_vs_raw,
         )
 
     def _write_settings(self) -> Settings:

@@ -50,6 +50,8 @@ class Summary:
 
     None when not measured.
     """
+    disk_read_vs_raw: float | None
+    """``None`` when not all blocks were there to be read."""
 
     def to_json(self) -> dict[str, Any]:
         """Plain data."""
@@ -111,6 +113,7 @@ class Results:
         integrity_misses: int,
         corrupted_files: int,
         pairs: Sequence[OverheadPair] = (),
+        disk_read_vs_raw: float | None = None,
     ) -> Summary:
         """The numbers. *max_logit_diff* is over all answers, against those without kvtier."""
         overheads = [pair.tiers_cpu_s / pair.plain_cpu_s for pair in pairs]
@@ -137,6 +140,7 @@ class Results:
             integrity_misses=integrity_misses,
             corrupted_files=corrupted_files,
             store_overhead_cpu=median(overheads) if overheads else None,
+            disk_read_vs_raw=disk_read_vs_raw,
         )
 
     def render(self, summary: Summary) -> RenderableType:
@@ -164,6 +168,11 @@ class Results:
             f"Times to the first token are medians over {summary.questions} questions (tiers empty: the first one), "
             "process start and model load left out; tokens restored are those of the question that got fewest."
         )
+        if summary.disk_read_vs_raw is not None:
+            lines.append(
+                f"Reading the text's blocks took the disk tier {summary.disk_read_vs_raw:.2f} times as long as reading "
+                "as many bytes of its files without it."
+            )
         if summary.corrupted_files:
             lines.append(
                 f"Damaged {summary.corrupted_files} stored files: {summary.integrity_misses} blocks were refused and "

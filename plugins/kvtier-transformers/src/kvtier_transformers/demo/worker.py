@@ -9,6 +9,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any
 
@@ -16,10 +17,11 @@ import numpy as np
 import torch
 from transformers import DynamicCache
 
-from kvtier_core import KvtierError
+from kvtier_core import KvtierError, RequestIdentity, hash_blocks, load_settings, make_offload_key
 from kvtier_transformers.decoding import GreedyDecoder, Progress
 from kvtier_transformers.demo.legs import Answer, Leg, Order, OverheadPair, WorkerReport
 from kvtier_transformers.demo.manual import make_prompts
+from kvtier_transformers.demo.reading import read_vs_raw
 from kvtier_transformers.engine import Engine, Generation
 from kvtier_transformers.models import LoadedModel, find_smollm2, load
 
@@ -76,10 +78,25 @@ class _Worker:
                     )
                     self._answered(leg, question, generation)
             _flush(engine)
+            stats = engine.stats()
             self._report = WorkerReport(
                 bytes_per_token=engine.bytes_per_token,
-                integrity_misses=sum(tier["integrity_misses"] for tier in engine.stats()["tiers"].values()),
+                integrity_misses=sum(tier["integrity_misses"] for tier in stats["tiers"].values()),
             )
+        if Leg.DISK in legs and self._order.questions[-1] == len(self._prompts) - 1:
+            self._report = replace(
+                self._report, disk_read_vs_raw=self._compare_reading(stats["pool"]["row_bytes"])
+            )
+
+    def _compare_reading(self, row_bytes: int) -> float | None:
+        """The disk tier beside raw reads, for the text that all questions share."""
+        settings = load_settings(file=Path(self._order.directory) / "kvtier.toml", environ={})
+        (tier,) = settings.tiers
+        prompt = self._prompts[0][: self._order.prefix_tokens]
+        hashes = hash_blocks(prompt, settings.pool.block_size, RequestIdentity())
+        keys = [make_offload_key(block_hash, 0) for block_hash in hashes]
+        root = Path(self._order.directory) / "tier"
+        return read_vs_raw(settings, tier, root, keys, row_bytes)
 
     def _open_engine(self) -> Engine:
         return Engine.open(

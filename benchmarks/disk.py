@@ -1,0 +1,142 @@
+"""How fast the disk tier is, beside fio and, with ``--against vllm``, vLLM's ``fs`` tier, in one run.
+
+``python benchmarks/disk.py [--json] [--against vllm] [--directory DIR]``. Every contender moves the same bytes with
+blocks of the same size, past the page cache, in jobs of the same size, one after another in every round; the first
+round only warms up. What is printed are medians. fio (Debian's package) writes and reads a file that is there already;
+vLLM's tier (``BENCH_VLLM_PYTHON`` names an interpreter that has vLLM 0.32) makes its directories as it goes, and its
+files are removed between rounds, which is not timed. ``bare`` is what our tier does without index and proofs.
+
+Decides what is measured; the contenders are in ``contenders``.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import sys
+import tempfile
+from collections import defaultdict
+from collections.abc import Sequence
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
+from disk_contenders import Bare, Contender, Fio, Measured, Ours, Rows, Vllm
+
+SIZES = {"128KiB": 128 << 10, "1MiB": 1 << 20, "8MiB": 8 << 20}
+JOB_BYTES = 4 << 20
+GIB = 1 << 30
+
+
+def measure(
+    contenders: Sequence[Contender], rows: Rows, rounds: int
+) -> dict[tuple[str, str], list[Measured]]:
+    """Let each contender store and load in every round; the measures of all rounds but the first."""
+    measured: dict[tuple[str, str], list[Measured]] = defaultdict(list)
+    for number in range(rounds + 1):
+        turn = number % len(contenders)
+        for contender in (*contenders[turn:], *contenders[:turn]):
+            for what, work in (("store", contender.store), ("load", contender.load)):
+                one = work(rows, number)
+                if number > 0:
+                    measured[contender.name, what].append(one)
+            contender.clear()
+    return measured
+
+
+def summarize(size: str, measured: dict[tuple[str, str], list[Measured]], rows: Rows) -> dict[str, object]:
+    """Medians of one block size."""
+    return {
+        f"{name}_{what}_{size}": {
+            "mb_per_s": round(statistics.median(rows.total_bytes / one.seconds for one in all_) / 1e6, 1),
+            "cpu_s_per_gib": round(statistics.median(one.cpu_s for one in all_) / rows.total_bytes * GIB, 4),
+        }
+        for (name, what), all_ in measured.items()
+    }
+
+
+def ratio(measured: dict[tuple[str, str], list[Measured]], what: str, ours: str, theirs: str) -> float:
+    """How many times as fast as *theirs* we are: the median over rounds, each against its own neighbour."""
+    pairs = zip(measured[ours, what], measured[theirs, what], strict=True)
+    return round(statistics.median(their.seconds / our.seconds for our, their in pairs), 3)
+
+
+def run(arguments: argparse.Namespace, directory: Path) -> dict[str, object]:
+    """Everything, as one JSON object."""
+    results: dict[str, object] = {}
+    ratios: dict[str, float] = {}
+    cpu: dict[str, float] = {}
+    cost: dict[str, float] = {}
+    for size, row_bytes in {size: SIZES[size] for size in arguments.sizes}.items():
+        rows = Rows(row_bytes, max(arguments.bytes, 4 * row_bytes), JOB_BYTES)
+        contenders: list[Contender] = [
+            Ours(directory, arguments.threads),
+            Fio(directory),
+            Bare(directory, arguments.threads),
+            Ours(directory, arguments.threads, proofs=True),
+        ]
+        if arguments.against == "vllm":
+            contenders.append(Vllm(directory, os.environ["BENCH_VLLM_PYTHON"]))
+        try:
+            measured = measure(contenders, rows, arguments.rounds)
+        finally:
+            for contender in contenders:
+                contender.close()
+            rows.close()
+        results |= summarize(size, measured, rows)
+        for what in ("store", "load"):
+            ratios[f"{what}_{size}_vs_fio"] = ratio(measured, what, "ours", "fio")
+            cost[f"{what}_{size}"] = round(1 / ratio(measured, what, "ours_with_proofs", "bare") - 1, 3)
+            if arguments.against == "vllm":
+                ratios[f"{what}_{size}_vs_vllm"] = ratio(measured, what, "ours", "vllm")
+            cpu[f"{what}_{size}"] = round(
+                statistics.median(one.cpu_s for one in measured["ours", what]) / rows.total_bytes * GIB, 4
+            )
+        if not arguments.json:
+            print_size(size, measured, rows)
+    return {
+        "ratios": ratios,
+        "cpu_s_per_gib": max(cpu.get("store_1MiB", 0.0), cpu.get("load_1MiB", 0.0)),
+        "cpu_s_per_gib_by_size": cpu,
+        "integrity_and_index_cost": cost,
+        "results": results,
+    }
+
+
+def print_size(size: str, measured: dict[tuple[str, str], list[Measured]], rows: Rows) -> None:
+    """One block size, for people."""
+    for (name, what), all_ in measured.items():
+        rates = sorted(rows.total_bytes / one.seconds / 1e6 for one in all_)
+        cpu_s = statistics.median(one.cpu_s for one in all_) / rows.total_bytes * GIB
+        print(
+            f"{size:>7} {what:<5} {name:<17} {statistics.median(rates):7.0f} MB/s"
+            f" ({rates[0]:.0f}-{rates[-1]:.0f})  {cpu_s:.3f} CPU s/GiB",
+            flush=True,
+        )
+
+
+def main() -> None:
+    """Parse, measure, print."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object, alone on the last line")
+    parser.add_argument("--against", choices=["vllm"], help="also measure this one")
+    parser.add_argument("--directory", type=Path, help="where to store (default: a temporary directory)")
+    parser.add_argument(
+        "--bytes", type=int, default=512 << 20, help="bytes moved each time (default 512 MiB)"
+    )
+    parser.add_argument(
+        "--sizes", nargs="+", choices=SIZES, default=list(SIZES), help="block sizes (default all)"
+    )
+    parser.add_argument(
+        "--threads", type=int, default=8, help="I/O threads of our tier and of bare (default 8)"
+    )
+    parser.add_argument("--rounds", type=int, default=5, help="rounds after the first (default 5)")
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory(dir=arguments.directory, prefix="kvtier-bench-") as directory:
+        result = run(arguments, Path(directory))
+    print(json.dumps(result if arguments.json else result["ratios"]))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,69 @@
+"""``kvtier disk``: look at a disk tier's root, or make its index anew from the extents.
+
+Decides what is shown; what is done is done by ``extents``. Works on roots with ``layout = "extents"``.
+"""
+
+import argparse
+import sys
+from pathlib import Path
+
+from kvtier_core import TierOpenError, format_size
+from kvtier_disk.extents.index import Index
+from kvtier_disk.extents.root import Root
+
+help = "look at a disk tier's root, or make its index anew"  # noqa: A001 - the commands' interface
+
+_MAX_OPEN = 16
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's arguments."""
+    parser.add_argument(
+        "action", choices=["status", "rebuild"], help="show what the root holds, or make its index anew"
+    )
+    parser.add_argument("root", type=Path, help="the tier's root directory")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Do it; 0. Raises ``TierOpenError`` when the root or its index can't be used."""
+    root = Root(args.root.expanduser(), capacity=None, max_open=_MAX_OPEN, warn=_tell)
+    try:
+        if args.action == "rebuild":
+            if not args.root.is_dir():
+                raise TierOpenError(f"{args.root} is no directory: name the root of a disk tier")
+            with root.exclusively():
+                root.rebuild("that was asked for").database.close()
+        _show(root)
+    except OSError as error:
+        if isinstance(error, TierOpenError):
+            raise
+        raise TierOpenError(f"{args.root}: {error.strerror or error}") from error
+    return 0
+
+
+def _show(root: Root) -> None:
+    index = root.snapshot()
+    if index is None:
+        raise TierOpenError(f"{root.path} holds no index of a disk tier: name its root")
+    try:
+        _show_index(root, index)
+    finally:
+        index.database.close()
+
+
+def _show_index(root: Root, index: Index) -> None:
+    census = index.census(root.journal_bytes)
+    held = census.bytes_by_namespace()
+    _say(f"{root.path}: {format_size(census.total_bytes)} in {len(census.extents)} extents and the index")
+    for id_, namespace in sorted(index.namespaces().items(), key=lambda item: -census.used[item[0]]):
+        blocks = sum(1 for _ in index.pairs_of(id_))
+        size = format_size(namespace.row_bytes)
+        _say(f"  {namespace.name}: {blocks} blocks of {size}, {format_size(held[id_])} reserved")
+
+
+def _say(text: str) -> None:
+    sys.stdout.write(f"{text}\n")
+
+
+def _tell(text: str) -> None:
+    sys.stderr.write(f"{text}\n")

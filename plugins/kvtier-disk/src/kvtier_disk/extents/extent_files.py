@@ -1,0 +1,328 @@
+"""Reads and writes rows in the extent files of one namespace: neighbouring rows in one call, without a copy.
+
+Decides how bytes get to the disk: past the page cache (``O_DIRECT``) where file system and memory allow it, else
+through it. Never decides where a row goes, nor whether it is a block. Safe from any thread.
+"""
+
+import errno
+import os
+import stat
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from kvtier_core import OffloadKey
+from kvtier_disk.extents.form import (
+    ALIGNMENT,
+    ENTRY_BYTES,
+    HEADER_BYTES,
+    Shape,
+    make_entry,
+    make_header,
+    read_header,
+)
+
+TAIL_BYTES = 64
+"""The proof at the end of a row."""
+_MAX_BUFFERS = 512  # in one call; the kernel takes 1024
+_NO_FILE = frozenset({errno.ELOOP, errno.ENXIO, errno.ENODEV, errno.ENOENT, errno.ENOTDIR, errno.EISDIR})
+_OUT_OF_DESCRIPTORS = frozenset({errno.EMFILE, errno.ENFILE})
+_NOT_SUPPORTED = frozenset({errno.EOPNOTSUPP, errno.EINVAL, errno.ENODEV, errno.ENOSYS})
+
+
+class ExtentLostError(Exception):
+    """What stands under an extent's name is not that extent."""
+
+
+@dataclass(eq=False)
+class _Open:
+    shape: Shape
+    buffered: int
+    direct: int | None
+    users: int = 0
+    descriptors: list[int] = field(default_factory=list)
+
+    def close(self) -> None:
+        for fd in self.descriptors:
+            os.close(fd)
+        self.descriptors.clear()
+
+
+class ExtentFiles:
+    """The extents in *directory*. At most *max_open* stay open, and those in use beyond it."""
+
+    def __init__(
+        self,
+        directory: Path,
+        namespace: str,
+        row_bytes: int,
+        *,
+        direct: bool,
+        read_only: bool,
+        max_open: int,
+        warn_once: Callable[[str, str], None],
+    ) -> None:
+        self.directory = directory
+        self._namespace = namespace
+        self._row_bytes = row_bytes
+        self._direct = direct and row_bytes % ALIGNMENT == 0
+        self._read_only = read_only
+        self._max_open = max_open
+        self._warn_once = warn_once
+        self._lost: set[int] = set()
+        self._lock = threading.Lock()
+        self._open: OrderedDict[int, _Open] = OrderedDict()
+
+    def path_of(self, extent: int) -> Path:
+        """Where an extent is."""
+        return self.directory / f"{extent:010x}.ext"
+
+    # Whole extents.
+
+    def make(self, extent: int, shape: Shape) -> None:
+        """Make a new extent with room for all its rows. Raises ``OSError``; nothing is left then."""
+        path = self.path_of(extent)
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
+        try:
+            self._allocate(fd, shape.file_bytes)
+            _write_all(fd, make_header(extent, shape, self._namespace), 0)
+            os.fsync(fd)
+        except BaseException:
+            with suppress(OSError):
+                path.unlink()
+            raise
+        finally:
+            os.close(fd)
+
+    def _allocate(self, fd: int, size: int) -> None:
+        try:
+            os.posix_fallocate(fd, 0, size)
+        except OSError as error:
+            if error.errno not in _NOT_SUPPORTED:
+                raise
+            self._warn_once(
+                "fallocate",
+                "this file system can't reserve room: a full disk shows only when blocks are stored",
+            )
+            os.ftruncate(fd, size)
+
+    def remove(self, extent: int) -> None:
+        """Remove an extent and give its room back at once, also where other processes have it open."""
+        self.forget([extent])
+        path = self.path_of(extent)
+        with suppress(FileNotFoundError, IsADirectoryError):  # a directory is somebody's, and in nobody's way
+            if stat.S_ISREG(path.lstat().st_mode):
+                os.truncate(path, 0)
+            path.unlink()
+
+    def forget(self, extents: Sequence[int]) -> None:
+        """Close these extents as soon as nobody uses them."""
+        with self._lock:
+            for extent in extents:
+                opened = self._open.pop(extent, None)
+                if opened is not None and opened.users == 0:
+                    opened.close()
+
+    def close(self) -> None:
+        """Close everything."""
+        self.forget(list(self._open))
+
+    # Rows.
+
+    def read(self, extent: int, first_slot: int, rows: Sequence[memoryview]) -> list[bool | OSError]:
+        """Fill *rows* from neighbouring slots: True, False where the file ends before, or what went wrong."""
+        try:
+            with self._using(extent) as opened:
+                return self._read(opened, first_slot, rows)
+        except ExtentLostError:
+            self._lost.add(extent)
+            return [False] * len(rows)
+        except OSError as error:
+            return [bare(error)] * len(rows)
+
+    def _read(self, opened: _Open, first_slot: int, rows: Sequence[memoryview]) -> list[bool | OSError]:
+        offset = opened.shape.row_offset(first_slot)
+        try:
+            done = _move(os.preadv, opened, rows, offset)
+        except OSError as error:
+            if len(rows) == 1:
+                return [bare(error)]
+            # One bad spot must not cost the neighbours.
+            return [
+                outcome
+                for index, row in enumerate(rows)
+                for outcome in self._read(opened, first_slot + index, [row])
+            ]
+        return [done >= (index + 1) * self._row_bytes for index in range(len(rows))]
+
+    def write(
+        self,
+        extent: int,
+        first_slot: int,
+        keys: Sequence[OffloadKey],
+        rows: Sequence[memoryview],
+        time: float,
+    ) -> None:
+        """Write *rows* into neighbouring slots, and their keys into the table. Raises ``OSError``."""
+        try:
+            with self._using(extent) as opened:
+                shape = opened.shape
+                entries = b"".join(make_entry(key, time) for key in keys)
+                _write_all(opened.buffered, entries, shape.entry_offset(first_slot))
+                size = sum(map(len, rows))
+                done = _move(os.pwritev, opened, rows, shape.row_offset(first_slot))
+                if done < size:
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.path_of(extent)))
+        except ExtentLostError as lost:
+            self._lost.add(extent)
+            raise OSError(errno.ENOENT, str(lost), str(self.path_of(extent))) from None
+
+    def sync(self, extent: int) -> None:
+        """Let what was written reach the disk. Raises ``OSError``."""
+        try:
+            with self._using(extent) as opened:
+                os.fdatasync(opened.buffered)
+        except ExtentLostError as lost:
+            raise OSError(errno.ENOENT, str(lost), str(self.path_of(extent))) from None
+
+    def survey(self, extent: int) -> tuple[Shape, list[tuple[bytes, bytes]]]:
+        """Shape, and for each slot the table's entry and the end of the row, to find out what is there.
+
+        Cost: one small read a used slot. Raises ``ExtentLostError``, ``OSError``.
+        """
+        with self._using(extent) as opened:
+            shape = opened.shape
+            table = os.pread(opened.buffered, shape.slots * ENTRY_BYTES, HEADER_BYTES)
+            entries = [table[at : at + ENTRY_BYTES] for at in range(0, len(table), ENTRY_BYTES)]
+            end = shape.row_bytes - TAIL_BYTES
+            return shape, [
+                (
+                    entry,
+                    os.pread(opened.buffered, TAIL_BYTES, shape.row_offset(slot) + end)
+                    if any(entry)
+                    else b"",
+                )
+                for slot, entry in enumerate(entries)
+            ]
+
+    def take_lost(self) -> list[int]:
+        """The extents that turned out to be lost since the last call."""
+        lost = list(self._lost)
+        self._lost.difference_update(lost)
+        return lost
+
+    # Descriptors.
+
+    @contextmanager
+    def _using(self, extent: int) -> Iterator[_Open]:
+        with self._lock:
+            opened = self._open.get(extent)
+            if opened is None:
+                opened = self._open[extent] = self._open_extent(extent)
+            opened.users += 1
+            self._open.move_to_end(extent)
+            self._shrink(self._max_open)
+        try:
+            yield opened
+        finally:
+            with self._lock:
+                opened.users -= 1
+                if opened.users == 0 and self._open.get(extent) is not opened:
+                    opened.close()
+
+    def _shrink(self, limit: int) -> None:
+        surplus = len(self._open) - limit
+        for extent in [extent for extent, opened in self._open.items() if opened.users == 0][
+            : max(0, surplus)
+        ]:
+            self._open.pop(extent).close()
+
+    def _open_extent(self, extent: int) -> _Open:
+        try:
+            return self._try_open(extent)
+        except OSError as error:
+            if error.errno not in _OUT_OF_DESCRIPTORS:
+                raise
+        self._shrink(0)
+        return self._try_open(extent)
+
+    def _try_open(self, extent: int) -> _Open:
+        path = self.path_of(extent)
+        flags = os.O_RDONLY if self._read_only else os.O_RDWR
+        flags |= os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+        try:
+            buffered = os.open(path, flags)
+        except OSError as error:
+            # Without its directory the whole root is gone, or not mounted: it may come back as it was.
+            if error.errno in _NO_FILE and self.directory.is_dir():
+                raise ExtentLostError(f"{path} is no extent") from error
+            raise
+        opened = _Open(Shape(row_bytes=self._row_bytes, slots=1), buffered, None, descriptors=[buffered])
+        try:
+            opened.shape = self._checked_shape(extent, buffered)
+            if self._direct:
+                opened.direct = os.open(path, flags | os.O_DIRECT)
+                opened.descriptors.append(opened.direct)
+        except BaseException:
+            opened.close()
+            raise
+        return opened
+
+    def _checked_shape(self, extent: int, fd: int) -> Shape:
+        path = self.path_of(extent)
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            raise ExtentLostError(f"{path} is no regular file")
+        header = read_header(os.pread(fd, HEADER_BYTES, 0))
+        if header is None:
+            raise ExtentLostError(f"{path} has no header of an extent")
+        found, shape, namespace = header
+        if (found, shape.row_bytes, namespace) != (extent, self._row_bytes, self._namespace):
+            raise ExtentLostError(f"{path} is an extent of {namespace!r}, number {found}")
+        return shape
+
+
+def bare(error: OSError) -> OSError:
+    """*error* to be kept: without the frames it came through, which would keep the rows' memory in use."""
+    error.__traceback__ = error.__context__ = None
+    return error
+
+
+def _move(
+    call: Callable[[int, Sequence[memoryview], int], int],
+    opened: _Open,
+    rows: Sequence[memoryview],
+    offset: int,
+) -> int:
+    """Move all rows at *offset* with ``preadv`` or ``pwritev``; returns how many bytes: fewer at the file's end."""
+    fd = opened.buffered if opened.direct is None else opened.direct
+    size = sum(map(len, rows))
+    total = 0
+    waiting = list(rows)
+    while waiting:
+        try:
+            done = call(fd, waiting[:_MAX_BUFFERS], offset + total)
+        except OSError as error:
+            if error.errno != errno.EINVAL or fd == opened.buffered:
+                raise
+            fd = opened.buffered  # memory that is not aligned; the engine's rows are
+            continue
+        if done == 0:
+            break
+        total += done
+        if total == size:
+            break
+        while waiting and done >= len(waiting[0]):
+            done -= len(waiting.pop(0))
+        if done:
+            waiting[0] = waiting[0][done:]
+            fd = opened.buffered  # a part of a row is not aligned any more
+    return total
+
+
+def _write_all(fd: int, content: bytes, offset: int) -> None:
+    done = 0
+    while done < len(content):
+        done += os.pwrite(fd, content[done:], offset + done)

@@ -1,0 +1,490 @@
+"""The index of a root: which slot of which extent holds which block, for all namespaces and processes together.
+
+Every method is one transaction (large removals are several, each whole). A slot is *free*, *claimed* (its owner is
+writing into it) or holds a block; it changes hands only here. ``changes`` tells other processes what happened.
+Decides nothing: what to remove, and when, comes from outside. Every method raises ``OSError``.
+"""
+
+import sqlite3
+import struct
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from kvtier_core import OffloadKey
+from kvtier_disk.extents.contents import Pair
+from kvtier_disk.extents.database import PAGE_BYTES, Database
+from kvtier_disk.extents.form import MAX_SLOTS, extent_of, place_of
+from kvtier_disk.extents.room import Census, ExtentInfo
+
+VERSION = 1
+SLOT_BYTES = 160
+"""What a slot takes in the index, changes included, at most."""
+BASE_BYTES = 256 << 10
+"""What the index takes without any slot, with everything that is neither extent, slot nor journal."""
+NOBODY = 0
+"""No namespace's and no owner's number."""
+_CHUNK = 512
+_MIN_CHANGES = 256
+_MAKING, _READY, _LEAVING = 0, 1, 2
+
+_SCHEMA = """
+CREATE TABLE namespaces (
+    id INTEGER PRIMARY KEY, name TEXT NOT NULL, row_bytes INTEGER NOT NULL, used REAL NOT NULL,
+    UNIQUE (name, row_bytes));
+CREATE TABLE owners (
+    id INTEGER PRIMARY KEY AUTOINCREMENT, lock TEXT NOT NULL, namespace INTEGER NOT NULL);
+CREATE TABLE extents (
+    id INTEGER PRIMARY KEY AUTOINCREMENT, namespace INTEGER NOT NULL, bytes INTEGER NOT NULL,
+    slots INTEGER NOT NULL, state INTEGER NOT NULL, owner INTEGER);
+CREATE TABLE slots (
+    place INTEGER PRIMARY KEY, namespace INTEGER NOT NULL, key BLOB, time REAL, owner INTEGER);
+CREATE INDEX free_slots ON slots (namespace, place) WHERE key IS NULL AND owner IS NULL;
+CREATE INDEX claimed_slots ON slots (owner) WHERE owner IS NOT NULL;
+CREATE TABLE changes (
+    number INTEGER PRIMARY KEY, count INTEGER NOT NULL, namespace INTEGER NOT NULL, owner INTEGER NOT NULL,
+    stored INTEGER NOT NULL, pairs BLOB NOT NULL);
+"""
+_COUNT = struct.Struct("<I")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Namespace:
+    """One namespace with blocks of one size."""
+
+    id: int
+    name: str
+    row_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExtentRow:
+    """One extent: whose it is, how large, and whether it is in use (not being made or removed)."""
+
+    id: int
+    namespace: int
+    bytes: int
+    slots: int
+    is_ready: bool
+    owner: int | None
+
+
+class Index:
+    """The tables. Safe from any thread; other processes use the same file."""
+
+    def __init__(self, database: Database) -> None:
+        """On a database that is new or has these tables. Raises ``IndexDamagedError`` for another one."""
+        self.database = database
+        self._unpruned = 0
+        with database.reading() as connection:
+            version = connection.execute("PRAGMA user_version").fetchone()[0]
+        if version == 0 and not database.read_only:
+            with database.transaction() as connection:
+                if connection.execute("PRAGMA user_version").fetchone()[0] == 0:
+                    for statement in _SCHEMA.split(";\n"):
+                        connection.execute(statement)
+                    connection.execute(f"PRAGMA user_version = {VERSION}")
+        with database.reading() as connection:  # an index of another form raises here
+            connection.execute("SELECT max(number) FROM changes").fetchone()
+
+    # Namespaces and owners.
+
+    def add_namespace(self, name: str, row_bytes: int, now: float) -> Namespace:
+        """The namespace of this name and size of block, made if it is new; it is used now."""
+        with self.database.transaction() as connection:
+            (id_,) = connection.execute(
+                "INSERT INTO namespaces (name, row_bytes, used) VALUES (?, ?, ?)"
+                " ON CONFLICT DO UPDATE SET used = excluded.used RETURNING id",
+                (name, row_bytes, now),
+            ).fetchone()
+        return Namespace(id=id_, name=name, row_bytes=row_bytes)
+
+    def namespaces(self) -> dict[int, Namespace]:
+        """All namespaces, by id."""
+        with self.database.reading() as connection:
+            rows = connection.execute("SELECT id, name, row_bytes FROM namespaces").fetchall()
+        return {id_: Namespace(id=id_, name=name, row_bytes=size) for id_, name, size in rows}
+
+    def find_namespace(self, name: str, row_bytes: int) -> Namespace:
+        """The namespace of this name and size of block; one that holds nothing when there is none."""
+        with self.database.reading() as connection:
+            row = connection.execute(
+                "SELECT id FROM namespaces WHERE name = ? AND row_bytes = ?", (name, row_bytes)
+            ).fetchone()
+        return Namespace(id=row[0] if row else NOBODY, name=name, row_bytes=row_bytes)
+
+    def mark_used(self, namespace: int, now: float) -> None:
+        """The namespace was used."""
+        with self.database.transaction() as connection:
+            connection.execute("UPDATE namespaces SET used = ? WHERE id = ?", (now, namespace))
+
+    def remove_namespaces(self, ids: Iterable[int]) -> list[int]:
+        """Forget those of these namespaces that have neither an extent nor an owner; returns them."""
+        with self.database.transaction() as connection:
+            return [
+                id_
+                for id_ in ids
+                if connection.execute(
+                    "DELETE FROM namespaces WHERE id = ?1"
+                    " AND NOT EXISTS (SELECT 1 FROM extents WHERE namespace = ?1)"
+                    " AND NOT EXISTS (SELECT 1 FROM owners WHERE namespace = ?1)",
+                    (id_,),
+                ).rowcount
+            ]
+
+    def add_owner(self, lock: str, namespace: int) -> int:
+        """A process whose life is shown by the file *lock* works on a namespace."""
+        with self.database.transaction() as connection:
+            id_ = connection.execute(
+                "INSERT INTO owners (lock, namespace) VALUES (?, ?)", (lock, namespace)
+            ).lastrowid
+        assert id_ is not None
+        return id_
+
+    def restore_owner(self, owner: int, lock: str, namespace: int) -> None:
+        """Another process took this owner for dead and removed it: from now on it may claim again."""
+        with self.database.transaction() as connection:
+            connection.execute(
+                "INSERT OR IGNORE INTO owners (id, lock, namespace) VALUES (?, ?, ?)",
+                (owner, lock, namespace),
+            )
+
+    def owners(self) -> list[tuple[int, str]]:
+        """Every owner and its lock."""
+        with self.database.reading() as connection:
+            return connection.execute("SELECT id, lock FROM owners").fetchall()
+
+    def remove_owner(self, owner: int) -> None:
+        """This owner is dead or gone: what it claimed is free, what it was making or removing is nobody's."""
+        with self.database.transaction() as connection:
+            connection.execute("UPDATE slots SET owner = NULL WHERE owner = ?", (owner,))
+            connection.execute("UPDATE extents SET owner = NULL WHERE owner = ?", (owner,))
+            connection.execute("DELETE FROM owners WHERE id = ?", (owner,))
+
+    # Slots.
+
+    def claim(
+        self, namespace: int, owner: int, count: int, victims: Callable[[int], Sequence[Pair]] | None = None
+    ) -> list[int]:
+        """Make up to *count* slots the owner's: free ones, then those of *victims*, which are evicted by that.
+
+        *victims* is asked for as many blocks as there are free slots too few. Returns places in order.
+        """
+        with self.database.transaction() as connection:
+            places = [
+                place
+                for (place,) in connection.execute(
+                    "SELECT place FROM slots WHERE namespace = ? AND key IS NULL AND owner IS NULL"
+                    " ORDER BY place LIMIT ?",
+                    (namespace, count),
+                )
+            ]
+            if victims is not None and len(places) < count:
+                evicted = victims(count - len(places))
+                there = self._pairs_at(connection, sorted(place for _, place in evicted))
+                places += [place for key, place in evicted if (key, place) in there]
+                places.sort()
+                self._record(connection, namespace, owner, stored=False, pairs=evicted)
+            connection.executemany(
+                "UPDATE slots SET key = NULL, time = NULL, owner = ? WHERE place BETWEEN ? AND ?",
+                ((owner, first, first + length - 1) for first, length in _runs(places)),
+            )
+        return places
+
+    def publish(
+        self, namespace: int, owner: int, stored: Sequence[Pair], replaced: Sequence[Pair], now: float
+    ) -> list[bool]:
+        """Rows are written and synced: their slots hold blocks from now on, those they replace are free.
+
+        False for a slot that is no longer the owner's.
+        """
+        with self.database.transaction() as connection:
+            mine = {
+                place
+                for first, length in _runs(sorted(place for _, place in stored))
+                for (place,) in connection.execute(
+                    "SELECT place FROM slots WHERE place BETWEEN ? AND ? AND owner = ?",
+                    (first, first + length - 1, owner),
+                )
+            }
+            pairs = [pair for pair in stored if pair[1] in mine]
+            connection.executemany(
+                "UPDATE slots SET key = ?, time = ?, owner = NULL WHERE place = ?",
+                ((key, now, place) for key, place in pairs),
+            )
+            self._forget(connection, namespace, owner, replaced)
+            self._record(connection, namespace, owner, stored=True, pairs=pairs)
+        return [place in mine for _, place in stored]
+
+    def unclaim(self, owner: int, places: Iterable[int]) -> None:
+        """The owner does not write into these slots after all."""
+        with self.database.transaction() as connection:
+            connection.executemany(
+                "UPDATE slots SET owner = NULL WHERE place = ? AND owner = ?",
+                ((place, owner) for place in places),
+            )
+
+    def forget(self, namespace: int, owner: int, pairs: Sequence[Pair]) -> None:
+        """Free these slots, as far as they hold these blocks."""
+        for chunk in _chunks(pairs):
+            with self.database.transaction() as connection:
+                self._forget(connection, namespace, owner, chunk)
+
+    def pairs_at(self, places: Sequence[int]) -> set[Pair]:
+        """What blocks these places hold now. Cheap where they are neighbours."""
+        with self.database.reading() as connection:
+            return self._pairs_at(connection, sorted(places))
+
+    def pairs_of(self, namespace: int) -> Iterator[Pair]:
+        """Every block of a namespace, in order of place. Read in parts, so that no writer's journal has to wait."""
+        after = -1
+        while True:
+            with self.database.reading() as connection:
+                rows = connection.execute(
+                    "SELECT key, place FROM slots WHERE place > ? AND namespace = ? AND key IS NOT NULL"
+                    " ORDER BY place LIMIT 20000",
+                    (after, namespace),
+                ).fetchall()
+            if not rows:
+                return
+            yield from rows
+            after = rows[-1][1]
+
+    def times_of(self, namespace: int, before: float | None = None, limit: int = -1) -> list[Pair]:
+        """Blocks in the order in which they were stored; with *before*, those stored earlier. Reads all slots."""
+        with self.database.reading() as connection:
+            return connection.execute(
+                "SELECT key, place FROM slots WHERE namespace = ? AND key IS NOT NULL AND time < ?"
+                " ORDER BY time LIMIT ?",
+                (namespace, float("inf") if before is None else before, limit),
+            ).fetchall()
+
+    # Changes.
+
+    def last_change(self) -> int:
+        """The number of the last change."""
+        with self.database.reading() as connection:
+            return self._last_change(connection)
+
+    def changes_since(
+        self, number: int, namespace: int, owner: int
+    ) -> tuple[int, list[tuple[bool, list[Pair]]]] | None:
+        """The last change, and what others stored (or removed) since *number*, in order; ``None`` when that is lost."""
+        with (
+            self.database.transaction()
+            if not self.database.read_only
+            else self.database.reading() as connection
+        ):
+            last = self._last_change(connection)
+            if last == number:
+                return last, []
+            first = connection.execute("SELECT min(number - count + 1) FROM changes").fetchone()[0]
+            if last < number or first is None or first > number + 1:
+                return None
+            rows = connection.execute(
+                "SELECT stored, pairs FROM changes WHERE number > ? AND namespace = ? AND owner <> ? ORDER BY number",
+                (number, namespace, owner),
+            ).fetchall()
+        return last, [(bool(stored), _unpack(pairs)) for stored, pairs in rows]
+
+    # Extents.
+
+    def census(self, journal_bytes: int) -> Census:
+        """What the root holds, and who has used it when."""
+        with (
+            self.database.transaction()
+            if not self.database.read_only
+            else self.database.reading() as connection
+        ):
+            rows = connection.execute("SELECT id, namespace, bytes, slots, state FROM extents").fetchall()
+            busy = {
+                extent_of(place)
+                for (place,) in connection.execute("SELECT place FROM slots WHERE owner IS NOT NULL")
+            }
+            used = dict(connection.execute("SELECT id, used FROM namespaces"))
+            pages = connection.execute("PRAGMA page_count").fetchone()[0]
+        index_bytes = max(pages * PAGE_BYTES, BASE_BYTES + sum(row[3] for row in rows) * SLOT_BYTES)
+        extents = [
+            ExtentInfo(id=id_, namespace=namespace, bytes=size, is_busy=state != _READY or id_ in busy)
+            for id_, namespace, size, _, state in rows
+        ]
+        return Census(extents=extents, used=used, other_bytes=index_bytes + journal_bytes)
+
+    def extents(self) -> list[ExtentRow]:
+        """All extents."""
+        with self.database.reading() as connection:
+            rows = connection.execute(
+                "SELECT id, namespace, bytes, slots, state, owner FROM extents"
+            ).fetchall()
+        return [
+            ExtentRow(id=id_, namespace=ns, bytes=size, slots=slots, is_ready=state == _READY, owner=owner)
+            for id_, ns, size, slots, state, owner in rows
+        ]
+
+    def begin_extent(self, namespace: int, owner: int, slots: int, size: int) -> int:
+        """An extent is about to be made: it counts from now on. Returns its id, which nobody had before."""
+        with self.database.transaction() as connection:
+            id_ = connection.execute(
+                "INSERT INTO extents (namespace, bytes, slots, state, owner) VALUES (?, ?, ?, ?, ?)",
+                (namespace, size, slots, _MAKING, owner),
+            ).lastrowid
+        assert id_ is not None
+        assert slots <= MAX_SLOTS
+        return id_
+
+    def adopt_extent(
+        self, id_: int, namespace: int, slots: int, size: int, blocks: Sequence[tuple[OffloadKey, int, float]]
+    ) -> None:
+        """An extent that the index did not know, with the *blocks* (key, place, time) found in it."""
+        with self.database.transaction() as connection:
+            connection.execute(
+                "INSERT INTO extents (id, namespace, bytes, slots, state) VALUES (?, ?, ?, ?, ?)",
+                (id_, namespace, size, slots, _READY),
+            )
+            self._add_slots(connection, id_, namespace, slots)
+            connection.executemany(
+                "UPDATE slots SET key = ?, time = ? WHERE place = ?",
+                ((key, time, place) for key, place, time in blocks),
+            )
+
+    def finish_extent(self, id_: int) -> bool:
+        """The extent is there: its slots are free. False when it was taken away meanwhile."""
+        with self.database.transaction() as connection:
+            row = connection.execute(
+                "UPDATE extents SET state = ?, owner = NULL WHERE id = ? AND state = ? RETURNING namespace, slots",
+                (_READY, id_, _MAKING),
+            ).fetchone()
+            if row is not None:
+                self._add_slots(connection, id_, *row)
+        return row is not None
+
+    def empty_extent(self, id_: int, owner: int | None, *, only_idle: bool) -> bool:
+        """Take an extent's slots away, whatever is in them; it still counts. False if somebody is writing into it."""
+        first, last = place_of(id_, 0), place_of(id_, MAX_SLOTS - 1)
+        with self.database.transaction() as connection:
+            busy = connection.execute(
+                "SELECT 1 FROM slots WHERE place BETWEEN ? AND ? AND owner IS NOT NULL LIMIT 1", (first, last)
+            ).fetchone()
+            if only_idle and busy:
+                return False
+            connection.execute("UPDATE extents SET state = ?, owner = ? WHERE id = ?", (_LEAVING, owner, id_))
+            # What is free must not be claimed any more; the rest goes in parts.
+            connection.execute("DELETE FROM slots WHERE place BETWEEN ? AND ? AND key IS NULL", (first, last))
+        while True:
+            with self.database.transaction() as connection:
+                rows = connection.execute(
+                    "DELETE FROM slots WHERE place IN"
+                    " (SELECT place FROM slots WHERE place BETWEEN ? AND ? LIMIT ?) RETURNING namespace, key, place",
+                    (first, last, _CHUNK),
+                ).fetchall()
+                if rows:
+                    pairs = [(OffloadKey(key), place) for _, key, place in rows if key is not None]
+                    self._record(connection, rows[0][0], NOBODY, stored=False, pairs=pairs)
+            if not rows:
+                return True
+
+    def drop_extent(self, id_: int) -> None:
+        """The file of an emptied extent is gone: it counts no more."""
+        with self.database.transaction() as connection:
+            connection.execute("DELETE FROM extents WHERE id = ?", (id_,))
+
+    # Inside a transaction.
+
+    def _add_slots(self, connection: sqlite3.Connection, id_: int, namespace: int, slots: int) -> None:
+        connection.executemany(
+            "INSERT INTO slots (place, namespace) VALUES (?, ?)",
+            ((place_of(id_, slot), namespace) for slot in range(slots)),
+        )
+
+    def _forget(
+        self, connection: sqlite3.Connection, namespace: int, owner: int, pairs: Sequence[Pair]
+    ) -> None:
+        connection.executemany(
+            "UPDATE slots SET key = NULL, time = NULL WHERE place = ? AND key = ?",
+            ((place, key) for key, place in pairs),
+        )
+        self._record(connection, namespace, owner, stored=False, pairs=pairs)
+
+    def _record(
+        self,
+        connection: sqlite3.Connection,
+        namespace: int,
+        owner: int,
+        *,
+        stored: bool,
+        pairs: Sequence[Pair],
+    ) -> None:
+        """Note a change for other processes. Numbers count blocks, so that a bound on them bounds the bytes."""
+        if not pairs:
+            return
+        connection.execute(
+            "INSERT INTO changes VALUES ((SELECT ifnull(max(number), 0) FROM changes) + ?1, ?1, ?, ?, ?, ?)",
+            (len(pairs), namespace, owner, stored, _pack(pairs)),
+        )
+        self._unpruned += len(pairs)
+        if self._unpruned >= _MIN_CHANGES // 2:
+            self._prune(connection)
+
+    def _prune(self, connection: sqlite3.Connection) -> None:
+        """Keep about as many changes as a quarter of what there are slots; the last one always."""
+        (slots,) = connection.execute("SELECT total(slots) FROM extents").fetchone()
+        kept = max(_MIN_CHANGES, int(slots) // 4)
+        if self._unpruned >= kept // 8:
+            self._unpruned = 0
+            connection.execute(
+                "DELETE FROM changes WHERE number < (SELECT max(number) FROM changes) - ?", (kept,)
+            )
+
+    @staticmethod
+    def _last_change(connection: sqlite3.Connection) -> int:
+        number: int = connection.execute("SELECT ifnull(max(number), 0) FROM changes").fetchone()[0]
+        return number
+
+    @staticmethod
+    def _pairs_at(connection: sqlite3.Connection, places: Sequence[int]) -> set[Pair]:
+        return {
+            (OffloadKey(key), place)
+            for first, length in _runs(places)
+            for key, place in connection.execute(
+                "SELECT key, place FROM slots WHERE place BETWEEN ? AND ? AND key IS NOT NULL",
+                (first, first + length - 1),
+            )
+        }
+
+
+def _pack(pairs: Sequence[Pair]) -> bytes:
+    count = _COUNT.pack(len(pairs))
+    places = array("q", [place for _, place in pairs]).tobytes()
+    lengths = bytes([len(key) for key, _ in pairs])
+    return b"".join((count, places, lengths, *(key for key, _ in pairs)))
+
+
+def _unpack(packed: bytes) -> list[Pair]:
+    (count,) = _COUNT.unpack_from(packed)
+    places = array("q", packed[_COUNT.size : _COUNT.size + 8 * count])
+    at = _COUNT.size + 9 * count
+    lengths = packed[at - count : at]
+    pairs: list[Pair] = []
+    for place, length in zip(places, lengths, strict=True):
+        pairs.append((OffloadKey(packed[at : at + length]), place))
+        at += length
+    return pairs
+
+
+def _chunks(pairs: Sequence[Pair]) -> Iterator[Sequence[Pair]]:
+    for begin in range(0, len(pairs), _CHUNK):
+        yield pairs[begin : begin + _CHUNK]
+
+
+def _runs(places: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """Neighbouring places as (first, length); *places* are sorted."""
+    first = length = 0
+    for place in places:
+        if length and place == first + length:
+            length += 1
+            continue
+        if length:
+            yield first, length
+        first, length = place, 1
+    if length:
+        yield first, length

@@ -1,0 +1,296 @@
+"""The blocks of one namespace in one root, as one process stores and loads them.
+
+Decides the order that makes a crash harmless: claim slots, write rows, sync once, publish; and when a row read is not
+the block that was meant. Room comes from ``Housekeeping``. Safe from any thread.
+"""
+
+import errno
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+
+from kvtier_core import OffloadKey, Sealer
+from kvtier_disk.extents.contents import Contents, Pair
+from kvtier_disk.extents.extent_files import TAIL_BYTES, ExtentFiles, bare
+from kvtier_disk.extents.form import MAX_KEY_BYTES, extent_of, slot_of
+from kvtier_disk.extents.index import Index
+from kvtier_disk.extents.root import Membership
+
+Outcome = bool | Exception
+
+
+@dataclass(kw_only=True)
+class Opened:
+    """An open namespace. ``member`` changes when the index is made anew, or the root can be written again."""
+
+    member: Membership
+    contents: Contents
+    seen: int = 0
+    """The number of the last change that ``contents`` knows of."""
+    version: int = 0
+    """The index's version at that moment: while it is the same, no other process has changed anything."""
+
+    @property
+    def namespace(self) -> int:
+        """The namespace's number."""
+        return self.member.namespace.id
+
+    @property
+    def index(self) -> Index:
+        """The index in use."""
+        return self.member.index
+
+    @property
+    def owner(self) -> int:
+        """This process's number in the index."""
+        return self.member.owner
+
+    @property
+    def files(self) -> ExtentFiles:
+        """The namespace's extents."""
+        return self.member.files
+
+
+class BlockStore:
+    """Stores, loads and forgets blocks.
+
+    *make_room* claims slots, and sees to it that there are some; *forget_extents* takes away what has been lost.
+    """
+
+    def __init__(
+        self,
+        opened: Opened,
+        sealer: Sealer,
+        make_room: Callable[[int], list[int]],
+        forget_extents: Callable[[Sequence[int]], None],
+        report_evicted: Callable[[Sequence[OffloadKey]], None],
+    ) -> None:
+        self.opened = opened
+        self.lock = threading.RLock()
+        """Held while index, contents and the core's belief change together."""
+        self._sealer = sealer
+        self._make_room = make_room
+        self._forget_extents = forget_extents
+        self._report_evicted = report_evicted
+        self._lost_claims: list[int] = []  # claimed, not written, and not given back yet
+        self.was_used = False
+        self.refusal: OSError | None = None
+        """Why nothing can be stored or deleted, while that is so."""
+
+    # Stores.
+
+    def store(self, keys: Sequence[OffloadKey], rows: Sequence[memoryview]) -> list[Outcome]:
+        """Store each; True or what went wrong, in order. What raises here failed for all."""
+        self._check_writable()
+        outcomes: list[Outcome | None] = [_problem_of(key) for key in keys]
+        waiting = [index for index, outcome in enumerate(outcomes) if outcome is None]
+        self.was_used = True
+        while waiting:
+            try:
+                self.give_back_claims()
+                places = self._make_room(len(waiting))
+            except OSError as error:
+                kept = bare(error)
+                for index in waiting:
+                    outcomes[index] = kept
+                break
+            batch, waiting = waiting[: len(places)], waiting[len(places) :]
+            done = self._write([keys[index] for index in batch], [rows[index] for index in batch], places)
+            for index, outcome in zip(batch, done, strict=True):
+                outcomes[index] = outcome
+        return [outcome for outcome in outcomes if outcome is not None]
+
+    def claim(self, count: int, *, evict: bool) -> list[int]:
+        """Claim up to *count* free slots, and with *evict* those of victims where there are too few.
+
+        Raises ``OSError``.
+        """
+        opened = self.opened
+        if not evict:
+            return opened.index.claim(opened.namespace, opened.owner, count)
+        victims: list[Pair] = []
+
+        def choose(missing: int) -> list[Pair]:
+            victims.extend(opened.contents.victims(missing))
+            return victims
+
+        with self.lock:
+            try:
+                places = opened.index.claim(opened.namespace, opened.owner, count, choose)
+            except OSError:
+                opened.contents.put(victims)  # they are still there
+                raise
+            self._report_evicted([key for key, _ in victims])
+        return places
+
+    def _write(
+        self, keys: Sequence[OffloadKey], rows: Sequence[memoryview], places: Sequence[int]
+    ) -> list[Outcome]:
+        """Write rows into claimed places, sync them, and only then publish them."""
+        now = time.time()
+        failed = self._write_rows(keys, rows, places, now)
+        written = [index for index in range(len(places)) if index not in failed]
+        published: list[bool] = []
+        if written:
+            try:
+                published = self._publish([(keys[index], places[index]) for index in written], now)
+            except OSError as error:
+                failed.update(dict.fromkeys(written, bare(error)))
+                written = []
+        if failed:
+            with self.lock:
+                self._lost_claims += [places[index] for index in failed]
+            with suppress(OSError):  # tried again before the next claim
+                self.give_back_claims()
+        lost = OSError(errno.ESTALE, "another process took the slot: it believed this one to be dead")
+        outcomes: dict[int, Outcome] = dict(failed)
+        self._forget_lost_extents()
+        outcomes |= {index: done or lost for index, done in zip(written, published, strict=True)}
+        return [outcomes[index] for index in range(len(places))]
+
+    def _write_rows(
+        self, keys: Sequence[OffloadKey], rows: Sequence[memoryview], places: Sequence[int], now: float
+    ) -> dict[int, OSError]:
+        """Write and sync; returns what went wrong, by index."""
+        files = self.opened.files
+        failed: dict[int, OSError] = {}
+        by_extent: dict[int, list[int]] = {}
+        for begin, end in _runs(places):
+            extent = extent_of(places[begin])
+            try:
+                files.write(extent, slot_of(places[begin]), keys[begin:end], rows[begin:end], now)
+                by_extent.setdefault(extent, []).extend(range(begin, end))
+            except OSError as error:
+                failed.update(dict.fromkeys(range(begin, end), bare(error)))
+        for extent, indexes in by_extent.items():
+            try:
+                files.sync(extent)
+            except OSError as error:
+                failed.update(dict.fromkeys(indexes, bare(error)))
+        return failed
+
+    def _publish(self, stored: Sequence[Pair], now: float) -> list[bool]:
+        opened = self.opened
+        with self.lock:
+            before = opened.contents.find([key for key, _ in stored])
+            replaced = [(key, old) for (key, _), old in zip(stored, before, strict=True) if old is not None]
+            published = opened.index.publish(opened.namespace, opened.owner, stored, replaced, now)
+            opened.contents.put(pair for pair, done in zip(stored, published, strict=True) if done)
+        return published
+
+    def give_back_claims(self) -> None:
+        """Give back what was claimed and could not be written. Raises ``OSError``."""
+        with self.lock:
+            if self._lost_claims:
+                self.opened.index.unclaim(self.opened.owner, self._lost_claims)
+                self._lost_claims.clear()
+
+    # Loads.
+
+    def load(self, keys: Sequence[OffloadKey], rows: Sequence[memoryview]) -> list[Outcome]:
+        """Fill each; True, False where it is absent, or what went wrong."""
+        opened = self.opened
+        self.was_used = True
+        with opened.contents.holding(keys):
+            places = opened.contents.find(keys)
+            outcomes: list[Outcome] = [False] * len(keys)
+            known = sorted((place, index) for index, place in enumerate(places) if place is not None)
+            for begin, end in _runs([place for place, _ in known]):
+                run = known[begin:end]
+                place = run[0][0]
+                read = opened.files.read(extent_of(place), slot_of(place), [rows[index] for _, index in run])
+                for (_, index), outcome in zip(run, read, strict=True):
+                    outcomes[index] = outcome
+            self._refuse_recycled(keys, rows, places, outcomes)
+        self._forget_lost_extents()
+        return outcomes
+
+    def _refuse_recycled(
+        self,
+        keys: Sequence[OffloadKey],
+        rows: Sequence[memoryview],
+        places: Sequence[int | None],
+        outcomes: list[Outcome],
+    ) -> None:
+        """Make absent what another process has evicted, or begun to write over, by now: an eviction is no fault."""
+        opened = self.opened
+        gone = [
+            index
+            for index, place in enumerate(places)
+            if place is not None
+            and (
+                outcomes[index] is False
+                or (
+                    outcomes[index] is True
+                    and self._sealer.names(keys[index], bytes(rows[index][-TAIL_BYTES:])) is False
+                )
+            )
+        ]
+        if not opened.index.database.read_only and opened.index.database.version() != opened.version:
+            now = opened.index.pairs_at([place for place in places if place is not None])
+            gone += [
+                index
+                for index, place in enumerate(places)
+                if place is not None and (keys[index], place) not in now
+            ]
+        for index in gone:
+            outcomes[index] = False
+        if gone:
+            self._lose(
+                [
+                    (keys[index], place)
+                    for index in dict.fromkeys(gone)
+                    if (place := places[index]) is not None
+                ]
+            )
+
+    def _forget_lost_extents(self) -> None:
+        lost = self.opened.files.take_lost()
+        if lost and self.refusal is None:
+            with suppress(OSError):  # found again by who uses it next
+                self._forget_extents(lost)
+
+    def _lose(self, pairs: Sequence[Pair]) -> None:
+        opened = self.opened
+        with self.lock:
+            opened.contents.lose(pairs)
+            if not opened.index.database.read_only:
+                with suppress(OSError):  # a slot that holds another block stays; the next load finds it again
+                    opened.index.forget(opened.namespace, opened.owner, pairs)
+
+    # The rest.
+
+    def delete(self, keys: Sequence[OffloadKey]) -> None:
+        """Free the slots of these blocks. Raises ``OSError``."""
+        self._check_writable()
+        opened = self.opened
+        with self.lock:
+            places = opened.contents.find(keys)
+            pairs = [(key, place) for key, place in zip(keys, places, strict=True) if place is not None]
+            opened.index.forget(opened.namespace, opened.owner, pairs)
+            opened.contents.lose(pairs)
+
+    def _check_writable(self) -> None:
+        refusal = self.refusal
+        if refusal is not None:
+            raise OSError(refusal.errno, refusal.strerror, refusal.filename)
+
+
+def _problem_of(key: OffloadKey) -> Exception | None:
+    if 0 < len(key) <= MAX_KEY_BYTES:
+        return None
+    return ValueError(f"a key must have 1 to {MAX_KEY_BYTES} bytes, not {len(key)}")
+
+
+def _runs(places: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """Index ranges of neighbouring places in one extent; *places* are sorted."""
+    begin = 0
+    for index in range(1, len(places)):
+        place = places[index]
+        if place != places[index - 1] + 1 or not slot_of(place):
+            yield begin, index
+            begin = index
+    if places:
+        yield begin, len(places)

@@ -1,0 +1,335 @@
+"""Keeps a namespace's process in step with the others, and its root within its bounds.
+
+Decides when: room is made when a store finds none, everything else happens in ``follow``, which the core calls from
+time to time. What has to go is decided by ``room``; what is where, by the index.
+"""
+
+import errno
+import os
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from kvtier_core import OffloadKey, format_size
+from kvtier_disk.extents.database import IndexDamagedError, Snapshot
+from kvtier_disk.extents.form import Shape
+from kvtier_disk.extents.index import BASE_BYTES, SLOT_BYTES
+from kvtier_disk.extents.room import Census, Grow, Limits, Recycle, Take, find_room, surplus
+from kvtier_disk.extents.root import Membership, Root
+from kvtier_disk.extents.store import BlockStore
+
+if TYPE_CHECKING:
+    from kvtier_disk.extents.contents import Pair
+
+_REAP_EVERY_S = 10.0
+_MAX_EXPIRED = 1024
+_ORDERED_AT_ONCE = 10_000  # blocks whose order is learned before the tier is open: that takes some 50 ms
+_SMALLEST_SHARE = 8
+"""An extent is no more than this part of the capacity, so that there are a few to choose from."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bounds:
+    """What the settings allow. ``None`` means without bound."""
+
+    capacity: int | None
+    min_free: int
+    extent_bytes: int
+    ttl: float | None
+
+
+def shape_for(row_bytes: int, bounds: Bounds) -> Shape:
+    """The shape of new extents."""
+    share = bounds.extent_bytes if bounds.capacity is None else bounds.capacity // _SMALLEST_SHARE
+    return Shape.fitting(row_bytes, min(bounds.extent_bytes, share))
+
+
+def least_capacity(row_bytes: int, journal_bytes: int) -> int:
+    """The smallest capacity with which one block can be kept."""
+    shape = Shape(row_bytes=row_bytes, slots=1)
+    return shape.file_bytes + SLOT_BYTES + BASE_BYTES + journal_bytes
+
+
+class Upkeep:
+    """Room, changes of others, ages, and an index that has to be made anew."""
+
+    def __init__(
+        self,
+        root: Root,
+        bounds: Bounds,
+        description: Mapping[str, Any],
+        *,
+        may_write: bool,
+        report_stored: Callable[[Sequence[OffloadKey]], None],
+        report_evicted: Callable[[Sequence[OffloadKey]], None],
+    ) -> None:
+        self._root = root
+        self._bounds = bounds
+        self._description = description
+        self._may_write = may_write
+        self._report_stored = report_stored
+        self._report_evicted = report_evicted
+        self._store: BlockStore | None = None
+        self._room_lock = threading.Lock()  # one thread makes room; the others find some afterwards
+        self._is_full = False  # as of the last look: blocks have to go, no extent can come
+        self._is_started = (
+            False  # the first `follow` belongs to the start, which a million blocks must not hold up
+        )
+        self._is_ordered = False
+        self._damage: str | None = None
+        self._next_reap = 0.0
+
+    def attach(self, store: BlockStore) -> None:
+        """The store this is for."""
+        self._store = store
+
+    @property
+    def _blocks(self) -> BlockStore:
+        assert self._store is not None, "used before it was attached"
+        return self._store
+
+    # Room.
+
+    def make_room(self, count: int) -> list[int]:
+        """Claim up to *count* slots. Raises ``OSError``, ``ENOSPC`` when there are none and no way to get some."""
+        places = self._blocks.claim(count, evict=self._is_full)
+        if places:
+            return places
+        with self._room_lock:
+            while True:
+                places = self._blocks.claim(count, evict=self._is_full)
+                if places:
+                    return places
+                self._widen()
+
+    def _widen(self) -> None:
+        """Bring one more extent about, or find out that blocks have to go. Raises ``ENOSPC`` if none could."""
+        opened = self._blocks.opened
+        shape = shape_for(opened.member.namespace.row_bytes, self._bounds)
+        census = opened.index.census(self._root.journal_bytes)
+        new_bytes = shape.file_bytes + shape.slots * SLOT_BYTES
+        choice = find_room(census, self._limits(), opened.namespace, new_bytes, time.time())
+        match choice:
+            case Grow():
+                self._grow(shape)
+            case Take(extents):
+                if not self._take(extents):
+                    raise self._no_room(census)
+            case Recycle():
+                if self._is_full or not len(opened.contents):
+                    raise self._no_room(census)
+                self._is_full = True
+
+    def _grow(self, shape: Shape) -> None:
+        opened = self._blocks.opened
+        extent = opened.index.begin_extent(opened.namespace, opened.owner, shape.slots, shape.file_bytes)
+        try:
+            opened.files.make(extent, shape)
+        except BaseException:
+            opened.index.drop_extent(extent)
+            raise
+        if not opened.index.finish_extent(extent):
+            opened.files.remove(extent)
+
+    def forget_extents(self, extents: Sequence[int]) -> None:
+        """These extents are lost: nothing is found or stored in them any more. Raises ``OSError``."""
+        self._take(extents, lost=True)
+
+    def _take(self, extents: Sequence[int], *, lost: bool = False) -> bool:
+        """Remove these extents; whether one of them went. One that is written to stays, unless it is *lost*."""
+        opened = self._blocks.opened
+        namespaces = opened.index.namespaces()
+        rows = {row.id: row for row in opened.index.extents()}
+        taken = [
+            self._root.take_away(
+                opened.index,
+                rows[id_],
+                namespaces[rows[id_].namespace],
+                owner=None if lost else opened.owner,
+            )
+            for id_ in extents
+            if id_ in rows
+        ]
+        self._root.remove_empty(opened.index, namespaces)
+        self._catch_up()
+        return any(taken)
+
+    def _limits(self) -> Limits:
+        status = os.statvfs(self._root.path)
+        return Limits(
+            capacity=self._bounds.capacity,
+            free_bytes=status.f_bavail * status.f_frsize,
+            min_free=self._bounds.min_free,
+        )
+
+    def _no_room(self, census: Census) -> OSError:
+        limits = self._limits()
+        capacity = "no capacity" if limits.capacity is None else format_size(limits.capacity)
+        return OSError(
+            errno.ENOSPC,
+            f"no room: {format_size(census.total_bytes)} of {capacity} in use; the disk has "
+            f"{format_size(limits.free_bytes)} free, and {format_size(limits.min_free)} (min_free) stay free",
+        )
+
+    # From time to time.
+
+    def start(self) -> None:
+        """Learn everything the namespace holds, and make the root fit its limits. Raises ``OSError``."""
+        self._learn_all()
+        if self._blocks.refusal is None:
+            self.give_back()
+        if len(self._blocks.opened.contents) <= _ORDERED_AT_ONCE:
+            self._order()
+
+    def follow(self) -> None:
+        """Learn what changed, and put in order what has to be. Raises ``OSError``."""
+        database = self._blocks.opened.index.database
+        if isinstance(database, Snapshot):
+            self._follow_reading(database)
+            return
+        self._check_index()
+        try:
+            self._follow()
+        except IndexDamagedError as damage:
+            self.note_damage(damage)
+            raise
+
+    def _follow(self) -> None:
+        blocks, opened = self._blocks, self._blocks.opened
+        now = time.time()
+        if blocks.was_used:
+            blocks.was_used = False
+            opened.index.mark_used(opened.namespace, now)
+        self._catch_up()
+        blocks.give_back_claims()
+        self._is_full = False
+        if not self._is_ordered and self._is_started:
+            self._order()
+        self._is_started = True
+        self._expire(now)
+        self.give_back()
+        if now >= self._next_reap:
+            self._next_reap = now + _REAP_EVERY_S
+            self._root.reap(opened.index, opened.member)
+        opened.index.database.tidy()
+
+    def _order(self) -> None:
+        """Let the policy know what is there."""
+        self._is_ordered = True
+        opened = self._blocks.opened
+        opened.contents.order(key for key, _ in opened.index.times_of(opened.namespace))
+
+    def give_back(self) -> None:
+        """Remove what is beyond the capacity or the free-space floor. Raises ``OSError``."""
+        opened = self._blocks.opened
+        going = surplus(opened.index.census(self._root.journal_bytes), self._limits(), opened.namespace)
+        if going:
+            self._take(going)
+
+    def remove_namespace(self) -> None:
+        """Remove everything of the namespace. Raises ``OSError``."""
+        opened = self._blocks.opened
+        self._take([row.id for row in opened.index.extents() if row.namespace == opened.namespace])
+        self._root.remove_directory(opened.member.namespace.name)
+
+    def _expire(self, now: float) -> None:
+        if self._bounds.ttl is None:
+            return
+        opened = self._blocks.opened
+        old = opened.index.times_of(opened.namespace, now - self._bounds.ttl, _MAX_EXPIRED)
+        if old:
+            with self._blocks.lock:
+                opened.index.forget(opened.namespace, opened.owner, old)
+                self._report_evicted(opened.contents.lose(old))
+
+    # The changes of others.
+
+    def _catch_up(self) -> None:
+        blocks, opened = self._blocks, self._blocks.opened
+        with blocks.lock:
+            version = opened.index.database.version()
+            changes = opened.index.changes_since(opened.seen, opened.namespace, opened.owner)
+            if changes is None:
+                self._learn_all()
+                return
+            opened.seen, news = changes
+            opened.version = version
+            doubles: list[Pair] = []
+            for stored, pairs in news:
+                if stored:
+                    fresh, more = opened.contents.learn(pairs)
+                    doubles += more
+                    self._report_stored(fresh)
+                else:
+                    self._report_evicted(opened.contents.lose(pairs))
+            if doubles and not opened.index.database.read_only:
+                opened.index.forget(opened.namespace, opened.owner, doubles)
+
+    def _learn_all(self) -> None:
+        blocks, opened = self._blocks, self._blocks.opened
+        with blocks.lock:
+            opened.version = opened.index.database.version()
+            opened.seen = opened.index.last_change()
+            pairs = list(opened.index.pairs_of(opened.namespace))
+            if len(opened.contents):
+                self._report_evicted(opened.contents.retain(pairs))
+            fresh, doubles = opened.contents.learn(pairs)
+            self._report_stored(fresh)
+            if doubles and not opened.index.database.read_only:
+                opened.index.forget(opened.namespace, opened.owner, doubles)
+
+    # An index that is not what it was.
+
+    def note_damage(self, damage: IndexDamagedError) -> None:
+        """A call met a damaged index: the next ``follow`` makes it anew."""
+        self._damage = str(damage.strerror)
+
+    def _check_index(self) -> None:
+        """Change over to another index if this one is damaged, or another process has made one anew."""
+        path = self._blocks.opened.index.database.path
+        if not self._root.home.is_dir():
+            raise OSError(errno.ENOENT, "the root is gone, or not mounted", str(self._root.path))
+        if self._damage is None and self._root.index_path() == path:
+            return
+        damage, self._damage = self._damage, None
+        if damage is not None:
+            with self._root.exclusively():
+                if self._root.index_path() == path:
+                    self._root.rebuild(damage).database.close()
+        self._rejoin()
+
+    def _rejoin(self) -> None:
+        old = self._blocks.opened.member
+        self._change_over(self._root.join(old.namespace.name, old.namespace.row_bytes, self._description))
+        self._blocks.refusal = None
+
+    def _change_over(self, member: Membership) -> None:
+        blocks, opened = self._blocks, self._blocks.opened
+        with blocks.lock:
+            old, opened.member = opened.member, member
+            self._learn_all()
+        old.end()
+
+    # Where nothing can be written.
+
+    def _follow_reading(self, database: Snapshot) -> None:
+        """Look whether the index has changed, and whether the root can be written by now."""
+        if self._may_write and self._root.can_be_written():
+            # SQLite shares what it knows of a file within a process: one reader that may not write spoils the writer.
+            database.close()
+            try:
+                self._rejoin()
+            except OSError:
+                self._look_again()
+                raise
+            self._root.warn_once("writable", f"{self._root.path} can be written again: blocks are stored")
+        elif database.is_stale:
+            self._look_again()
+
+    def _look_again(self) -> None:
+        old = self._blocks.opened.member.namespace
+        member = self._root.look_in(old.name, old.row_bytes)
+        if member is not None:
+            self._change_over(member)

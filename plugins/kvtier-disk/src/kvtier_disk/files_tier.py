@@ -1,0 +1,88 @@
+"""The disk tier with ``layout = "files"``: one file a block, for file systems on which extents can't be used.
+
+How blocks lie on the disk is ``FileLayout``'s; capacity, eviction and threads are the core's.
+"""
+
+from collections.abc import Iterable, Sequence
+
+from kvtier_core import BlockInfo, BlockTier, OffloadKey, TierContext, TierInfo, TierOpenError
+from kvtier_disk.layout import FileLayout
+from kvtier_disk.settings import DEFAULT_CAPACITY, DiskSettings
+from kvtier_disk.strangers import Strangers
+
+
+class FilesTier(BlockTier):
+    """Blocks as files below ``root``, kept within ``capacity`` by the core (16 GiB where it is unset)."""
+
+    Settings = DiskSettings
+    info = TierInfo(medium="disk", persistent=True, default_capacity=DEFAULT_CAPACITY)
+
+    settings: DiskSettings
+
+    def __init__(self, settings: DiskSettings, context: TierContext) -> None:
+        """Keep both; no I/O."""
+        super().__init__(settings, context)
+        self._directory = settings.root.expanduser() / context.namespace
+        strangers = Strangers(context.log, context.name)
+        self._layout = FileLayout(self._directory, context.row_bytes, strangers.note)
+
+    def open(self) -> None:
+        """Make what is missing and remove what dead writers left. Raises ``TierOpenError``.
+
+        A namespace that is there is served although nothing can be written (a full disk, a read-only root): one
+        warning says so, and stores fail as they come.
+        """
+        try:
+            self._layout.make()
+        except OSError as error:
+            raise TierOpenError(
+                f"tier {self.context.name!r} (kvtier-disk): can't write below root {str(self.settings.root)!r}: "
+                f"{error.strerror or error}; set root to a directory on a writable local disk"
+            ) from error
+        try:
+            self._layout.prepare()
+        except OSError as error:
+            self._warn("can't write", error, "Its blocks are served; stores fail as long as that lasts.")
+            return
+        try:
+            self._layout.describe(self.context.description)
+        except OSError as error:
+            self._warn("can't write namespace.json", error, "Only people read it.")
+
+    def contains(self, keys: Sequence[OffloadKey]) -> Sequence[bool]:
+        """Which of *keys* are stored. Raises ``OSError``."""
+        return [self._layout.has(key) for key in keys]
+
+    def store(self, key: OffloadKey, block: memoryview) -> None:
+        """Write one block. Raises ``OSError``, such as ``ENOSPC``, and then it is not there."""
+        self._layout.put(key, block)
+
+    def load(self, key: OffloadKey, into: memoryview) -> bool:
+        """Read one block; a file that is too short or too long is removed, and absent. Raises ``OSError``."""
+        return self._layout.get(key, into)
+
+    def delete(self, keys: Sequence[OffloadKey]) -> None:
+        """Remove blocks. Raises ``OSError``."""
+        for key in keys:
+            self._layout.remove(key)
+
+    def close(self) -> None:
+        """Nothing is kept open."""
+
+    def remove_namespace(self) -> None:
+        """Remove the namespace's directory. Raises ``OSError``."""
+        self._layout.remove_all()
+
+    def scan(self) -> Iterable[BlockInfo]:
+        """Every stored block of the namespace. Raises ``OSError``."""
+        return self._layout.scan()
+
+    def _warn(self, what: str, error: OSError, consequence: str) -> None:
+        self.context.log.warning(
+            "tier %r (kvtier-disk): %s in %s: %s. %s",
+            self.context.name,
+            what,
+            self._directory,
+            error.strerror or error,
+            consequence,
+        )

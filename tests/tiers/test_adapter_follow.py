@@ -1,0 +1,158 @@
+"""Tiers that others change too (``SupportsFollow``), that hear of uses (``SupportsTouch``), or choose a class."""
+
+import logging
+import threading
+
+import pytest
+
+from kvtier_core.blocktier import BlockTier, SupportsTouch
+from kvtier_core.testing.driving import PATIENCE_S, TierDriver
+from kvtier_core.testing.rows import RowMaker, similar_keys
+from kvtier_core.tier_settings import TierLimits, TierSettings
+from kvtier_core.values import TierInfo
+from tests.tiers.extents import wait_until
+
+MAKER = RowMaker("kit-namespace", 5000)
+A, B, C, D = KEYS = similar_keys(4)
+
+
+class Followed(BlockTier):
+    """Holds what ``others`` put there; says so when it is asked to follow."""
+
+    info = TierInfo(medium="memory", persistent=True, bounded_by="tier", store_batch=3)
+    follow_interval = 0.01
+
+    def __init__(self, settings, context):
+        super().__init__(settings, context)
+        self.others_stored, self.others_removed = [A], []
+        self.fails = 0
+        self.followed_by: list[str] = []
+        self.touched: list[bytes] = []
+        self.batches: list[int] = []
+        self.closed = threading.Event()
+        self.may_load = threading.Event()
+        self.may_load.set()
+
+    def open(self):
+        pass
+
+    def contains(self, keys):
+        raise AssertionError("it is never asked what it has said")
+
+    def store(self, key, block):
+        raise AssertionError("it takes batches")
+
+    def load(self, key, into):
+        raise AssertionError("it takes batches")
+
+    def store_many(self, keys, blocks):
+        self.batches.append(len(keys))
+        return [True] * len(keys)
+
+    def load_many(self, keys, intos):
+        assert self.may_load.wait(PATIENCE_S)
+        return [True] * len(keys)
+
+    def delete(self, keys):
+        pass
+
+    def close(self):
+        self.closed.set()
+
+    def follow(self):
+        self.followed_by.append(threading.current_thread().name)
+        if self.fails:
+            self.fails -= 1
+            raise OSError("out of sight")
+        stored, self.others_stored = self.others_stored, []
+        removed, self.others_removed = self.others_removed, []
+        self.context.report_stored(stored)
+        self.context.report_evicted(removed)
+
+    def touch(self, keys):
+        self.touched += keys
+
+
+@pytest.fixture
+def driver():
+    settings = TierSettings(type="x", threads=1, limits=TierLimits(max_batch=MAKER.row_bytes))
+    with TierDriver(Followed, settings, row_bytes=MAKER.row_bytes) as opened:
+        yield opened
+
+
+def tier_of(driver) -> Followed:
+    tier: Followed = driver.plugin._instance()._tier
+    assert issubclass(Followed, SupportsTouch)
+    return tier
+
+
+def test_c10_what_a_followed_tier_holds_is_known_when_it_is_open_and_absence_is_too(driver):
+    assert driver.lookup([A, B]) == [True, False]
+    assert driver.load([B]).result.missing == (B,)
+    usage = driver.usage()
+    assert usage is not None
+    assert usage.blocks == 1
+
+
+def test_k7_o2_c16_changes_by_others_are_known_and_told_once(driver):
+    tier = tier_of(driver)
+    driver.take_events()
+    tier.others_stored = [A, B]
+    wait_until(lambda: driver.lookup([B]) == [True], "the new block is known")
+    tier.others_removed = [A]
+    wait_until(lambda: driver.lookup([A]) == [False], "the removed block is known")
+    events = [(event.kind, tuple(event.keys)) for event in driver.take_events()]
+    assert events == [("stored", (B,)), ("removed", (A,))]
+
+
+def test_c30_a_follow_that_fails_is_logged_once_and_tried_again(driver, caplog):
+    tier = tier_of(driver)
+    tier.fails = 5
+    tier.others_stored = [C]
+    wait_until(lambda: driver.lookup([C]) == [True], "it was tried again")
+    warnings = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    assert len(warnings) == 1
+    assert "out of sight" in warnings[0]
+    assert "may have changed unnoticed" in warnings[0]
+
+
+def test_following_has_a_thread_of_its_own_that_ends_with_the_tier(driver):
+    tier = tier_of(driver)
+    wait_until(lambda: len(tier.followed_by) > 3, "it was followed")
+    assert tier.followed_by[0] == threading.current_thread().name
+    assert {*tier.followed_by[1:]} == {"kvtier-kit-follow"}
+    driver.shutdown()
+    assert tier.closed.wait(PATIENCE_S)
+    assert not [thread for thread in threading.enumerate() if thread.name == "kvtier-kit-follow"]
+
+
+def test_uses_are_handed_on_to_a_tier_that_bounds_itself(driver):
+    driver.hooks.touch(keys=[A, B])
+    assert tier_of(driver).touched == [A, B]
+
+
+def test_a_tier_may_be_given_larger_batches_of_stores(driver):
+    rows = {key: MAKER.make(key) for key in KEYS[1:]}
+    hold = threading.Event()
+    tier = tier_of(driver)
+    tier.may_load = hold
+    load = driver.start_load(
+        [A], [bytearray(MAKER.row_bytes)]
+    )  # so that the stores wait for their thread together
+    store = driver.start_store(rows)
+    hold.set()
+    driver.wait(load)
+    assert driver.wait(store).error is None
+    assert tier.batches == [3]
+
+
+class Chooses(Followed):
+    @classmethod
+    def for_settings(cls, settings):
+        return Followed if settings.threads == 1 else cls
+
+
+def test_a_type_may_choose_its_class_by_its_settings():
+    assert BlockTier.for_settings(TierSettings(type="x")) is BlockTier
+    assert Chooses.for_settings(TierSettings(type="x", threads=1)) is Followed
+    assert Chooses.for_settings(TierSettings(type="x", threads=2)) is Chooses
