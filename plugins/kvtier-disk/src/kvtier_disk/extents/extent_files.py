@@ -24,6 +24,7 @@ from kvtier_disk.extents.form import (
     make_header,
     read_header,
 )
+from kvtier_disk.extents.group_sync import GroupSync
 
 TAIL_BYTES = 64
 """The proof at the end of a row."""
@@ -44,6 +45,9 @@ class _Open:
     direct: int | None
     users: int = 0
     descriptors: list[int] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.group = GroupSync(lambda: os.fdatasync(self.buffered))
 
     def close(self) -> None:
         for fd in self.descriptors:
@@ -184,7 +188,7 @@ class ExtentFiles:
         """Let what was written reach the disk. Raises ``OSError``."""
         try:
             with self._using(extent) as opened:
-                os.fdatasync(opened.buffered)
+                opened.group.sync()
         except ExtentLostError as lost:
             raise OSError(errno.ENOENT, str(lost), str(self.path_of(extent))) from None
 
