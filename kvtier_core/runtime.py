@@ -113,6 +113,33 @@ def plan_tier(settings: Settings, name: str, row_bytes: int) -> TierBuild:
     )
 
 
+def open_manager(
+    settings: Settings, namespace: Namespace, pool: Pool, *, open_timeout_s: float = 60.0
+) -> TierManager:
+    """Open the tiers on *pool*, for an engine that moves blocks between device and pool by itself.
+
+    The pool stays the caller's, to be closed after the manager's ``shutdown``. Raises ``ConfigError``, ``PluginError``
+    or ``TierOpenError``; then no tier is left open.
+    """
+    geometry = pool.geometry
+    manager = TierManager(
+        pool=pool,
+        namespace=namespace,
+        tiers=[plan_tier(settings, name, geometry.row_bytes) for name in settings.enabled_tiers],
+        policy=make_policy(settings.pool.policy, geometry.num_rows, settings.policies),
+        limits=_limits(settings, geometry.num_rows),
+        reset_tiers=settings.on_reset == "all",
+    )
+    if settings.pool.prefault:
+        pool.prefault()
+    try:
+        manager.open(open_timeout_s)
+    except BaseException:
+        manager.shutdown(open_timeout_s)
+        raise
+    return manager
+
+
 def open_session(
     settings: Settings | Path | None,
     namespace: Namespace,
@@ -138,23 +165,16 @@ def open_session(
             f"the namespace has groups of {sizes} bytes a block, the layout {layout.payload_bytes}"
         )
     geometry = plan_geometry(settings, namespace)
-    builds = [plan_tier(settings, name, geometry.row_bytes) for name in settings.enabled_tiers]
     try:
         pool = Pool.create(geometry, huge_pages=settings.pool.huge_pages)
     except MemoryError as error:
         raise PoolError(str(error)) from None
-    manager = TierManager(
-        pool=pool,
-        namespace=namespace,
-        tiers=builds,
-        policy=make_policy(settings.pool.policy, geometry.num_rows, settings.policies),
-        limits=_limits(settings, geometry.num_rows),
-        reset_tiers=settings.on_reset == "all",
-    )
-    if settings.pool.prefault:
-        pool.prefault()
     try:
-        manager.open(open_timeout_s)
+        manager = open_manager(settings, namespace, pool, open_timeout_s=open_timeout_s)
+    except BaseException:
+        pool.close()
+        raise
+    try:
         device = open_device(layout, pool, on_finished=manager.notify)
     except BaseException:
         manager.shutdown(open_timeout_s)

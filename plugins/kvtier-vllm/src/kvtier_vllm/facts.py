@@ -1,0 +1,147 @@
+"""What a worker tells about its engine, whether kvtier can keep that engine's KV, and the namespace that follows.
+
+The worker is the one who knows vLLM's resolved configuration and the shape of the KV; the scheduler, which opens the
+tiers, gets these facts from it. Pure: nothing here reads vLLM or the machine.
+"""
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from kvtier_core import GroupSpec, Namespace, UnsupportedModelError
+
+CRYPTOGRAPHIC_HASHES = ("sha256", "sha256_cbor")
+SUPPORTED_KINDS = ("FullAttentionSpec",)
+
+
+@dataclass(frozen=True, kw_only=True)
+class GroupFacts:
+    """One KV group: its layers, the kinds of their KV in vLLM's words, and bytes of one worker's device block."""
+
+    group_id: int
+    layers: tuple[str, ...]
+    kinds: tuple[str, ...]
+    tokens_per_block: int
+    block_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineFacts:
+    """All that kvtier has to know of an engine; the same from each of its workers.
+
+    ``weights_digest`` is ``None`` where nothing identifies the weights: nothing is reused across restarts then.
+    ``layout`` says in words how a page is laid out, ``config_digest`` covers what else changes the KV of the same
+    weights.
+    """
+
+    model: str
+    revision: str | None
+    weights_digest: str | None
+    config_digest: str
+    kv_dtype: str
+    groups: tuple[GroupFacts, ...]
+    blocks_per_chunk: int
+    layout: str
+    hash_algorithm: str
+    hash_seed_digest: str
+    has_lora: bool
+    has_draft_model: bool
+    canonical_layout: bool
+    num_nodes: int
+    num_workers: int
+    tensor_parallel: int
+
+    def to_bytes(self) -> bytes:
+        """As it travels from process to process."""
+        return json.dumps(asdict(self), sort_keys=True).encode()
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> "EngineFacts":
+        """What ``to_bytes`` made."""
+        fields: dict[str, Any] = json.loads(data)
+        groups = tuple(
+            GroupFacts(**{**group, "layers": tuple(group["layers"]), "kinds": tuple(group["kinds"])})
+            for group in fields.pop("groups")
+        )
+        return cls(groups=groups, **fields)
+
+
+def _objections(facts: EngineFacts) -> Iterator[str]:
+    if len(facts.groups) != 1:
+        yield f"the model has {len(facts.groups)} KV groups, and kvtier keeps one"
+    for group in facts.groups:
+        for kind in sorted(set(group.kinds) - set(SUPPORTED_KINDS)):
+            yield f"its layer {group.layers[group.kinds.index(kind)]!r} keeps {kind}, a layout kvtier does not know"
+    if facts.groups and facts.groups[0].group_id != 0:
+        yield "the group that takes part in prefix caching is not the first one"
+    if facts.num_workers != facts.tensor_parallel:
+        yield (
+            f"{facts.num_workers} workers with a tensor parallel size of {facts.tensor_parallel}: pipeline and context "
+            "parallelism are not supported"
+        )
+    if facts.num_nodes > 1:
+        yield f"its workers run on {facts.num_nodes} hosts: pool and workers must share one host's memory"
+    if facts.blocks_per_chunk > 1:
+        yield f"blocks_per_chunk = {facts.blocks_per_chunk} is not supported yet: leave it out"
+    if facts.canonical_layout:
+        yield "canonical_layout is set: kvtier stores the workers' pages as they are"
+
+
+def check_engine(facts: EngineFacts) -> None:
+    """Raise ``UnsupportedModelError``, with every reason, when kvtier can't keep this engine's KV."""
+    _refuse(facts, list(_objections(facts)))
+
+
+def _persistence_objections(facts: EngineFacts, tiers: str) -> Iterator[str]:
+    if facts.hash_algorithm not in CRYPTOGRAPHIC_HASHES:
+        yield (
+            f"prefix_caching_hash_algo = {facts.hash_algorithm!r} is not cryptographic: blocks of other runs in "
+            f"{tiers} could be taken for this one's; choose one of {', '.join(CRYPTOGRAPHIC_HASHES)}"
+        )
+    if facts.has_lora:
+        yield (
+            f"LoRA is enabled, and vLLM tells adapters apart by name and path alone: {tiers} would serve the KV of an "
+            "adapter that was exchanged at its place"
+        )
+    if facts.has_draft_model:
+        yield f"speculative decoding is on, and {tiers} could not tell the KV of one draft model from another's"
+
+
+def check_persistence(facts: EngineFacts, tiers: Mapping[str, bool]) -> None:
+    """Raise ``UnsupportedModelError`` when blocks that outlive the engine could be taken for others.
+
+    *tiers* maps the names of the enabled tiers to whether they keep blocks that other runs or processes see.
+    """
+    lasting = [name for name, outlives in tiers.items() if outlives]
+    if lasting:
+        names = f"tier{'s' if len(lasting) > 1 else ''} {', '.join(map(repr, lasting))}"
+        _refuse(facts, list(_persistence_objections(facts, names)))
+
+
+def _refuse(facts: EngineFacts, objections: list[str]) -> None:
+    if objections:
+        raise UnsupportedModelError(f"kvtier can't serve model {facts.model!r}: {'; '.join(objections)}")
+
+
+def make_namespace(facts: EngineFacts) -> Namespace:
+    """The namespace of this engine's bytes (C02); rows hold the parts of all workers, one after another."""
+    weights = facts.weights_digest
+    return Namespace(
+        model=facts.model,
+        revision=facts.revision,
+        weights_digest=None if weights is None else f"{weights}-config-{facts.config_digest}",
+        kv_dtype=facts.kv_dtype,
+        tokens_per_block=facts.groups[0].tokens_per_block,
+        block_size_factor=facts.blocks_per_chunk,
+        groups=tuple(
+            GroupSpec(
+                layers=group.layers,
+                block_bytes=group.block_bytes * facts.blocks_per_chunk * facts.num_workers,
+            )
+            for group in facts.groups
+        ),
+        layout=facts.layout,
+        parallel=(("tensor", facts.tensor_parallel),),
+        hash_algorithm=f"vllm-{facts.hash_algorithm}-{facts.hash_seed_digest}",
+    )

@@ -1,0 +1,139 @@
+"""Reads vLLM's resolved configuration in a worker and says it as ``EngineFacts``.
+
+Decides which of vLLM's settings the KV depends on. It decides nothing about what is supported.
+"""
+
+import hashlib
+import json
+import string
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from vllm import __version__ as vllm_version
+from vllm.config import VllmConfig, get_current_vllm_config
+from vllm.platforms import current_platform
+from vllm.utils.hashing import get_hash_fn_by_name
+from vllm.v1.core.kv_cache_utils import resolve_none_hash_seed
+from vllm.v1.kv_offload.base import CanonicalKVCaches
+from vllm.v1.kv_offload.config import OffloadingConfig, OffloadingGroupConfig
+
+from kvtier_core import UnsupportedModelError, digest_weights
+from kvtier_vllm.facts import EngineFacts, GroupFacts
+
+_COMMIT_DIGITS = 40
+_NO_MATTER = ("_name_or_path", "transformers_version")
+"""Parts of a model's configuration that say where it is from."""
+
+
+def read_facts(config: OffloadingConfig, kv_caches: CanonicalKVCaches) -> EngineFacts:
+    """The facts of the engine whose worker calls, while vLLM registers its KV caches.
+
+    Raises ``UnsupportedModelError`` when a layer can't be found, ``OSError`` when a weight file can't be read. Cost:
+    two small reads a weight file.
+    """
+    vllm_config = get_current_vllm_config()
+    cache = vllm_config.cache_config
+    model = vllm_config.model_config
+    return EngineFacts(
+        model=_own_name(model.model),
+        revision=_commit(model.revision) or model.revision,
+        weights_digest=_weights_digest(vllm_config),
+        config_digest=_config_digest(vllm_config),
+        kv_dtype=config.model.dtype,
+        groups=tuple(
+            _group(vllm_config, group, kv_caches, index) for index, group in enumerate(config.groups)
+        ),
+        blocks_per_chunk=config.cache.blocks_per_chunk,
+        layout=_layout(vllm_config, config),
+        hash_algorithm=cache.prefix_caching_hash_algo,
+        hash_seed_digest=_hash_seed_digest(cache.prefix_caching_hash_algo),
+        has_lora=vllm_config.lora_config is not None,
+        has_draft_model=vllm_config.speculative_config is not None,
+        canonical_layout=config.canonical_layout,
+        num_nodes=vllm_config.parallel_config.nnodes,
+        num_workers=config.parallel.world_size,
+        tensor_parallel=config.parallel.tp_size,
+    )
+
+
+def _own_name(model: str) -> str:
+    # A local model stays the same model when its directory moves: the digest tells its weights apart, not the path.
+    return Path(model).name if Path(model).exists() else model
+
+
+def _weights_digest(vllm_config: VllmConfig) -> str | None:
+    model = vllm_config.model_config
+    if vllm_config.load_config.load_format == "dummy":
+        return None
+    path = Path(model.model)
+    if path.is_dir():
+        files = (
+            sorted(path.glob("*.safetensors")) or sorted(path.glob("*.bin")) or sorted(path.glob("*.gguf"))
+        )
+        return digest_weights(files) if files else None
+    if path.is_file():
+        return digest_weights([path])
+    return _commit(model.revision)
+
+
+def _commit(revision: str | None) -> str | None:
+    """The commit that a hub revision was resolved to, where it was; vLLM hands on a text that carries it."""
+    commit = getattr(revision, "resolved", revision)
+    if isinstance(commit, str) and len(commit) == _COMMIT_DIGITS and set(commit) <= set(string.hexdigits):
+        return commit
+    return None
+
+
+def _config_digest(vllm_config: VllmConfig) -> str:
+    """A digest of what changes the KV of the same weights: any of it can be overridden when an engine starts."""
+    model, cache = vllm_config.model_config, vllm_config.cache_config
+    hf = {name: value for name, value in model.hf_config.to_dict().items() if name not in _NO_MATTER}
+    settings = {
+        "hf": hf,
+        "dtype": str(model.dtype),
+        "quantization": model.quantization,
+        "load_format": str(vllm_config.load_config.load_format),
+        "cache_dtype": cache.cache_dtype,
+        "calculate_kv_scales": getattr(cache, "calculate_kv_scales", None),
+    }
+    return hashlib.sha256(json.dumps(settings, sort_keys=True, default=str).encode()).hexdigest()[:32]
+
+
+def _layers(vllm_config: VllmConfig, names: Sequence[str]) -> list[Any]:
+    known = vllm_config.compilation_config.static_forward_context
+    missing = [name for name in names if name not in known]
+    if missing:
+        raise UnsupportedModelError(
+            f"kvtier can't serve model {vllm_config.model_config.model!r}: it does not know what its layer "
+            f"{missing[0]!r} keeps"
+        )
+    return [known[name] for name in names]
+
+
+def _group(
+    vllm_config: VllmConfig, group: OffloadingGroupConfig, kv_caches: CanonicalKVCaches, index: int
+) -> GroupFacts:
+    layers = _layers(vllm_config, group.layer_names)
+    return GroupFacts(
+        group_id=group.group_id,
+        layers=group.layer_names,
+        kinds=tuple(type(layer.get_kv_cache_spec(vllm_config)).__name__ for layer in layers),
+        tokens_per_block=group.tokens_per_block,
+        block_bytes=sum(ref.page_size_bytes for ref in kv_caches.group_data_refs[index]),
+    )
+
+
+def _layout(vllm_config: VllmConfig, config: OffloadingConfig) -> str:
+    """How a page is laid out: by platform, attention backend and, on a CPU, its instruction set."""
+    names = [name for group in config.groups for name in group.layer_names]
+    layers = _layers(vllm_config, names)
+    backends = sorted({f"{layer.attn_backend.get_name()}/{getattr(layer, 'isa', '-')}" for layer in layers})
+    release = ".".join(vllm_version.split(".")[:2])
+    return f"vllm {release} {current_platform.device_type} {config.kv_cache_layout} {' '.join(backends)}"
+
+
+def _hash_seed_digest(algorithm: str) -> str:
+    """Stands for the seed of vLLM's block hashes; a random seed is never the same twice."""
+    seed = resolve_none_hash_seed(get_hash_fn_by_name(algorithm))
+    return hashlib.sha256(seed.encode()).hexdigest()[:16]

@@ -1,0 +1,207 @@
+"""The scheduler side: vLLM's questions, answered by kvtier's coordinator.
+
+Translates between vLLM's calls, which name sets of keys, and the coordinator's jobs; remembers per request what one
+batched lookup said, for as long as the step lasts. Decides nothing about blocks, does no I/O and never waits but in
+``shutdown``. Runs on the scheduler's thread.
+"""
+
+import logging
+from collections import defaultdict, deque
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from itertools import count
+
+from vllm.v1.kv_offload.base import (
+    LoadStoreSpec,
+    LookupResult,
+    OffloadingManager,
+    PrepareStoreOutput,
+    ReqContext,
+    RequestOffloadingContext,
+    ScheduleEndContext,
+)
+from vllm.v1.metrics.cache_hit_source import CacheHitSource
+
+from kvtier_core import LookupState, OffloadKey, RequestInfo, TierManager
+from kvtier_core.transfer import Direction, Pool
+from kvtier_vllm.order import AskedPrefix
+from kvtier_vllm.unfinished import Unfinished
+from kvtier_vllm.worker import PoolRows
+
+_log = logging.getLogger("kvtier.vllm")
+_RESULTS = {
+    LookupState.HIT: LookupResult.HIT,
+    LookupState.HIT_PENDING: LookupResult.HIT_PENDING,
+    LookupState.RETRY: LookupResult.RETRY,
+    LookupState.MISS: LookupResult.MISS,
+}
+
+
+@dataclass(eq=False)
+class _Request:
+    """One request, carried by vLLM's own context of it."""
+
+    id: str
+    prefix: AskedPrefix
+    sources: Mapping[OffloadKey, str] = field(default_factory=dict)
+    """Where each key of the last load came from: ``pool`` or a tier's name."""
+
+
+class KvtierManager(OffloadingManager):
+    """Implements vLLM's manager on a ``TierManager``, whose pool it closes at the end."""
+
+    def __init__(
+        self,
+        tiers: TierManager,
+        pool: Pool,
+        hit_sources: Mapping[str, CacheHitSource],
+        shutdown_timeout_s: float,
+    ) -> None:
+        self._tiers = tiers
+        self._pool = pool
+        self._hit_sources = hit_sources
+        self._shutdown_timeout = shutdown_timeout_s
+        self._unfinished = Unfinished(pool.control)
+        self._loads: dict[_Request, int] = {}
+        self._stores: dict[tuple[_Request, frozenset[OffloadKey]], deque[int]] = defaultdict(deque)
+        """Store jobs under way, oldest first. vLLM names a job by its keys alone."""
+        self._numbers = count(1)
+        self._step = 0
+        self._is_closed = False
+
+    # -- requests
+
+    def on_new_request(self, req_context: ReqContext) -> RequestOffloadingContext:
+        """A request begins, under an id of our own: vLLM may use one again before its transfers are over."""
+        request = _Request(
+            id=f"{req_context.req_id}#{next(self._numbers)}",
+            prefix=AskedPrefix(getattr(req_context, "_offload_key_positions", None)),
+        )
+        req_context.set_state(request)
+        self._tiers.new_request(
+            RequestInfo(request_id=request.id, params=req_context.kv_transfer_params or {})
+        )
+        return RequestOffloadingContext()
+
+    def on_request_finished(self, req_context: ReqContext) -> None:
+        """No submit for this request follows; transfers under way may end later."""
+        self._tiers.request_finished(_request(req_context).id)
+
+    # -- loads
+
+    def lookup(self, key: OffloadKey, req_context: ReqContext) -> LookupResult:
+        """Answer for one key, from one lookup of all the request's keys per step. No I/O."""
+        request = _request(req_context)
+        state = request.prefix.answer(
+            key, self._step, lambda keys: self._tiers.lookup(request.id, keys).states
+        )
+        return _RESULTS[state]
+
+    def get_load_source(self, key: OffloadKey, req_context: ReqContext) -> CacheHitSource:
+        """Where a key of the request's last load came from."""
+        source = _request(req_context).sources.get(key, "pool")
+        return self._hit_sources.get(source, CacheHitSource.HOST)
+
+    def prepare_load(self, keys: Collection[OffloadKey], req_context: ReqContext) -> LoadStoreSpec:
+        """Pin the rows of *keys*, which this step's lookups promised.
+
+        Raises ``RuntimeError`` when one is gone all the same: vLLM can't take back the load, so the engine must stop.
+        """
+        request = _request(req_context)
+        wanted = list(keys)
+        prepared = self._tiers.prepare_load(request.id, wanted)
+        if len(prepared.keys) != len(wanted):
+            raise RuntimeError(
+                f"request {req_context.req_id!r}: {len(wanted)} blocks were promised and {len(prepared.keys)} are "
+                "there: please report this"
+            )
+        request.sources = dict(zip(prepared.keys, prepared.sources, strict=True))
+        self._loads[request] = prepared.job_id
+        self._unfinished.count(Direction.LOAD)
+        return PoolRows(list(prepared.rows))
+
+    def complete_load(self, keys: Collection[OffloadKey], req_context: ReqContext) -> None:
+        """All workers have loaded."""
+        self._tiers.complete_load(self._loads.pop(_request(req_context)))
+
+    # -- stores
+
+    def prepare_store(
+        self, keys: Collection[OffloadKey], req_context: ReqContext
+    ) -> PrepareStoreOutput | None:
+        """Rows for those of *keys* that are new, in their order; ``None`` when the room can't be made."""
+        request = _request(req_context)
+        prepared = self._tiers.prepare_store(request.id, list(keys))
+        if prepared is None:
+            return None
+        if prepared.keys:
+            self._stores[request, frozenset(prepared.keys)].append(prepared.job_id)
+            self._unfinished.count(Direction.STORE)
+        return PrepareStoreOutput(
+            keys_to_store=list(prepared.keys),
+            store_spec=PoolRows(list(prepared.rows)),
+            evicted_keys=list(prepared.evicted),
+        )
+
+    def complete_store(
+        self, keys: Collection[OffloadKey], req_context: ReqContext, success: bool = True
+    ) -> None:
+        """All workers have stored."""
+        name = _request(req_context), frozenset(keys)
+        jobs = self._stores[name]
+        self._tiers.complete_store(jobs.popleft(), success=success)
+        if not jobs:
+            del self._stores[name]
+
+    # -- steps
+
+    def on_schedule_end(self, context: ScheduleEndContext) -> None:
+        """The step's promotions leave, finished work of the tiers is taken in."""
+        self._release_settled()
+        self._tiers.end_step()
+        self._step += 1
+
+    def has_pending_work(self) -> bool:
+        """Whether the engine has to go on stepping: only for transfers that a reset left behind.
+
+        Tiers go on by themselves; what they finished is taken in with the next request.
+        """
+        return bool(self._unfinished)
+
+    def _release_settled(self) -> None:
+        for direction, job in self._unfinished.take_settled():
+            if direction is Direction.LOAD:
+                self._tiers.complete_load(job)
+            else:
+                self._tiers.complete_store(job, success=False)
+
+    # -- reset and end
+
+    def reset_cache(self) -> None:
+        """Nothing stored so far answers any more (C34). vLLM forgets its transfers, so we remember them."""
+        self._unfinished.leave(
+            {
+                Direction.LOAD: list(self._loads.values()),
+                Direction.STORE: [job for jobs in self._stores.values() for job in jobs],
+            }
+        )
+        self._loads.clear()
+        self._stores.clear()
+        self._tiers.reset_cache()
+        self._step += 1
+
+    def shutdown(self) -> None:
+        """Shut the tiers down and let go of the pool. Twice is fine."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        if self._tiers.shutdown(self._shutdown_timeout):
+            self._pool.close()
+        else:
+            _log.warning("a tier did not shut down in %g s: the pool stays mapped", self._shutdown_timeout)
+
+
+def _request(context: ReqContext) -> _Request:
+    request = context.get_state(_Request)
+    assert isinstance(request, _Request), f"request {context.req_id!r} was never begun"
+    return request

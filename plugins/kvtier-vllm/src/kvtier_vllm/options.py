@@ -1,0 +1,88 @@
+"""What ``kv_connector_extra_config`` may say to kvtier, checked before anything starts.
+
+Decides which names are known and what kvtier's settings are made of. It opens nothing and names no vLLM type.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kvtier_core import ConfigError, Settings, load_settings, parse_duration
+
+OURS = {
+    "kvtier_config": "absolute path of a kvtier.toml",
+    "kvtier": "table of kvtier's settings, stronger than the file and the environment",
+    "kvtier_open_timeout": "how long workers, scheduler and tiers may take to meet and open, such as '60s'",
+    "kvtier_shutdown_timeout": "how long the tiers may take to shut down, such as '10s'",
+}
+VLLMS = {
+    "spec_name": "KvtierSpec",
+    "spec_module_path": "kvtier_vllm",
+    "blocks_per_chunk": "vLLM blocks in one of kvtier's blocks",
+    "block_size": "the same in tokens",
+    "offload_prompt_only": "whether generated tokens are left out (vLLM's default: true)",
+    "self_describing_kv_events": "whether KV events carry tokens",
+}
+"""Options that vLLM's connector reads itself."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """The checked options. Timeouts in seconds."""
+
+    config: Path | None = None
+    settings: Mapping[str, Any]
+    open_timeout_s: float = 60.0
+    shutdown_timeout_s: float = 10.0
+
+    def load(self) -> Settings:
+        """The settings: the table in the options over the environment over the file.
+
+        Raises ``ConfigError`` or ``PluginError`` as ``load_settings`` does.
+        """
+        return load_settings(file=self.config, overrides=self.settings)
+
+
+def read_options(extra_config: Mapping[str, Any]) -> Options:
+    """Check ``kv_connector_extra_config``. Raises ``ConfigError`` that names every option it does not know."""
+    unknown = sorted(set(extra_config) - set(OURS) - set(VLLMS))
+    if unknown:
+        allowed = "; ".join(f"{name} ({what})" for name, what in (OURS | VLLMS).items())
+        raise ConfigError(
+            f"kv_connector_extra_config: kvtier knows no {', '.join(map(repr, unknown))}. Allowed are: {allowed}. "
+            "Settings of pool and tiers belong into the table 'kvtier' or the file 'kvtier_config'"
+        )
+    return Options(
+        config=_config_path(extra_config.get("kvtier_config")),
+        settings=_table(extra_config.get("kvtier", {})),
+        open_timeout_s=_seconds("kvtier_open_timeout", extra_config.get("kvtier_open_timeout", "60s")),
+        shutdown_timeout_s=_seconds(
+            "kvtier_shutdown_timeout", extra_config.get("kvtier_shutdown_timeout", "10s")
+        ),
+    )
+
+
+def _config_path(value: object) -> Path | None:
+    if value is None:
+        return None
+    if not isinstance(value, str) or not Path(value).is_absolute():
+        raise ConfigError(
+            f"kvtier_config = {value!r} must be an absolute path: vLLM's processes need not share a directory"
+        )
+    return Path(value)
+
+
+def _table(value: object) -> Mapping[str, Any]:
+    if not isinstance(value, Mapping):
+        raise ConfigError(
+            f"kvtier must be a table, such as {{'pool': {{'capacity': '4GiB'}}}}, not a {type(value).__name__}"
+        )
+    return value
+
+
+def _seconds(name: str, value: object) -> float:
+    try:
+        return parse_duration(value)
+    except ValueError as error:
+        raise ConfigError(f"{name}: {error}") from None

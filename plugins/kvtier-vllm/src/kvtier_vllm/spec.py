@@ -1,0 +1,100 @@
+"""``KvtierSpec``: what vLLM's ``OffloadingConnector`` makes once in the scheduler's process and once in each worker.
+
+Puts the parts together; decides which of the machine's devices can be served. In a worker it makes or joins the pool,
+in the scheduler it opens the tiers.
+"""
+
+import logging
+from dataclasses import replace
+
+from vllm.v1.kv_offload.base import CanonicalKVCaches, OffloadingManager, OffloadingSpec, OffloadingWorker
+from vllm.v1.kv_offload.config import OffloadingConfig
+from vllm.v1.metrics.cache_hit_source import CacheHitSource
+
+from kvtier_core import Settings, UnsupportedModelError, open_manager, plan_geometry
+from kvtier_core.transfer import CPUDevice
+from kvtier_vllm.facts import EngineFacts, check_engine, check_persistence, make_namespace
+from kvtier_vllm.inspection import read_facts
+from kvtier_vllm.manager import KvtierManager
+from kvtier_vllm.meeting import meet_as_scheduler, meet_as_worker
+from kvtier_vllm.options import read_options
+from kvtier_vllm.worker import KvtierWorker, make_layout
+
+_log = logging.getLogger("kvtier.vllm")
+
+
+class KvtierSpec(OffloadingSpec):
+    """vLLM's offloading on kvtier's pool and tiers.
+
+    Options as in ``options``. Every method raises what the parts raise (``ConfigError``, ``PluginError``,
+    ``PoolError``, ``TierOpenError``, ``UnsupportedModelError``) before vLLM serves its first request.
+    """
+
+    def __init__(self, config: OffloadingConfig) -> None:
+        super().__init__(config)
+        self._options = read_options(config.extra_config)
+
+    def get_worker(self, kv_caches: CanonicalKVCaches) -> OffloadingWorker:
+        """The worker of this process; the first to come makes the pool."""
+        facts = read_facts(self.config, kv_caches)
+        check_engine(facts)
+        _check_device(kv_caches)
+        settings = self._options.load()
+        geometry = plan_geometry(settings, make_namespace(facts))
+        rank = self.config.parallel.rank
+        admission = meet_as_worker(
+            self.config.engine_id,
+            rank,
+            replace(geometry, num_workers=facts.num_workers),
+            facts.to_bytes(),
+            self._options.open_timeout_s,
+        )
+        pool = admission.pool
+        if settings.pool.prefault:
+            pool.prefault()
+        device = CPUDevice(make_layout(kv_caches), pool, pool.control, worker=rank)
+        return KvtierWorker(device, pool, rank, self._options.shutdown_timeout_s)
+
+    def get_manager(self) -> OffloadingManager:
+        """The manager; the tiers are open when it returns."""
+        settings = self._options.load()
+        admission = meet_as_scheduler(self.config.engine_id, self._options.open_timeout_s)
+        facts = EngineFacts.from_bytes(admission.facts)
+        try:
+            check_persistence(facts, _outliving(settings))
+            namespace = make_namespace(facts)
+            tiers = open_manager(
+                settings, namespace, admission.pool, open_timeout_s=self._options.open_timeout_s
+            )
+        except BaseException:
+            admission.pool.close()
+            raise
+        _log.info(
+            "kvtier serves namespace %s with tiers %s", namespace.name, ", ".join(settings.enabled_tiers)
+        )
+        return KvtierManager(tiers, admission.pool, _hit_sources(settings), self._options.shutdown_timeout_s)
+
+
+def _check_device(kv_caches: CanonicalKVCaches) -> None:
+    device = kv_caches.tensors[0].tensor.device
+    if device.type != "cpu":
+        raise UnsupportedModelError(
+            f"kvtier-vllm moves KV in host memory, and this engine's is on {device}: run vLLM on the CPU"
+        )
+
+
+def _outliving(settings: Settings) -> dict[str, bool]:
+    """Which tiers keep blocks that other runs or other processes may be given."""
+    infos = {name: settings.tier_types[name].cls.info for name in settings.enabled_tiers}
+    return {name: info.persistent or info.shared for name, info in infos.items()}
+
+
+def _hit_sources(settings: Settings) -> dict[str, CacheHitSource]:
+    """What vLLM calls a hit from each tier, by its medium; the pool is host memory."""
+    sources = {"pool": CacheHitSource.HOST}
+    for name in settings.enabled_tiers:
+        medium = settings.tier_types[name].cls.info.medium
+        sources[name] = {"disk": CacheHitSource.DISK, "memory": CacheHitSource.HOST}.get(
+            medium, CacheHitSource.EXTERNAL_UNSPECIFIED
+        )
+    return sources

@@ -1,0 +1,107 @@
+"""The worker side: vLLM's transfer jobs on kvtier's device copies.
+
+Decides nothing about blocks: which rows a job is about comes from the scheduler. It numbers the jobs of each direction
+in the order in which vLLM hands them over, so that the pool's control page counts them (see ``unfinished``).
+"""
+
+import logging
+
+from vllm.v1.kv_offload.base import (
+    BlockIDsLoadStoreSpec,
+    CanonicalKVCaches,
+    GPULoadStoreSpec,
+    LoadStoreSpec,
+    OffloadingWorker,
+    TransferResult,
+)
+
+from kvtier_core.transfer import Device, Direction, KVLayout, Pool
+
+_log = logging.getLogger("kvtier.vllm")
+_WARN_S = 30.0
+
+
+class PoolRows(BlockIDsLoadStoreSpec):
+    """The pool's side of a transfer: its rows, in the order of the keys."""
+
+
+def make_layout(kv_caches: CanonicalKVCaches) -> KVLayout:
+    """The layout of vLLM's tensors: of each layer the bytes that are its page's, without padding."""
+    (refs,) = kv_caches.group_data_refs
+    return KVLayout([kv_caches.tensors[ref.tensor_idx].tensor[:, : ref.page_size_bytes] for ref in refs])
+
+
+class KvtierWorker(OffloadingWorker):
+    """Implements vLLM's worker. All methods belong to the worker's own thread; only ``wait`` and ``shutdown`` wait."""
+
+    def __init__(self, device: Device, pool: Pool, rank: int, shutdown_timeout_s: float) -> None:
+        self._device = device
+        self._pool = pool
+        self._shutdown_timeout = shutdown_timeout_s
+        self._last = {direction: pool.control.get_last_started(rank, direction) for direction in Direction}
+        self._numbers: dict[int, tuple[Direction, int]] = {}
+        self._jobs: dict[tuple[Direction, int], int] = {}
+
+    def submit_store(self, job_id: int, src_spec: GPULoadStoreSpec, dst_spec: LoadStoreSpec) -> bool:
+        """Copy device blocks to rows. Returns at once."""
+        number = self._number(job_id, Direction.STORE)
+        self._device.submit_store(
+            number, src_spec.block_ids.tolist(), _rows(dst_spec), self._pool.control.epoch
+        )
+        return True
+
+    def submit_load(self, job_id: int, src_spec: LoadStoreSpec, dst_spec: GPULoadStoreSpec) -> bool:
+        """Copy rows to device blocks. Returns at once."""
+        number = self._number(job_id, Direction.LOAD)
+        self._device.submit_load(
+            number, dst_spec.block_ids.tolist(), _rows(src_spec), self._pool.control.epoch
+        )
+        return True
+
+    def _number(self, job_id: int, direction: Direction) -> int:
+        self._last[direction] += 1
+        number = self._last[direction]
+        self._numbers[job_id] = direction, number
+        self._jobs[direction, number] = job_id
+        return number
+
+    def get_finished(self) -> list[TransferResult]:
+        """The jobs that ended since the last call. A failed one makes vLLM stop the engine: no wrong KV."""
+        results = []
+        for result in self._device.get_finished():
+            job_id = self._jobs.pop((result.direction, result.job_id))
+            del self._numbers[job_id]
+            if not result.ok:
+                _log.error("a device %s failed: %s", result.direction.value, result.error or "it was dropped")
+            results.append(
+                TransferResult(
+                    job_id=job_id,
+                    success=result.ok,
+                    transfer_size=result.bytes,
+                    transfer_time=result.seconds,
+                )
+            )
+        return results
+
+    def wait(self, job_ids: set[int]) -> None:
+        """Block until none of these jobs is under way: vLLM is about to reuse their device blocks."""
+        wanted = [self._numbers[job_id] for job_id in job_ids if job_id in self._numbers]
+        for direction in Direction:
+            numbers = [number for where, number in wanted if where is direction]
+            while not self._device.wait(direction, numbers, _WARN_S):
+                _log.warning(
+                    "device %s jobs %s have been running for %g s", direction.value, numbers, _WARN_S
+                )
+
+    def shutdown(self) -> None:
+        """Stop copying and let go of the pool."""
+        if self._device.shutdown(self._shutdown_timeout):
+            self._pool.close()
+        else:
+            _log.warning("a device copy did not end in %g s: the pool stays mapped", self._shutdown_timeout)
+
+
+def _rows(spec: LoadStoreSpec) -> list[int]:
+    assert isinstance(spec, PoolRows), spec
+    rows: list[int] = spec.block_ids.tolist()
+    return rows

@@ -1,0 +1,99 @@
+"""A program: one vLLM engine that takes commands, one JSON object a line, and answers each with one line.
+
+It runs apart from the tests because vLLM sets up its process for good (signal handlers, threads, torch.distributed).
+"""
+
+import json
+import os
+import sys
+import time
+
+
+def main() -> None:
+    answers = os.fdopen(os.dup(sys.stdout.fileno()), "w")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # vLLM prints; the answers must stay clean
+    options = json.loads(sys.stdin.readline())
+    engine = Engine(options)
+    print(json.dumps({"ready": True}), file=answers, flush=True)
+    for line in sys.stdin:
+        command = json.loads(line)
+        answer = getattr(engine, command.pop("do"))(**command)
+        print(json.dumps(answer), file=answers, flush=True)
+    engine.close()
+
+
+class Engine:
+    def __init__(self, options):
+        from vllm import LLM
+
+        self.llm = LLM(**options)
+        self.core = self.llm.llm_engine.engine_core
+
+    def generate(self, prompts, max_tokens=8, params=None):
+        from vllm import SamplingParams
+
+        sampling = SamplingParams(
+            temperature=0,
+            max_tokens=max_tokens,
+            ignore_eos=True,
+            detokenize=False,
+            extra_args=None if params is None else {"kv_transfer_params": params},
+        )
+        outputs = self.llm.generate(
+            [{"prompt_token_ids": prompt} for prompt in prompts], sampling, use_tqdm=False
+        )
+        return [{"tokens": list(o.outputs[0].token_ids), "cached": o.num_cached_tokens} for o in outputs]
+
+    def reset(self, *, connector=False, running=False):
+        return self.llm.llm_engine.reset_prefix_cache(
+            reset_running_requests=running, reset_connector=connector
+        )
+
+    def metrics(self):
+        found = {}
+        for metric in self.llm.get_metrics():
+            if hasattr(metric, "value"):
+                labels = {k: v for k, v in metric.labels.items() if k not in ("engine", "model_name")}
+                name = metric.name + ("" if not labels else json.dumps(labels, sort_keys=True))
+                found[name] = metric.value
+        return found
+
+    # -- what only an engine in this process can show
+
+    @property
+    def manager(self):
+        return self.core.engine_core.scheduler.connector.connector_scheduler.manager
+
+    def settle(self, timeout=60.0):
+        """Step until no job of the tiers is under way; then what the books say."""
+        deadline = time.monotonic() + timeout
+        tiers = self.manager._tiers
+        while tiers.has_pending_work and time.monotonic() < deadline:
+            tiers.wait(1.0)
+            tiers.end_step()
+        return self.books()
+
+    def books(self):
+        tiers = self.manager._tiers
+        state = tiers.coordinator.state
+        state.check()
+        blocks = list(state.ledger.blocks)
+        return {
+            "pins": sum(block.pins for block in blocks),
+            "leases": sum(block.leases for block in blocks),
+            "detached": state.ledger.num_detached,
+            "jobs": len(state.jobs),
+            "requests": len(state.requests),
+            "blocks": len(blocks),
+            "hits": dict(tiers.counters.hits),
+            "misses": {reason.value: n for reason, n in tiers.counters.misses.items()},
+            "integrity": {name: tier.integrity for name, tier in tiers.counters.tiers.items()},
+            "stored": {name: tier.stored for name, tier in tiers.counters.tiers.items()},
+        }
+
+    def close(self):
+        self.core.shutdown()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,29 @@
+"""Facts of a plain engine, for tests without vLLM."""
+
+from kvtier_vllm.facts import EngineFacts, GroupFacts
+
+GROUP = GroupFacts(
+    group_id=0,
+    layers=("layers.0", "layers.1"),
+    kinds=("FullAttentionSpec", "FullAttentionSpec"),
+    tokens_per_block=32,
+    block_bytes=8192,
+)
+PLAIN = EngineFacts(
+    model="toy",
+    revision=None,
+    weights_digest="w",
+    config_digest="c",
+    kv_dtype="bfloat16",
+    groups=(GROUP,),
+    blocks_per_chunk=1,
+    layout="vllm 0.32 cpu LBHNC CPU_ATTN/amx",
+    hash_algorithm="sha256",
+    hash_seed_digest="s",
+    has_lora=False,
+    has_draft_model=False,
+    canonical_layout=False,
+    num_nodes=1,
+    num_workers=1,
+    tensor_parallel=1,
+)

@@ -1,0 +1,102 @@
+"""Real vLLM with scheduler and worker in one process: every tier's hit gives the tokens of the plain engine."""
+
+import pytest
+
+from tests.vllm.engines import BLOCK, connector, disk, needs_vllm, prompt
+
+pytestmark = [needs_vllm, pytest.mark.timeout(1800)]
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory):
+    return tmp_path_factory.mktemp("root")
+
+
+@pytest.fixture(scope="module")
+def engine(start, root):
+    return start(connector(disk(root)))
+
+
+def external_hits(engine):
+    return engine.call("metrics").get("vllm:external_prefix_cache_hits", 0)
+
+
+def test_a_prefix_evicted_from_the_device_comes_back_from_the_pool(engine, plain):
+    wanted = prompt(1)
+    expected = plain.generate(wanted)
+    assert engine.store(wanted) == expected
+    engine.generate(*[prompt(seed) for seed in (101, 102, 103, 104)])  # more than the device's 40 blocks
+    before = external_hits(engine)
+    hits = engine.call("books")["hits"].get("pool", 0)
+    assert engine.generate(wanted) == expected
+    assert external_hits(engine) == before + 10 * BLOCK
+    assert engine.call("books")["hits"]["pool"] == hits + 10
+
+
+def test_c34_a_prefix_dropped_from_device_and_pool_comes_back_from_the_disk(engine, plain):
+    wanted = prompt(2)
+    expected = plain.generate(wanted)
+    assert engine.store(wanted) == expected
+    engine.call("settle")
+    hits = engine.call("books")["hits"].get("disk", 0)
+    before = external_hits(engine)
+    assert engine.call("reset", connector=True)
+    assert engine.generate(wanted) == expected
+    assert external_hits(engine) == before + 10 * BLOCK
+    assert engine.call("books")["hits"]["disk"] == hits + 10
+
+
+def test_k12_o4_a_prompt_of_whole_blocks_leaves_a_token_to_compute(engine, plain):
+    wanted = prompt(3, blocks=4, extra=0)
+    expected = plain.generate(wanted)
+    assert engine.store(wanted) == expected
+    assert engine.call("reset")
+    assert engine.generate(wanted) == expected
+    assert engine.generate(wanted) == expected
+    longer = [*wanted, *prompt(4, blocks=1)]
+    assert engine.generate(longer) == plain.generate(longer)
+
+
+def test_c10_two_requests_that_share_a_prefix_share_its_blocks(engine, plain):
+    shared = prompt(5, blocks=8, extra=0)
+    wanted = [[*shared, *prompt(seed, blocks=1)] for seed in (6, 7, 8)]
+    expected = plain.generate(*wanted)
+    engine.store(wanted[0])
+    assert engine.call("reset", connector=True)
+    assert engine.generate(*wanted) == expected
+
+
+def test_c13_nothing_is_pinned_or_leased_when_all_is_quiet(engine):
+    engine.store(prompt(9))
+    books = engine.call("settle")
+    assert books["pins"] == books["leases"] == books["jobs"] == books["detached"] == 0
+
+
+def test_k4_o2_a_preempted_request_gives_the_same_tokens(engine, plain):
+    # Six requests of 6 blocks and 3 to come do not fit into 40 device blocks together.
+    wanted = [prompt(seed, blocks=5) for seed in range(10, 16)]
+    expected = plain.generate(*wanted, max_tokens=96)
+    assert engine.generate(*wanted, max_tokens=96) == expected
+    assert engine.call("metrics")["vllm:num_preemptions"] > 0
+
+
+def test_k7_o1_a_new_engine_finds_what_an_earlier_one_stored(start, engine, root, plain):
+    wanted = prompt(20)
+    engine.store(wanted)
+    engine.call("settle")
+    later = start(connector(disk(root)))
+    assert later.generate(wanted) == plain.generate(wanted)
+    assert later.call("books")["hits"] == {"disk": 10}
+    assert later.close() == 0
+
+
+def test_c34_by_default_a_reset_makes_every_tier_miss(start, tmp_path, plain):
+    engine = start(connector(disk(tmp_path, on_reset="all")))
+    wanted = prompt(21)
+    expected = engine.store(wanted)
+    engine.call("settle")
+    assert engine.call("reset", connector=True)
+    before = external_hits(engine)
+    assert engine.generate(wanted) == expected == plain.generate(wanted)
+    assert external_hits(engine) == before
+    engine.close()
