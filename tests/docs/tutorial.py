@@ -21,23 +21,23 @@ class Block(NamedTuple):
     text: str
 
 
-def blocks() -> list[Block]:
+def blocks(page: Path = PAGE) -> list[Block]:
     """Every block of code of the page, in order; one without a mark has an empty name."""
-    return [Block(*match.groups(default="")) for match in _FENCE.finditer(PAGE.read_text())]
+    return [Block(*match.groups(default="")) for match in _FENCE.finditer(page.read_text())]
 
 
-def files() -> dict[str, str]:
+def files(page: Path = PAGE) -> dict[str, str]:
     """What the reader writes into files."""
-    return {block.name: block.text for block in blocks() if block.language != "sh"}
+    return {block.name: block.text for block in blocks(page) if block.language != "sh"}
 
 
-def script(*names: str) -> str:
+def script(*names: str, page: Path = PAGE) -> str:
     """A shell program that does what the page says, in its order; of the commands only those called *names*."""
-    return "\n".join(["set -euo pipefail", *_steps(names)])
+    return "\n".join(["set -euo pipefail", *_steps(names, page)])
 
 
-def _steps(names: tuple[str, ...]) -> Iterator[str]:
-    for block in blocks():
+def _steps(names: tuple[str, ...], page: Path) -> Iterator[str]:
+    for block in blocks(page):
         if block.language == "sh" and block.name in names:
             yield f"echo '=== {block.name}'\n{block.text}"
         elif block.language != "sh":

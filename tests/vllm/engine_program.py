@@ -28,6 +28,7 @@ class Engine:
 
         self.llm = LLM(**options)
         self.core = self.llm.llm_engine.engine_core
+        self.soaks = 0
 
     def generate(self, prompts, max_tokens=8, params=None):
         from vllm import SamplingParams
@@ -43,6 +44,49 @@ class Engine:
             [{"prompt_token_ids": prompt} for prompt in prompts], sampling, use_tqdm=False
         )
         return [{"tokens": list(o.outputs[0].token_ids), "cached": o.num_cached_tokens} for o in outputs]
+
+    def soak(self, requests, at_once, aborts, resets):
+        """Serve *requests* (prompt and max_tokens), *at_once* at a time; what each said, ``None`` of those aborted.
+
+        *aborts* maps a request's number to the steps after which it is aborted; after each number of finished requests
+        in *resets*, everything cached is reset and what runs is preempted.
+        """
+        engine = self.llm.llm_engine
+        said: dict[int, list[int]] = {}
+        age: dict[int, int] = {}
+        waiting, resets = list(enumerate(requests)), list(resets)
+        while waiting or age:
+            while waiting and len(age) < at_once:
+                number, request = waiting.pop(0)
+                self._add(number, **request)
+                age[number] = 0
+            for output in engine.step():
+                if output.finished:
+                    number = int(output.request_id.partition("/")[0])
+                    said[number] = list(output.outputs[0].token_ids)
+                    age.pop(number, None)
+            for number in list(age):
+                age[number] += 1
+                if age[number] == aborts.get(str(number)):
+                    engine.abort_request([f"{number}/{self.soaks}"])
+                    del age[number]
+            if resets and len(said) >= resets[0] and self._reset_all():
+                resets.pop(0)
+        self.soaks += 1
+        return [None if str(number) in aborts else said[number] for number in range(len(requests))]
+
+    def _add(self, number, prompt, max_tokens):
+        from vllm import SamplingParams
+
+        sampling = SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True, detokenize=False)
+        request_id = f"{number}/{self.soaks}"
+        self.llm.llm_engine.add_request(request_id, {"prompt_token_ids": prompt}, sampling)
+
+    def _reset_all(self):
+        try:
+            return self.reset(connector=True, running=True)
+        except RuntimeError:  # vLLM can't reset while a request waits for its load
+            return False
 
     def reset(self, *, connector=False, running=False):
         return self.llm.llm_engine.reset_prefix_cache(

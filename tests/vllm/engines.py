@@ -48,14 +48,14 @@ needs_vllm = pytest.mark.skipif(
 )
 
 
-def save_tiny_model(directory: Path, *, seed: int = 0) -> Path:
+def save_tiny_model(directory: Path, *, seed: int = 0, **sizes: int) -> Path:
     """A random Llama of two layers in fp32, the same for the same seed."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        LlamaForCausalLM(LlamaConfig(**SIZES)).save_pretrained(directory)
+        LlamaForCausalLM(LlamaConfig(**{**SIZES, **sizes})).save_pretrained(directory)
     return directory
 
 
@@ -155,9 +155,13 @@ class EngineProcess:
         """What the engine has logged so far."""
         return self._log.read_text(errors="replace")
 
+    def send(self, do: str, **arguments: Any) -> None:
+        """One command, without waiting for its answer."""
+        self._write({"do": do, **arguments})
+
     def call(self, do: str, **arguments: Any) -> Any:
         """One command and its answer."""
-        self._write({"do": do, **arguments})
+        self.send(do, **arguments)
         return self._read()
 
     def generate(self, *prompts: Sequence[int], **arguments: Any) -> list[list[int]]:

@@ -7,24 +7,30 @@ batched lookup said, for as long as the step lasts. Decides nothing about blocks
 
 import logging
 from collections import defaultdict, deque
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 
+from vllm.distributed.kv_transfer.kv_connector.v1.offloading.metrics import OffloadingConnectorStats
 from vllm.v1.kv_offload.base import (
     LoadStoreSpec,
+    Locality,
     LookupResult,
+    Medium,
     OffloadingManager,
     PrepareStoreOutput,
     ReqContext,
     RequestOffloadingContext,
     ScheduleEndContext,
+    TierFilter,
 )
 from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
 from kvtier_core import LookupState, OffloadKey, RequestInfo, TierManager
 from kvtier_core.transfer import Direction, Pool
+from kvtier_vllm.figures import Figures
 from kvtier_vllm.order import AskedPrefix
+from kvtier_vllm.stats import take_stats
 from kvtier_vllm.unfinished import Unfinished
 from kvtier_vllm.worker import PoolRows
 
@@ -47,6 +53,15 @@ class _Request:
     """Where each key of the last load came from: ``pool`` or a tier's name."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class TierPlace:
+    """What vLLM calls a tier's place: in a request's filter, and in its metrics as the source of a hit."""
+
+    medium: Medium
+    locality: Locality
+    hit_source: CacheHitSource
+
+
 class KvtierManager(OffloadingManager):
     """Implements vLLM's manager on a ``TierManager``, whose pool it closes at the end."""
 
@@ -54,14 +69,15 @@ class KvtierManager(OffloadingManager):
         self,
         tiers: TierManager,
         pool: Pool,
-        hit_sources: Mapping[str, CacheHitSource],
+        places: Mapping[str, TierPlace],
         shutdown_timeout_s: float,
     ) -> None:
         self._tiers = tiers
         self._pool = pool
-        self._hit_sources = hit_sources
+        self._places = places
         self._shutdown_timeout = shutdown_timeout_s
         self._unfinished = Unfinished(pool.control)
+        self._figures = Figures(tiers)
         self._loads: dict[_Request, int] = {}
         self._stores: dict[tuple[_Request, frozenset[OffloadKey]], deque[int]] = defaultdict(deque)
         """Store jobs under way, oldest first. vLLM names a job by its keys alone."""
@@ -79,9 +95,16 @@ class KvtierManager(OffloadingManager):
         )
         req_context.set_state(request)
         self._tiers.new_request(
-            RequestInfo(request_id=request.id, params=req_context.kv_transfer_params or {})
+            RequestInfo(request_id=request.id, params=req_context.kv_transfer_params or {}),
+            load_tiers=self._allowed(req_context.load_tier_filter),
         )
         return RequestOffloadingContext()
+
+    def _allowed(self, chosen: TierFilter) -> Sequence[str] | None:
+        """The tiers that a request's ``kv_load_tiers`` lets it load from, ``None`` for all. The pool always answers."""
+        if chosen is TierFilter.ALL:
+            return None
+        return [name for name, place in self._places.items() if chosen.allows(place.medium, place.locality)]
 
     def on_request_finished(self, req_context: ReqContext) -> None:
         """No submit for this request follows; transfers under way may end later."""
@@ -99,8 +122,8 @@ class KvtierManager(OffloadingManager):
 
     def get_load_source(self, key: OffloadKey, req_context: ReqContext) -> CacheHitSource:
         """Where a key of the request's last load came from."""
-        source = _request(req_context).sources.get(key, "pool")
-        return self._hit_sources.get(source, CacheHitSource.HOST)
+        place = self._places.get(_request(req_context).sources.get(key, "pool"))
+        return CacheHitSource.HOST if place is None else place.hit_source
 
     def prepare_load(self, keys: Collection[OffloadKey], req_context: ReqContext) -> LoadStoreSpec:
         """Pin the rows of *keys*, which this step's lookups promised.
@@ -167,6 +190,10 @@ class KvtierManager(OffloadingManager):
         Tiers go on by themselves; what they finished is taken in with the next request.
         """
         return bool(self._unfinished)
+
+    def get_stats(self) -> OffloadingConnectorStats | None:
+        """What kvtier counted since the last call."""
+        return take_stats(self._figures)
 
     def _release_settled(self) -> None:
         for direction, job in self._unfinished.take_settled():

@@ -6,8 +6,17 @@ in the scheduler it opens the tiers.
 
 import logging
 from dataclasses import replace
+from typing import Any
 
-from vllm.v1.kv_offload.base import CanonicalKVCaches, OffloadingManager, OffloadingSpec, OffloadingWorker
+from vllm.v1.kv_offload.base import (
+    CanonicalKVCaches,
+    Locality,
+    Medium,
+    OffloadingManager,
+    OffloadingMetricMetadata,
+    OffloadingSpec,
+    OffloadingWorker,
+)
 from vllm.v1.kv_offload.config import OffloadingConfig
 from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
@@ -15,9 +24,10 @@ from kvtier_core import Settings, UnsupportedModelError, open_manager, plan_geom
 from kvtier_core.transfer import CPUDevice
 from kvtier_vllm.facts import EngineFacts, check_engine, check_persistence, make_namespace
 from kvtier_vllm.inspection import read_facts
-from kvtier_vllm.manager import KvtierManager
+from kvtier_vllm.manager import KvtierManager, TierPlace
 from kvtier_vllm.meeting import meet_as_scheduler, meet_as_worker
 from kvtier_vllm.options import read_options
+from kvtier_vllm.stats import metric_definitions
 from kvtier_vllm.worker import KvtierWorker, make_layout
 
 _log = logging.getLogger("kvtier.vllm")
@@ -29,6 +39,12 @@ class KvtierSpec(OffloadingSpec):
     Options as in ``options``. Every method raises what the parts raise (``ConfigError``, ``PluginError``,
     ``PoolError``, ``TierOpenError``, ``UnsupportedModelError``) before vLLM serves its first request.
     """
+
+    @classmethod
+    def build_metric_definitions(cls, extra_config: dict[str, Any]) -> dict[str, OffloadingMetricMetadata]:
+        """What ``/metrics`` will show. Raises ``ConfigError`` for options that are not known."""
+        read_options(extra_config)
+        return metric_definitions()
 
     def __init__(self, config: OffloadingConfig) -> None:
         super().__init__(config)
@@ -72,7 +88,7 @@ class KvtierSpec(OffloadingSpec):
         _log.info(
             "kvtier serves namespace %s with tiers %s", namespace.name, ", ".join(settings.enabled_tiers)
         )
-        return KvtierManager(tiers, admission.pool, _hit_sources(settings), self._options.shutdown_timeout_s)
+        return KvtierManager(tiers, admission.pool, _places(settings), self._options.shutdown_timeout_s)
 
 
 def _check_device(kv_caches: CanonicalKVCaches) -> None:
@@ -89,12 +105,15 @@ def _outliving(settings: Settings) -> dict[str, bool]:
     return {name: info.persistent or info.shared for name, info in infos.items()}
 
 
-def _hit_sources(settings: Settings) -> dict[str, CacheHitSource]:
-    """What vLLM calls a hit from each tier, by its medium; the pool is host memory."""
-    sources = {"pool": CacheHitSource.HOST}
+def _places(settings: Settings) -> dict[str, TierPlace]:
+    """What vLLM calls each tier's place, by what the tier says of itself."""
+    places = {}
     for name in settings.enabled_tiers:
-        medium = settings.tier_types[name].cls.info.medium
-        sources[name] = {"disk": CacheHitSource.DISK, "memory": CacheHitSource.HOST}.get(
-            medium, CacheHitSource.EXTERNAL_UNSPECIFIED
+        info = settings.tier_types[name].cls.info
+        sources = {"disk": CacheHitSource.DISK, "memory": CacheHitSource.HOST}
+        places[name] = TierPlace(
+            medium=Medium.CPU if info.medium == "memory" else Medium.STORAGE,
+            locality=Locality.REMOTE if info.shared else Locality.LOCAL,
+            hit_source=sources.get(info.medium, CacheHitSource.EXTERNAL_UNSPECIFIED),
         )
-    return sources
+    return places

@@ -1,0 +1,99 @@
+"""What kvtier counts, as vLLM's Prometheus endpoint shows it: names, labels and what they mean.
+
+Decides the names. Counters only grow; ``Figures`` remembers what was reported, because vLLM wants what is new.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from kvtier_core import TierManager
+
+PREFIX = "vllm:kvtier_"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Figure:
+    """One metric. ``label`` is the name of its one label, empty where there is none."""
+
+    kind: Literal["counter", "gauge"]
+    label: str
+    help: str
+
+
+FIGURES = {
+    "hit_blocks": Figure(
+        kind="counter", label="source", help="Blocks loaded to the device, by where they came from"
+    ),
+    "misses": Figure(
+        kind="counter", label="reason", help="Lookups that ended at a block, by why it was not there"
+    ),
+    "device_stored_blocks": Figure(
+        kind="counter", label="", help="Blocks stored from the device to the pool"
+    ),
+    "evicted_blocks": Figure(kind="counter", label="", help="Blocks evicted from the pool"),
+    "tier_stored_blocks": Figure(kind="counter", label="tier", help="Blocks stored from the pool to a tier"),
+    "tier_loaded_blocks": Figure(kind="counter", label="tier", help="Blocks loaded from a tier to the pool"),
+    "tier_store_failed_blocks": Figure(kind="counter", label="tier", help="Blocks a tier could not store"),
+    "tier_load_failed_blocks": Figure(
+        kind="counter", label="tier", help="Blocks a tier held and could not load"
+    ),
+    "tier_load_missing_blocks": Figure(
+        kind="counter", label="tier", help="Blocks a tier turned out not to hold"
+    ),
+    "tier_dropped_blocks": Figure(
+        kind="counter", label="tier", help="Blocks left out because a tier was behind"
+    ),
+    "tier_integrity_misses": Figure(
+        kind="counter", label="tier", help="Blocks that came back with wrong bytes"
+    ),
+    "tier_faults": Figure(kind="counter", label="tier", help="Hooks that raised or answered nonsense"),
+    "tier_timeouts": Figure(kind="counter", label="tier", help="Jobs that passed their deadline"),
+    "tier_serving": Figure(kind="gauge", label="tier", help="1 while a tier is open and serves"),
+    "tier_quarantined_rows": Figure(
+        kind="gauge", label="tier", help="Rows that overdue loads keep out of use"
+    ),
+    "pool_rows": Figure(kind="gauge", label="", help="Rows of the pool"),
+    "pool_free_rows": Figure(kind="gauge", label="", help="Rows that hold no block"),
+}
+
+
+class Figures:
+    """The figures of one manager. Used by the scheduler's thread."""
+
+    def __init__(self, tiers: TierManager) -> None:
+        self._tiers = tiers
+        self._reported: dict[tuple[str, str], float] = {}
+
+    def take_changes(self) -> Iterator[tuple[str, str, float]]:
+        """Name, label's value and amount: of a counter what was added, of a gauge its value where that changed."""
+        for name, label, value in self._read():
+            reported = self._reported.get((name, label), 0)
+            if value != reported:
+                self._reported[name, label] = value
+                yield name, label, value - reported if FIGURES[name].kind == "counter" else value
+
+    def _read(self) -> Iterator[tuple[str, str, float]]:
+        counters = self._tiers.counters
+        for source, blocks in counters.hits.items():
+            yield "hit_blocks", source, blocks
+        for reason, count in counters.misses.items():
+            yield "misses", reason.value, count
+        yield "device_stored_blocks", "", counters.device_stored
+        yield "evicted_blocks", "", counters.evicted
+        state = self._tiers.coordinator.state
+        yield "pool_rows", "", state.ledger.num_rows
+        yield "pool_free_rows", "", state.ledger.num_free
+        for name, tier in state.tiers.items():
+            counted = tier.counters
+            yield "tier_stored_blocks", name, counted.stored
+            yield "tier_loaded_blocks", name, counted.loaded
+            yield "tier_store_failed_blocks", name, counted.store_failed
+            yield "tier_load_failed_blocks", name, counted.load_failed
+            yield "tier_load_missing_blocks", name, counted.load_missing
+            yield "tier_dropped_blocks", name, counted.dropped
+            yield "tier_integrity_misses", name, counted.integrity
+            yield "tier_faults", name, counted.faults
+            yield "tier_timeouts", name, counted.timeouts
+            yield "tier_serving", name, tier.serving
+            yield "tier_quarantined_rows", name, tier.quarantined_rows

@@ -1,0 +1,44 @@
+"""Real vLLM as it is served: the front end, the scheduler and the workers are processes of their own."""
+
+import pytest
+
+from tests.vllm.engines import BLOCK, connector, disk, needs_vllm, prompt
+
+pytestmark = [needs_vllm, pytest.mark.timeout(2400)]
+
+
+def external_hits(engine):
+    return engine.call("metrics").get("vllm:external_prefix_cache_hits", 0)
+
+
+def test_c32_k7_an_engine_killed_in_mid_traffic_leaves_hits_for_the_next(start, tmp_path, plain):
+    wanted = [prompt(seed) for seed in range(1, 9)]
+    expected = plain.generate(*wanted)
+    first = start(connector(disk(tmp_path)), processes=3)
+    assert first.store(*wanted) == expected
+    assert first.call("reset", connector=True)
+    assert first.generate(wanted[0]) == expected[0:1]
+    assert external_hits(first) >= 10 * BLOCK  # the disk has it: what follows is not a race with the store
+    first.send("generate", prompts=[prompt(seed) for seed in range(20, 60)])
+    first.kill()
+
+    second = start(connector(disk(tmp_path)), processes=3)
+    assert second.generate(*wanted) == expected
+    assert external_hits(second) >= 10 * BLOCK
+    later = [prompt(seed) for seed in range(20, 30)]
+    assert second.generate(*later) == plain.generate(*later)
+    assert second.close() == 0
+
+
+def test_c43_two_workers_fill_one_row(start, tmp_path, plain):
+    wanted = [prompt(seed) for seed in (1, 2, 3)]
+    engine = start(connector(disk(tmp_path)), processes=4, tensor_parallel_size=2)
+    expected = engine.store(*wanted)
+    assert expected == plain.generate(*wanted)
+    assert engine.call("reset")
+    assert engine.generate(*wanted) == expected  # from the pool
+    assert external_hits(engine) == 3 * 10 * BLOCK
+    assert engine.call("reset", connector=True)
+    assert engine.generate(wanted[0]) == expected[:1]  # from the disk
+    assert external_hits(engine) == 4 * 10 * BLOCK
+    assert engine.close() == 0

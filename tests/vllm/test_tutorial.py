@@ -1,0 +1,69 @@
+"""The tutorial as it stands, but for the installation and the model: ``vllm serve``, the OpenAI client, a restart."""
+
+import os
+import re
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.docs.tutorial import blocks, script
+from tests.transformers.tiny import byte_tokenizer
+from tests.vllm.engines import QUIET, needs_vllm, save_tiny_model
+
+PAGE = Path(__file__).parents[2] / "docs/tutorial/vllm.md"
+TIMEOUT_S = 2400.0
+TEMPLATE = (
+    "{% for message in messages %}{{ message['role'] }}: {{ message['content'] }}\n{% endfor %}assistant: "
+)
+
+pytestmark = [pytest.mark.timeout(2 * TIMEOUT_S)]
+
+
+def test_every_block_is_marked():
+    names = [block.name for block in blocks(PAGE)]
+    assert names == ["install", "install-cpu", "kvtier.toml", "serve.sh", "ask.py", "first", "second"]
+
+
+def free_port():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return server.getsockname()[1]
+
+
+@needs_vllm
+def test_k7_o1_two_chats_share_a_system_prompt_over_a_restart(tmp_path):
+    model = save_tiny_model(tmp_path / "MODEL", vocab_size=len(byte_tokenizer()))
+    tokenizer = byte_tokenizer()
+    tokenizer.chat_template = TEMPLATE
+    tokenizer.save_pretrained(model)
+    environment = {
+        **os.environ,
+        **QUIET,
+        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+        "MODEL": str(model),
+        "PORT": str(free_port()),
+        "LENGTH": "1024",
+        "CHARACTERS": "640",
+        "VLLM_LOGGING_LEVEL": "INFO",
+    }
+    done = subprocess.run(
+        ["bash", "-c", "set -m\n" + script("first", "second", page=PAGE)],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+        check=False,
+    )
+    logs = "".join(file.read_text()[-3000:] for file in sorted(tmp_path.glob("*.log")))
+    assert done.returncode == 0, done.stdout + done.stderr + logs
+    cached = [int(number) for number in re.findall(r"(\d+) of them cached", done.stdout)]
+    assert cached[0] == 0, done.stdout
+    assert min(cached[1:]) >= 512, done.stdout
+    answers = re.findall("answer: (.*)", done.stdout)
+    assert answers[0] == answers[2] != "''"
+    hits = re.search(r'vllm:kvtier_hit_blocks_total\{.*source="disk"\} (\d+)', done.stdout)
+    assert hits is not None, done.stdout
+    assert int(hits[1]) >= 4
