@@ -102,23 +102,63 @@ class Engine:
                 found[name] = metric.value
         return found
 
+    # -- for benchmarks
+
+    def timed(self, prompt):
+        """Seconds and CPU seconds to the first token of one prompt, and how much of it was cached."""
+        begun, cpu = time.perf_counter(), time.process_time()
+        (output,) = self.generate([prompt], max_tokens=1)
+        return {
+            "seconds": time.perf_counter() - begun,
+            "cpu": time.process_time() - cpu,
+            "cached": output["cached"],
+        }
+
+    def stored(self):
+        """Let what was computed be stored, all the way; the CPU seconds that took."""
+        cpu = time.process_time()
+        self.generate([[1, 2, 3]], max_tokens=2)
+        scheduler = self.core.engine_core.scheduler
+        while scheduler.has_requests():
+            self.llm.llm_engine.step()
+        manager = getattr(getattr(scheduler.connector, "connector_scheduler", None), "manager", None)
+        if hasattr(manager, "_tiers"):
+            self.settle()
+        else:
+            while getattr(manager, "_jobs", None):
+                self.generate([[1, 2, 3]], max_tokens=2)
+        return {"cpu": time.process_time() - cpu}
+
+    def throughput(self, prompts, at_once):
+        """Seconds for all prompts, some at a time, one token each."""
+        requests = [{"prompt": prompt, "max_tokens": 1} for prompt in prompts]
+        begun = time.perf_counter()
+        self.soak(requests, at_once, {}, [])
+        return {"seconds": time.perf_counter() - begun}
+
     # -- what only an engine in this process can show
 
     @property
     def manager(self):
         return self.core.engine_core.scheduler.connector.connector_scheduler.manager
 
-    def settle(self, timeout=60.0):
-        """Step until no job of the tiers is under way; then what the books say."""
+    def settle_bridge(self):
+        """As ``settle``, of kvtier behind vLLM's own tiering."""
+        return self.settle(tiers=self.manager.secondary_tiers[0]._tiers)
+
+    def settle(self, timeout=60.0, tiers=None):
+        """Step until vLLM and the tiers have nothing to do; then what the books say."""
         deadline = time.monotonic() + timeout
-        tiers = self.manager._tiers
+        while self.core.engine_core.scheduler.has_requests() and time.monotonic() < deadline:
+            self.llm.llm_engine.step()
+        tiers = tiers or self.manager._tiers
         while tiers.has_pending_work and time.monotonic() < deadline:
             tiers.wait(1.0)
             tiers.end_step()
-        return self.books()
+        return self.books(tiers)
 
-    def books(self):
-        tiers = self.manager._tiers
+    def books(self, tiers=None):
+        tiers = tiers or self.manager._tiers
         state = tiers.coordinator.state
         state.check()
         blocks = list(state.ledger.blocks)

@@ -30,7 +30,7 @@ def requests():
 
 def test_c13_c30_k3_o4_k4_soak(start, awkward, plain):
     engine = start(
-        connector(awkward.settings(pool="3MiB", load_timeout="1s", miss_ttl="1s", breaker_pause="100ms")),
+        connector(awkward.settings(pool="6MiB", load_timeout="1s", miss_ttl="1s", breaker_pause="100ms")),
         environment=awkward.environment,
         num_gpu_blocks_override=130,
     )

@@ -8,11 +8,12 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from kvtier_vllm.bridge import KvtierTier
     from kvtier_vllm.spec import KvtierSpec
 
-__all__ = ["KvtierSpec"]
+__all__ = ["KvtierSpec", "KvtierTier"]
 
-_HOMES = {"KvtierSpec": "spec"}
+_HOMES = {"KvtierSpec": "spec", "KvtierTier": "bridge"}
 
 
 def __getattr__(name: str) -> Any:

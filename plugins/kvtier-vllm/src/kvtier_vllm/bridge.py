@@ -1,0 +1,259 @@
+"""``KvtierTier``: kvtier's tiers as one secondary tier of vLLM's own ``TieringOffloadingSpec``.
+
+For those who keep vLLM's primary tier and its policies and want what is behind it from kvtier. Blocks pass through a
+small pool of kvtier's own (the ``[pool]`` of the settings), where they get their proof on the way out and are checked
+on the way in: a row of vLLM's has no room for one. The price is one more copy in host memory, on a thread of its own.
+
+vLLM gives a tier neither the weights nor the layout of what it stores. Without the option ``kvtier_identity``, a text
+that stands for both, nothing is reused by another run.
+"""
+
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from itertools import count
+from typing import Any
+
+from vllm.v1.kv_offload.base import (
+    LookupResult,
+    Medium,
+    OffloadingSpec,
+    ReqContext,
+    RequestOffloadingContext,
+    ScheduleEndContext,
+)
+from vllm.v1.kv_offload.config import OffloadingConfig
+from vllm.v1.kv_offload.tiering.base import JobResult, SecondaryTierManager, TransferJob
+
+from kvtier_core import (
+    ConfigError,
+    GroupSpec,
+    LookupState,
+    Namespace,
+    OffloadKey,
+    PoolError,
+    RequestInfo,
+    open_manager,
+    plan_geometry,
+)
+from kvtier_core.transfer import Pool
+from kvtier_vllm.options import OURS, Options, read_options
+from kvtier_vllm.order import AskedPrefix
+
+_log = logging.getLogger("kvtier.vllm")
+_IDENTITY = "kvtier_identity"
+_RESULTS = {
+    LookupState.HIT: LookupResult.HIT,
+    LookupState.HIT_PENDING: LookupResult.RETRY,  # on its way into kvtier's pool: not vLLM's pending
+    LookupState.RETRY: LookupResult.RETRY,
+    LookupState.MISS: LookupResult.MISS,
+}
+
+
+@dataclass(eq=False)
+class _Request:
+    id: str
+    prefix: AskedPrefix
+
+
+@dataclass(frozen=True)
+class _Copy:
+    """A copy under way, and what is to be done on vLLM's thread when it has ended."""
+
+    future: "Future[None]"
+    finish: Callable[[bool], JobResult]
+
+
+def _namespace(config: OffloadingConfig, block_bytes: int, identity: str | None) -> Namespace:
+    parallel = config.parallel
+    return Namespace(
+        model=config.model.name,
+        weights_digest=identity,
+        kv_dtype=config.model.dtype,
+        tokens_per_block=config.groups[0].tokens_per_block,
+        block_size_factor=config.cache.blocks_per_chunk,
+        groups=tuple(GroupSpec(layers=group.layer_names, block_bytes=block_bytes) for group in config.groups),
+        layout=f"vllm secondary tier, {config.kv_cache_layout}, canonical={config.canonical_layout}",
+        parallel=(
+            ("tensor", parallel.tp_size),
+            ("pipeline", parallel.pp_size),
+            ("prefill context", parallel.pcp_size),
+            ("decode context", parallel.dcp_size),
+        ),
+        hash_algorithm="vllm",
+    )
+
+
+class KvtierTier(SecondaryTierManager):
+    """Implements vLLM's secondary tier. All methods are called on the scheduler's thread."""
+
+    medium = Medium.STORAGE
+
+    def __init__(
+        self,
+        offloading_spec: OffloadingSpec,
+        primary_kv_view: memoryview,
+        tier_type: str,
+        backpressure_detector: Any = None,
+        **options: Any,
+    ) -> None:
+        """Open the tiers. *options* are kvtier's own and ``kvtier_identity``.
+
+        Raises ``ConfigError`` for any other option, and what ``open_manager`` raises.
+        """
+        super().__init__(offloading_spec, primary_kv_view, tier_type, backpressure_detector)
+        self._options = _read(options)
+        settings = self._options.load()
+        config = offloading_spec.config
+        if [group.group_id for group in config.groups] != list(range(len(config.groups))):
+            raise ConfigError("kvtier can't tell the KV groups apart: some before them are not offloaded")
+        namespace = _namespace(config, self.block_size_bytes, options.get(_IDENTITY))
+        try:
+            self._pool = Pool.create(plan_geometry(settings, namespace))
+        except MemoryError as error:
+            raise PoolError(str(error)) from None
+        try:
+            self._tiers = open_manager(
+                settings, namespace, self._pool, open_timeout_s=self._options.open_timeout_s
+            )
+        except BaseException:
+            self._pool.close()
+            raise
+        self._view = primary_kv_view
+        self._copier = ThreadPoolExecutor(max_workers=1, thread_name_prefix="kvtier-bridge")
+        self._copies: list[_Copy] = []
+        self._done: list[JobResult] = []
+        self._requests: dict[int, _Request] = {}
+        """By the identity of vLLM's context: an id may be used again before its last job is over."""
+        self._numbers = count(1)
+        self._step = 0
+        self._is_closed = False
+
+    # -- requests
+
+    def on_new_request(self, req_context: ReqContext) -> RequestOffloadingContext:
+        """A request begins."""
+        positions = getattr(req_context, "_offload_key_positions", None)
+        request = _Request(f"{req_context.req_id}#{next(self._numbers)}", AskedPrefix(positions))
+        self._requests[id(req_context)] = request
+        self._tiers.new_request(
+            RequestInfo(request_id=request.id, params=req_context.kv_transfer_params or {})
+        )
+        return RequestOffloadingContext()
+
+    def on_request_finished(self, req_context: ReqContext) -> None:
+        """No submit for this request follows."""
+        self._tiers.request_finished(self._requests.pop(id(req_context)).id)
+
+    def lookup(self, key: OffloadKey, req_context: ReqContext) -> LookupResult:
+        """HIT once the block is in kvtier's pool, checked; RETRY while it is on its way there."""
+        request = self._requests[id(req_context)]
+        state = request.prefix.answer(
+            key, self._step, lambda keys: self._tiers.lookup(request.id, keys).states
+        )
+        return _RESULTS[state]
+
+    # -- transfers
+
+    def submit_store(self, job_metadata: TransferJob) -> None:
+        """Copy the blocks kvtier does not hold into its pool; from there they go on to the tiers."""
+        request = self._requests[id(job_metadata.req_context)]
+        chunks = dict(zip(job_metadata.keys, job_metadata.chunk_ids.tolist(), strict=True))
+        prepared = self._tiers.prepare_store(request.id, list(chunks))
+        if prepared is None:
+            self._done.append(JobResult(job_id=job_metadata.job_id, success=False))
+            return
+        if not prepared.keys:
+            self._done.append(JobResult(job_id=job_metadata.job_id, success=True))
+            return
+
+        def finish(ok: bool) -> JobResult:
+            self._tiers.complete_store(prepared.job_id, success=ok)
+            return JobResult(job_id=job_metadata.job_id, success=ok)
+
+        pairs = [(chunks[key], row) for key, row in zip(prepared.keys, prepared.rows, strict=True)]
+        self._start(self._copy_out, pairs, finish)
+
+    def submit_load(self, job_metadata: TransferJob) -> None:
+        """Copy the blocks from kvtier's pool; the ones a reset took meanwhile are left out."""
+        request = self._requests[id(job_metadata.req_context)]
+        keys = list(job_metadata.keys)
+        prepared = self._tiers.prepare_load(request.id, keys)
+        held = list(prepared.keys)
+        if not held:
+            self._done.append(JobResult(job_id=job_metadata.job_id, success=False, successful_keys=()))
+            return
+
+        def finish(ok: bool) -> JobResult:
+            self._tiers.complete_load(prepared.job_id)
+            is_whole = ok and len(held) == len(keys)
+            return JobResult(job_id=job_metadata.job_id, success=is_whole, successful_keys=held if ok else ())
+
+        chunks = job_metadata.chunk_ids.tolist()[: len(held)]
+        self._start(self._copy_in, list(zip(chunks, prepared.rows, strict=True)), finish)
+
+    def _start(
+        self,
+        copy: Callable[[Sequence[tuple[int, int]]], None],
+        pairs: Sequence[tuple[int, int]],
+        finish: Callable[[bool], JobResult],
+    ) -> None:
+        self._copies.append(_Copy(self._copier.submit(copy, pairs), finish))
+
+    def _copy_out(self, pairs: Sequence[tuple[int, int]]) -> None:
+        for chunk, row in pairs:
+            self._pool.row(row)[: self.block_size_bytes] = self._bytes(chunk)
+
+    def _copy_in(self, pairs: Sequence[tuple[int, int]]) -> None:
+        for chunk, row in pairs:
+            self._bytes(chunk)[:] = self._pool.row(row)[: self.block_size_bytes]
+
+    def _bytes(self, chunk: int) -> memoryview:
+        begin = chunk * self.block_size_bytes
+        return self._view.cast("B")[begin : begin + self.block_size_bytes]
+
+    def get_finished_jobs(self) -> Iterable[JobResult]:
+        """The jobs that ended since the last call. Never waits."""
+        ended = [copy for copy in self._copies if copy.future.done()]
+        self._copies = [copy for copy in self._copies if not copy.future.done()]
+        for copy in ended:
+            error = copy.future.exception()
+            if error is not None:
+                _log.error("a copy between vLLM's primary tier and kvtier's pool failed: %s", error)
+            self._done.append(copy.finish(error is None))
+        done, self._done = self._done, []
+        return done
+
+    def on_schedule_end(self, context: ScheduleEndContext) -> None:
+        """Promotions into kvtier's pool leave."""
+        self._tiers.end_step()
+        self._step += 1
+
+    # -- reset and end
+
+    def drain_jobs(self) -> None:
+        """Wait for the copies, which touch vLLM's memory, and begin a new epoch: vLLM drains only to reset."""
+        wait([copy.future for copy in self._copies])
+        self._done = list(self.get_finished_jobs())
+        self._tiers.reset_cache()
+        self._step += 1
+
+    def shutdown(self) -> None:
+        """Shut the tiers down. Twice is fine."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        self._copier.shutdown(wait=True)
+        if self._tiers.shutdown(self._options.shutdown_timeout_s):
+            self._pool.close()
+
+
+def _read(options: dict[str, Any]) -> Options:
+    ours = {name: value for name, value in options.items() if name in OURS}
+    strangers = sorted(set(options) - set(OURS) - {_IDENTITY, "locality"})
+    if strangers:
+        raise ConfigError(
+            f"a tier of kvtier knows no {', '.join(map(repr, strangers))}; allowed are {', '.join(OURS)}, {_IDENTITY}"
+        )
+    return read_options(ours)

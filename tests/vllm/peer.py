@@ -1,0 +1,48 @@
+"""vLLM's own tiering on a CPU: its manager, its primary tier and its secondary tiers, with kvtier's CPU copies.
+
+vLLM's specs refuse a CPU in ``get_worker`` alone. What replaces it copies between the device blocks and vLLM's shared
+region with the same code that kvtier uses for its pool, so that a comparison is not about the copy.
+"""
+
+import mmap
+from typing import Any
+
+import numpy as np
+from vllm.v1.kv_offload.cpu.shared_offload_region import SharedOffloadRegion
+from vllm.v1.kv_offload.tiering.spec import TieringOffloadingSpec
+
+from kvtier_core.transfer import ControlPage, CPUDevice, PoolGeometry
+from kvtier_vllm.worker import KvtierWorker, make_layout
+
+
+class CPUTieringSpec(TieringOffloadingSpec):
+    peer: Any = None
+
+    def get_worker(self, kv_caches):
+        if self.peer is None:
+            region = SharedOffloadRegion(
+                engine_id=self._engine_id,
+                num_chunks=self.num_chunks,
+                rank=0,
+                kv_bytes_per_chunk=self.kv_bytes_per_chunk,
+                cpu_page_size=self.cpu_page_size_per_worker,
+            )
+            pool: Any = RegionAsPool(region)
+            self.peer = KvtierWorker(CPUDevice(make_layout(kv_caches), pool, pool.control), pool, 0, 10.0)
+        return self.peer
+
+
+class RegionAsPool:
+    """What a device needs of a pool, on vLLM's region."""
+
+    def __init__(self, region):
+        self._region = region
+        rows = region.create_kv_memoryview()
+        self.rows_array: Any = np.asarray(rows).view(np.uint8)
+        self.geometry = PoolGeometry(num_rows=rows.shape[0], row_bytes=rows.shape[1])
+        self.control = ControlPage(memoryview(mmap.mmap(-1, mmap.PAGESIZE)), 1)
+
+    def close(self):
+        self.rows_array = None
+        self._region.cleanup()
+        return True

@@ -1,0 +1,47 @@
+"""kvtier's disk as a secondary tier of vLLM's own tiering, in real vLLM."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.vllm.engines import BLOCK, disk, needs_vllm, prompt
+
+pytestmark = [needs_vllm, pytest.mark.timeout(1800)]
+
+ROOT = Path(__file__).parents[2]
+
+
+def tiering(root, **options):
+    """vLLM's tiering with a small primary tier and one tier of kvtier's behind it."""
+    tier = {"type": "KvtierTier", "module_path": "kvtier_vllm", "kvtier": disk(root), **options}
+    return {
+        "kv_connector": "OffloadingConnector",
+        "kv_role": "kv_both",
+        "kv_connector_extra_config": {
+            "spec_name": "CPUTieringSpec",
+            "spec_module_path": "tests.vllm.peer",
+            "cpu_bytes_to_use": 4 << 20,
+            "secondary_tiers": [tier],
+        },
+    }
+
+
+def test_c03_a_tier_of_kvtier_serves_vllms_own_tiering_over_a_restart(start, tmp_path, plain):
+    environment = {"PYTHONPATH": str(ROOT)}
+    wanted = [prompt(seed) for seed in (1, 2)]
+    expected = plain.generate(*wanted)
+    first = start(tiering(tmp_path, kvtier_identity="tiny"), environment=environment)
+    assert first.store(*wanted) == expected
+    first.call("settle_bridge")
+    assert first.call("reset", connector=True)  # vLLM's primary tier forgets, and with it kvtier's pool
+    assert first.generate(*wanted) == expected
+    assert first.call("metrics")["vllm:external_prefix_cache_hits"] == 2 * 10 * BLOCK
+    assert first.call("settle_bridge")["hits"] == {"disk": 20}
+    assert first.close() == 0
+
+    second = start(tiering(tmp_path, kvtier_identity="tiny"), environment=environment)
+    assert second.generate(*wanted) == expected
+    books = second.call("settle_bridge")
+    assert books["hits"] == {"disk": 20}
+    assert books["pins"] == books["jobs"] == books["leases"] == 0
+    assert second.close() == 0
