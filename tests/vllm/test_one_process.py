@@ -80,6 +80,40 @@ def test_k4_o2_a_preempted_request_gives_the_same_tokens(engine, plain):
     assert engine.call("metrics")["vllm:num_preemptions"] > 0
 
 
+def test_c60_hits_are_told_by_tier_on_vllms_endpoint(engine):
+    names = [
+        'vllm:kvtier_hit_blocks{"source": "disk"}',
+        'vllm:kvtier_tier_stored_blocks{"tier": "disk"}',
+        'vllm:prompt_tokens_cached_by_source{"source": "disk"}',
+    ]
+    wanted = prompt(30)
+    engine.store(wanted)
+    engine.call("settle")
+    before = engine.call("metrics")
+    assert engine.call("reset", connector=True)
+    engine.generate(wanted)
+    engine.generate([1, 2, 3])
+    after = engine.call("metrics")
+    grown = [after[name] - before.get(name, 0) for name in names]
+    assert grown[0] == 10
+    assert grown[1] >= 0
+    assert grown[2] == 10 * BLOCK
+    assert after['vllm:kvtier_tier_serving{"tier": "disk"}'] == 1
+    assert after["vllm:kvtier_pool_rows"] > 0
+
+
+def test_c27_a_request_loads_from_the_tiers_it_allows(engine, plain):
+    wanted = prompt(31)
+    expected = plain.generate(wanted)
+    engine.store(wanted)
+    engine.call("settle")
+    before = external_hits(engine)
+    for tiers, hits in (([], 0), ([{"medium": "CPU"}], 0), ([{"medium": "STORAGE"}], 10)):
+        assert engine.call("reset", connector=True)
+        assert engine.generate(wanted, params={"kv_load_tiers": tiers}) == expected
+        assert external_hits(engine) - before == hits * BLOCK
+
+
 def test_k7_o1_a_new_engine_finds_what_an_earlier_one_stored(start, engine, root, plain):
     wanted = prompt(20)
     engine.store(wanted)
