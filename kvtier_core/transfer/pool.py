@@ -18,7 +18,9 @@ import os
 import re
 import struct
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Self
 
@@ -26,7 +28,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvtier_core.transfer.control import PAGE_BYTES, ControlPage, control_words_bytes
-from kvtier_core.transfer.handover import Host, meet
+from kvtier_core.transfer.handover import MAX_NOTE_BYTES, Host, meet
 from kvtier_core.transfer.members import SCHEDULER, Members, describe, wait_for
 from kvtier_core.transfer.prefault import Prefault
 from kvtier_core.transfer.region import (
@@ -107,6 +109,8 @@ class Pool:
     ) -> None:
         """Map *fd*, ``geometry.total_bytes`` long; it is closed with the pool. Raises ``OSError``."""
         self.geometry = geometry
+        self.note = b""
+        """What the process that made the pool told the others."""
         self._mapping = mmap.mmap(fd, geometry.total_bytes)
         if huge_pages:
             self._mapping.madvise(mmap.MADV_HUGEPAGE)
@@ -137,10 +141,11 @@ class Pool:
     @classmethod
     def open(
         cls,
-        geometry: PoolGeometry,
+        geometry: PoolGeometry | None,
         name: str,
         member: int = SCHEDULER,
         *,
+        note: bytes = b"",
         named: bool = False,
         huge_pages: bool = False,
         timeout_s: float = _OPEN_TIMEOUT_S,
@@ -148,33 +153,41 @@ class Pool:
         """Share the pool of the engine *name* (letters, digits, ``._-``, at most 64), as *member* (a worker's number).
 
         Every process of the engine on this machine calls this, in any order, with the same geometry; then
-        ``wait_for_members``. Raises ``MemoryError`` when the pool does not fit, ``ValueError`` for another geometry
+        ``wait_for_members``. A process that does not know the geometry passes ``None`` and waits for one that does.
+        *note*, of at most 64 KiB, is what this process tells the others should it be the first: all find the first
+        one's in ``note``. Raises ``MemoryError`` when the pool does not fit, ``ValueError`` for another geometry
         than the others' or a member that the pool does not have, ``FileExistsError`` when a living process is that
         member, ``TimeoutError`` when another process that was first does not hand it over.
         """
         if not _NAME.fullmatch(name):
             raise ValueError(f"{name!r} is no name for a pool: use 1 to 64 letters, digits, '.', '_' and '-'")
+        if len(note) > MAX_NOTE_BYTES:
+            raise ValueError(f"a note of {len(note)} bytes is longer than {MAX_NOTE_BYTES}")
         if named:
+            if geometry is None or note:
+                raise ValueError("a pool in /dev/shm carries no note, and its geometry must be known to all")
             return cls._open_named(geometry, name, member, huge_pages=huge_pages, timeout_s=timeout_s)
 
-        def make() -> int:
-            return make_anonymous(geometry.total_bytes, geometry.pack(), geometry.describe())
-
-        joined: list[Members] = []
+        joined: list[tuple[PoolGeometry, Members]] = []
 
         def join(fd: int) -> None:
-            _read_geometry(fd, f"the pool {name!r}", geometry)
-            joined.append(Members(fd, geometry.num_workers))
-            joined[-1].join(member)
+            found = _read_geometry(fd, f"the pool {name!r}", geometry)
+            members = Members(fd, found.num_workers)
+            members.join(member)
+            joined.append((found, members))
 
-        fd, host = meet(name, make, join, geometry.num_workers, timeout_s)
+        others = 0 if geometry is None else geometry.num_workers
+        fd, first_note, host = meet(name, _maker(geometry), join, others, timeout_s, note)
         try:
-            return cls(fd, geometry, huge_pages=huge_pages, sharing=_Sharing(members=joined[-1], host=host))
+            found, members = joined[-1]
+            pool = cls(fd, found, huge_pages=huge_pages, sharing=_Sharing(members=members, host=host))
         except BaseException:
             if host is not None:
                 host.close()
             os.close(fd)
             raise
+        pool.note = first_note
+        return pool
 
     @classmethod
     def _open_named(
@@ -317,6 +330,12 @@ class Pool:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _maker(geometry: PoolGeometry | None) -> Callable[[], int] | None:
+    if geometry is None:
+        return None
+    return partial(make_anonymous, geometry.total_bytes, geometry.pack(), geometry.describe())
 
 
 def _read_geometry(fd: int, path: str, expected: PoolGeometry | None) -> PoolGeometry:

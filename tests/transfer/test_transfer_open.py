@@ -213,7 +213,7 @@ def test_another_users_process_is_neither_served_nor_believed(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real = handover_module._peer_uid
-    fd, host = meet(name, lambda: os.memfd_create("kvtier-test"), _JOIN, others=1, timeout_s=TIMEOUT_S)
+    fd, _, host = meet(name, lambda: os.memfd_create("kvtier-test"), _JOIN, others=1, timeout_s=TIMEOUT_S)
     assert host is not None
     with monkeypatch.context() as patched:
         patched.setattr(handover_module, "_peer_uid", lambda connection: os.getuid() + 1)
@@ -227,7 +227,7 @@ def test_another_users_process_is_neither_served_nor_believed(
     with pytest.raises(TimeoutError, match="did not hand it over"):
         meet(name, lambda: -1, _JOIN, others=1, timeout_s=0.1)
     monkeypatch.undo()
-    own, nobody = meet(name, lambda: -1, _JOIN, others=1, timeout_s=TIMEOUT_S)
+    own, _, nobody = meet(name, lambda: -1, _JOIN, others=1, timeout_s=TIMEOUT_S)
     assert nobody is None
     assert os.path.samestat(os.fstat(own), os.fstat(fd))
     host.close()
@@ -237,11 +237,11 @@ def test_another_users_process_is_neither_served_nor_believed(
 
 
 def test_a_guest_that_hangs_up_is_not_counted(name: str) -> None:
-    fd, host = meet(name, lambda: os.memfd_create("kvtier-test"), _JOIN, others=1, timeout_s=TIMEOUT_S)
+    fd, _, host = meet(name, lambda: os.memfd_create("kvtier-test"), _JOIN, others=1, timeout_s=TIMEOUT_S)
     for _ in range(3):
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as guest:
             guest.connect(f"\0kvtier-{os.getuid()}-{name}")
-    own, _ = meet(name, lambda: -1, _JOIN, others=1, timeout_s=TIMEOUT_S)
+    own, _, _ = meet(name, lambda: -1, _JOIN, others=1, timeout_s=TIMEOUT_S)
     os.close(own)
     host.close()
     os.close(fd)
@@ -292,3 +292,23 @@ def test_a_pool_with_huge_pages_works_whether_the_kernel_gives_them_or_not() -> 
     with Pool.create(_GEOMETRY, huge_pages=True) as pool:
         pool.rows_array[:] = 3
         assert bytes(pool.row(3)) == b"\x03" * 4096
+
+
+def test_c43_the_first_one_leaves_a_note_and_who_does_not_know_the_geometry_waits_for_it(name: str) -> None:
+    found: list[Pool] = []
+    thread = threading.Thread(target=lambda: found.append(Pool.open(None, name, timeout_s=TIMEOUT_S)))
+    thread.start()
+    with Pool.open(_GEOMETRY, name, 0, note=b"from 0") as first:
+        thread.join(TIMEOUT_S)
+        with found[0] as scheduler:
+            assert scheduler.geometry == _GEOMETRY
+            assert scheduler.note == first.note == b"from 0"
+
+
+def test_a_note_has_a_limit_and_a_pool_in_shared_memory_has_none(name: str) -> None:
+    with pytest.raises(ValueError, match="longer than"):
+        Pool.open(_GEOMETRY, name, 0, note=bytes(70_000))
+    with pytest.raises(ValueError, match="carries no note"):
+        Pool.open(_GEOMETRY, name, 0, note=b"a", named=True)
+    with pytest.raises(ValueError, match="carries no note"):
+        Pool.open(None, name, named=True)

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -149,6 +150,7 @@ class EngineProcess:
 
     def _fail(self) -> None:
         self.process.wait(START_S)
+        self._close_pipes()
         raise EngineError(self.log()[-6000:])
 
     def log(self) -> str:
@@ -193,4 +195,5 @@ class EngineProcess:
     def _close_pipes(self) -> None:
         self.process.wait(60)
         for pipe in (self.process.stdin, self.process.stdout):
-            pipe.close()
+            with suppress(BrokenPipeError):  # what was still to be written has no reader any more
+                pipe.close()

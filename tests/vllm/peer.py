@@ -28,7 +28,8 @@ class CPUTieringSpec(TieringOffloadingSpec):
                 cpu_page_size=self.cpu_page_size_per_worker,
             )
             pool: Any = RegionAsPool(region)
-            self.peer = KvtierWorker(CPUDevice(make_layout(kv_caches), pool, pool.control), pool, 0, 10.0)
+            device = CPUDevice(make_layout(kv_caches, self.blocks_per_chunk), pool, pool.control)
+            self.peer = KvtierWorker(device, pool, 0, self.blocks_per_chunk, 10.0)
         return self.peer
 
 

@@ -28,7 +28,6 @@ def test_a_plain_engine_is_served():
         ({"num_workers": 2}, "pipeline and context parallelism"),
         ({"num_nodes": 2}, "2 hosts"),
         ({"canonical_layout": True}, "canonical_layout"),
-        ({"blocks_per_chunk": 2}, "blocks_per_chunk = 2"),
     ],
 )
 def test_c43_what_is_unsafe_is_refused_by_name(change, says):

@@ -134,3 +134,35 @@ def test_c34_by_default_a_reset_makes_every_tier_miss(start, tmp_path, plain):
     assert engine.generate(wanted) == expected == plain.generate(wanted)
     assert external_hits(engine) == before
     engine.close()
+
+
+def test_c41_a_load_may_start_and_end_in_the_middle_of_a_row(start, tmp_path, plain):
+    engine = start(connector(disk(tmp_path), blocks_per_chunk=4))
+    wanted = prompt(22, blocks=11)
+    expected = plain.generate(wanted)
+    assert engine.store(wanted) == expected
+    engine.call("settle")
+    for connector_too in (False, True):
+        assert engine.call("reset", connector=connector_too)
+        begins = [*wanted[: 2 * BLOCK], *prompt(23, blocks=1)]
+        assert engine.generate(begins) == plain.generate(begins)  # its 2 blocks are in the device now
+        before = external_hits(engine)
+        assert engine.generate(wanted) == expected
+        assert external_hits(engine) - before == 6 * BLOCK  # up to the end of the second row of 4
+    engine.close()
+
+
+def test_c25_a_request_for_another_node_is_told_in_kv_transfer_params(engine, plain):
+    wanted = prompt(24)
+    assert engine.generate(wanted, params={"do_remote_decode": True}) == plain.generate(wanted)
+
+
+def test_c30_what_a_client_asks_for_wrongly_costs_its_hits_and_nothing_else(engine, plain):
+    wanted = prompt(25)
+    expected = plain.generate(wanted)
+    engine.store(wanted)
+    assert engine.call("reset")
+    before = external_hits(engine)
+    assert engine.generate(wanted, params={"kvtier": {"load_tiers": ["dsik"]}}) == expected
+    assert "names 'dsik', but the enabled tiers are 'disk'" in engine.log()
+    assert external_hits(engine) == before + 10 * BLOCK  # of the pool, which is no tier

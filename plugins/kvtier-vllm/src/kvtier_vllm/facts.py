@@ -82,8 +82,6 @@ def _objections(facts: EngineFacts) -> Iterator[str]:
         )
     if facts.num_nodes > 1:
         yield f"its workers run on {facts.num_nodes} hosts: pool and workers must share one host's memory"
-    if facts.blocks_per_chunk > 1:
-        yield f"blocks_per_chunk = {facts.blocks_per_chunk} is not supported yet: leave it out"
     if facts.canonical_layout:
         yield "canonical_layout is set: kvtier stores the workers' pages as they are"
 

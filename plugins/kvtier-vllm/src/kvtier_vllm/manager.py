@@ -8,7 +8,7 @@ batched lookup said, for as long as the step lasts. Decides nothing about blocks
 import logging
 from collections import defaultdict, deque
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import count
 
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading.metrics import OffloadingConnectorStats
@@ -18,6 +18,7 @@ from vllm.v1.kv_offload.base import (
     LookupResult,
     Medium,
     OffloadingManager,
+    OffloadPolicy,
     PrepareStoreOutput,
     ReqContext,
     RequestOffloadingContext,
@@ -60,6 +61,8 @@ class TierPlace:
     medium: Medium
     locality: Locality
     hit_source: CacheHitSource
+    asks_for_requests: bool
+    """Whether it may want whole requests (C25), which it says too late for vLLM to wait for."""
 
 
 class KvtierManager(OffloadingManager):
@@ -75,6 +78,7 @@ class KvtierManager(OffloadingManager):
         self._tiers = tiers
         self._pool = pool
         self._places = places
+        self._any_asks_for_requests = any(place.asks_for_requests for place in places.values())
         self._shutdown_timeout = shutdown_timeout_s
         self._unfinished = Unfinished(pool.control)
         self._figures = Figures(tiers)
@@ -94,11 +98,18 @@ class KvtierManager(OffloadingManager):
             prefix=AskedPrefix(getattr(req_context, "_offload_key_positions", None)),
         )
         req_context.set_state(request)
-        self._tiers.new_request(
-            RequestInfo(request_id=request.id, params=req_context.kv_transfer_params or {}),
-            load_tiers=self._allowed(req_context.load_tier_filter),
+        params = req_context.kv_transfer_params or {}
+        info = RequestInfo(request_id=request.id, params=params)
+        try:
+            self._tiers.new_request(info, load_tiers=self._allowed(req_context.load_tier_filter))
+        except ValueError as error:  # what a client says must not stop the engine
+            _log.warning("request %s goes without tiers: %s", req_context.req_id, error)
+            self._tiers.new_request(replace(info, params={}), load_tiers=(), store_tiers=())
+        # Request level lets vLLM offer blocks that it loaded, too. Who gets them is the coordinator's to decide.
+        offers_all = info.wants_remote_decode or self._any_asks_for_requests
+        return RequestOffloadingContext(
+            OffloadPolicy.REQUEST_LEVEL if offers_all else OffloadPolicy.CHUNK_LEVEL
         )
-        return RequestOffloadingContext()
 
     def _allowed(self, chosen: TierFilter) -> Sequence[str] | None:
         """The tiers that a request's ``kv_load_tiers`` lets it load from, ``None`` for all. The pool always answers."""

@@ -22,11 +22,11 @@ from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
 from kvtier_core import Settings, UnsupportedModelError, open_manager, plan_geometry
 from kvtier_core.transfer import CPUDevice
-from kvtier_vllm.facts import EngineFacts, check_engine, check_persistence, make_namespace
+from kvtier_vllm.facts import check_engine, check_persistence, make_namespace
 from kvtier_vllm.inspection import read_facts
 from kvtier_vllm.manager import KvtierManager, TierPlace
-from kvtier_vllm.meeting import meet_as_scheduler, meet_as_worker
 from kvtier_vllm.options import read_options
+from kvtier_vllm.sharing import open_as_scheduler, open_as_worker
 from kvtier_vllm.stats import metric_definitions
 from kvtier_vllm.worker import KvtierWorker, make_layout
 
@@ -58,37 +58,35 @@ class KvtierSpec(OffloadingSpec):
         settings = self._options.load()
         geometry = plan_geometry(settings, make_namespace(facts))
         rank = self.config.parallel.rank
-        admission = meet_as_worker(
+        pool = open_as_worker(
             self.config.engine_id,
             rank,
             replace(geometry, num_workers=facts.num_workers),
-            facts.to_bytes(),
+            facts,
             self._options.open_timeout_s,
+            huge_pages=settings.pool.huge_pages,
         )
-        pool = admission.pool
         if settings.pool.prefault:
             pool.prefault()
-        device = CPUDevice(make_layout(kv_caches), pool, pool.control, worker=rank)
-        return KvtierWorker(device, pool, rank, self._options.shutdown_timeout_s)
+        layout = make_layout(kv_caches, facts.blocks_per_chunk)
+        device = CPUDevice(layout, pool, pool.control, worker=rank)
+        return KvtierWorker(device, pool, rank, facts.blocks_per_chunk, self._options.shutdown_timeout_s)
 
     def get_manager(self) -> OffloadingManager:
         """The manager; the tiers are open when it returns."""
         settings = self._options.load()
-        admission = meet_as_scheduler(self.config.engine_id, self._options.open_timeout_s)
-        facts = EngineFacts.from_bytes(admission.facts)
+        pool, facts = open_as_scheduler(self.config.engine_id, self._options.open_timeout_s)
         try:
             check_persistence(facts, _outliving(settings))
             namespace = make_namespace(facts)
-            tiers = open_manager(
-                settings, namespace, admission.pool, open_timeout_s=self._options.open_timeout_s
-            )
+            tiers = open_manager(settings, namespace, pool, open_timeout_s=self._options.open_timeout_s)
         except BaseException:
-            admission.pool.close()
+            pool.close()
             raise
         _log.info(
             "kvtier serves namespace %s with tiers %s", namespace.name, ", ".join(settings.enabled_tiers)
         )
-        return KvtierManager(tiers, admission.pool, _places(settings), self._options.shutdown_timeout_s)
+        return KvtierManager(tiers, pool, _places(settings), self._options.shutdown_timeout_s)
 
 
 def _check_device(kv_caches: CanonicalKVCaches) -> None:
@@ -109,11 +107,13 @@ def _places(settings: Settings) -> dict[str, TierPlace]:
     """What vLLM calls each tier's place, by what the tier says of itself."""
     places = {}
     for name in settings.enabled_tiers:
-        info = settings.tier_types[name].cls.info
+        tier_class = settings.tier_types[name].cls
+        info = tier_class.info
         sources = {"disk": CacheHitSource.DISK, "memory": CacheHitSource.HOST}
         places[name] = TierPlace(
             medium=Medium.CPU if info.medium == "memory" else Medium.STORAGE,
             locality=Locality.REMOTE if info.shared else Locality.LOCAL,
             hit_source=sources.get(info.medium, CacheHitSource.EXTERNAL_UNSPECIFIED),
+            asks_for_requests=hasattr(tier_class, "on_new_request"),
         )
     return places

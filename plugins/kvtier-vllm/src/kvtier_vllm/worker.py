@@ -5,6 +5,7 @@ in the order in which vLLM hands them over, so that the pool's control page coun
 """
 
 import logging
+from collections.abc import Sequence
 
 from vllm.v1.kv_offload.base import (
     BlockIDsLoadStoreSpec,
@@ -15,7 +16,7 @@ from vllm.v1.kv_offload.base import (
     TransferResult,
 )
 
-from kvtier_core.transfer import Device, Direction, KVLayout, Pool
+from kvtier_core.transfer import Device, Direction, GroupTransfer, KVGroup, KVLayout, Pool
 
 _log = logging.getLogger("kvtier.vllm")
 _WARN_S = 30.0
@@ -25,18 +26,47 @@ class PoolRows(BlockIDsLoadStoreSpec):
     """The pool's side of a transfer: its rows, in the order of the keys."""
 
 
-def make_layout(kv_caches: CanonicalKVCaches) -> KVLayout:
+def make_layout(kv_caches: CanonicalKVCaches, blocks_per_chunk: int) -> KVLayout:
     """The layout of vLLM's tensors: of each layer the bytes that are its page's, without padding."""
-    (refs,) = kv_caches.group_data_refs
-    return KVLayout([kv_caches.tensors[ref.tensor_idx].tensor[:, : ref.page_size_bytes] for ref in refs])
+    groups = [
+        KVGroup([kv_caches.tensors[ref.tensor_idx].tensor[:, : ref.page_size_bytes] for ref in refs])
+        for refs in kv_caches.group_data_refs
+    ]
+    return KVLayout(*groups, block_size_factor=blocks_per_chunk)
+
+
+def make_parts(blocks: GPULoadStoreSpec, rows: Sequence[int], blocks_per_chunk: int) -> list[GroupTransfer]:
+    """What vLLM says of a transfer, group after group; the first row of each may be used from its middle on."""
+    ids: list[int] = blocks.block_ids.tolist()
+    parts = []
+    block = row = 0
+    for group, (size, first) in enumerate(zip(blocks.group_sizes, blocks.block_indices, strict=True)):
+        if not size:
+            continue
+        slot = first % blocks_per_chunk
+        count = -(-(slot + size) // blocks_per_chunk)
+        parts.append(
+            GroupTransfer(
+                block_ids=ids[block : block + size],
+                rows=rows[row : row + count],
+                group=group,
+                first_slot=slot,
+            )
+        )
+        block, row = block + size, row + count
+    assert (block, row) == (len(ids), len(rows)), "vLLM and kvtier count blocks differently"
+    return parts
 
 
 class KvtierWorker(OffloadingWorker):
     """Implements vLLM's worker. All methods belong to the worker's own thread; only ``wait`` and ``shutdown`` wait."""
 
-    def __init__(self, device: Device, pool: Pool, rank: int, shutdown_timeout_s: float) -> None:
+    def __init__(
+        self, device: Device, pool: Pool, rank: int, blocks_per_chunk: int, shutdown_timeout_s: float
+    ) -> None:
         self._device = device
         self._pool = pool
+        self._blocks_per_chunk = blocks_per_chunk
         self._shutdown_timeout = shutdown_timeout_s
         self._last = {direction: pool.control.get_last_started(rank, direction) for direction in Direction}
         self._numbers: dict[int, tuple[Direction, int]] = {}
@@ -44,18 +74,16 @@ class KvtierWorker(OffloadingWorker):
 
     def submit_store(self, job_id: int, src_spec: GPULoadStoreSpec, dst_spec: LoadStoreSpec) -> bool:
         """Copy device blocks to rows. Returns at once."""
+        parts = make_parts(src_spec, _rows(dst_spec), self._blocks_per_chunk)
         number = self._number(job_id, Direction.STORE)
-        self._device.submit_store(
-            number, src_spec.block_ids.tolist(), _rows(dst_spec), self._pool.control.epoch
-        )
+        self._device.submit_store(number, parts, self._pool.control.epoch)
         return True
 
     def submit_load(self, job_id: int, src_spec: LoadStoreSpec, dst_spec: GPULoadStoreSpec) -> bool:
         """Copy rows to device blocks. Returns at once."""
+        parts = make_parts(dst_spec, _rows(src_spec), self._blocks_per_chunk)
         number = self._number(job_id, Direction.LOAD)
-        self._device.submit_load(
-            number, dst_spec.block_ids.tolist(), _rows(src_spec), self._pool.control.epoch
-        )
+        self._device.submit_load(number, parts, self._pool.control.epoch)
         return True
 
     def _number(self, job_id: int, direction: Direction) -> int:

@@ -1,0 +1,61 @@
+"""How the processes of one engine come to share the pool, and the scheduler to know the engine.
+
+vLLM starts the workers before the scheduler and tells none of them about the others, but all know the engine's id, and
+the pool's name is made of it. The first worker makes the pool and leaves the engine's facts with it, for the scheduler,
+which sees neither vLLM's resolved configuration nor the KV. Decides that all workers must have the same facts.
+"""
+
+import hashlib
+
+from kvtier_core import PoolError
+from kvtier_core.transfer import SCHEDULER, Pool, PoolGeometry
+from kvtier_vllm.facts import EngineFacts
+
+
+def _name(engine_id: str) -> str:
+    return hashlib.sha256(engine_id.encode()).hexdigest()[:40]
+
+
+def open_as_worker(
+    engine_id: str,
+    rank: int,
+    geometry: PoolGeometry,
+    facts: EngineFacts,
+    timeout_s: float,
+    *,
+    huge_pages: bool,
+) -> Pool:
+    """The pool of this engine, made by whichever worker is first.
+
+    Raises ``PoolError``: it does not fit, another worker has other facts, the first one does not answer in time, or two
+    engines use one id.
+    """
+    note = facts.to_bytes()
+    try:
+        pool = Pool.open(
+            geometry, _name(engine_id), rank, note=note, huge_pages=huge_pages, timeout_s=timeout_s
+        )
+    except (MemoryError, OSError, ValueError) as error:
+        raise PoolError(f"worker {rank} of the engine {engine_id!r}: {error}") from error
+    if pool.note != note:
+        pool.close()
+        raise PoolError(
+            f"worker {rank} of the engine {engine_id!r} has other facts about the engine than the worker that made the "
+            "pool: all workers need one configuration"
+        )
+    return pool
+
+
+def open_as_scheduler(engine_id: str, timeout_s: float) -> tuple[Pool, EngineFacts]:
+    """The pool that the workers share, and what they say of the engine.
+
+    Raises ``PoolError`` when no worker offers it in time, as when the workers are on other hosts.
+    """
+    try:
+        pool = Pool.open(None, _name(engine_id), SCHEDULER, timeout_s=timeout_s)
+    except (OSError, ValueError) as error:
+        raise PoolError(
+            f"the scheduler of the engine {engine_id!r} found no pool: {error}. Workers on other hosts, or in other "
+            "network namespaces, are not supported"
+        ) from error
+    return pool, EngineFacts.from_bytes(pool.note)
