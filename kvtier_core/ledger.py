@@ -16,8 +16,8 @@ accesses a block; the tail of a prefix is evicted before its head.
 """
 
 import enum
-from collections.abc import Collection, Iterable, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import Literal, NamedTuple
 
 from kvtier_core.keys import OffloadKey
 from kvtier_core.policies.base import Entry, EvictionPolicy
@@ -86,6 +86,9 @@ class Reservation(NamedTuple):
     evicted: Sequence[OffloadKey]
 
 
+Note = Callable[[Literal["stored", "removed"], Sequence[OffloadKey]], None]
+
+
 class Ledger:
     """Rows of one pool and the blocks in them. Used by one thread."""
 
@@ -97,6 +100,8 @@ class Ledger:
         self._detached: set[Block] = set()
         self._idle = 0
         """Ready blocks that nobody holds."""
+        self.note: Note | None = None
+        """Hears of every key that became readable or ceased to be, where somebody wants to (C16)."""
         self.find = self._blocks.get
         """The block that holds a key now, arriving or ready, or ``None``: the dict's own method, without a frame."""
 
@@ -164,6 +169,8 @@ class Ledger:
             del blocks[key]
         self._free += [block.row for block in victims]
         self._idle -= n
+        if self.note is not None:
+            self.note("removed", keys)
         return keys
 
     # -- life of a block
@@ -180,6 +187,8 @@ class Ledger:
         if not pins:
             self._idle += len(blocks) - leased
         self._policy.insert(blocks)
+        if self.note is not None:
+            self.note("stored", [block.key for block in blocks])
 
     def detach(self, blocks: Iterable[Block]) -> None:
         """Part keys and rows. A row is free again once no pin is left, at once when there is none."""
@@ -198,6 +207,8 @@ class Ledger:
             else:
                 self._free.append(block.row)
         self._policy.remove(ready)
+        if self.note is not None:
+            self.note("removed", [block.key for block in ready])
 
     def pin(self, blocks: Iterable[Block]) -> None:
         """A reader begins to use the rows of ready blocks."""

@@ -64,6 +64,7 @@ def _limits(settings: Settings, num_rows: int) -> PoolLimits:
         max_cascade_rows=max(1, int(num_rows * settings.pool.max_cascade)),
         lease_timeout_s=settings.pool.lease_timeout,
         device_timeout_s=_DEVICE_TIMEOUT_S,
+        max_events=settings.pool.max_events,
         store_threshold=settings.pool.store_threshold,
         max_tracker_size=settings.pool.max_tracker_size,
         break_even_margin=settings.pool.break_even_margin,

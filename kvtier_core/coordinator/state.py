@@ -118,6 +118,8 @@ class PoolLimits:
     max_cascade_rows: int
     lease_timeout_s: float
     device_timeout_s: float
+    max_events: int = 65_536
+    """Changes of the pool's contents kept for whoever takes events."""
     store_threshold: int = 1
     """Offers from which on the pool stores a block."""
     max_tracker_size: int = 64_000

@@ -7,7 +7,7 @@ exact ``int``, ``bytes``, ``bool``, ``str`` and tuples of them, or raises ``Type
 from collections.abc import Iterable
 
 from kvtier_core.keys import OffloadKey
-from kvtier_core.values import JobResult
+from kvtier_core.values import JobResult, TierEvent
 
 
 def list_results(answer: Iterable[object] | None) -> list[object]:
@@ -35,6 +35,19 @@ def plain_result(result: JobResult) -> JobResult:
         failed=_keys("failed", result.failed),
         error=error,
     )
+
+
+def plain_events(answer: Iterable[object] | None) -> tuple[TierEvent, ...]:
+    """What ``take_events`` returned, with nothing of the tier's in it. Raises ``TypeError`` that says what is wrong."""
+    return tuple(map(_plain_event, () if answer is None else answer))
+
+
+def _plain_event(event: object) -> TierEvent:
+    if not isinstance(event, TierEvent):
+        raise TypeError(f"take_events must return TierEvents, not {type(event).__name__}")
+    if event.kind not in ("stored", "removed", "cleared"):
+        raise TypeError("a TierEvent's kind must be 'stored', 'removed' or 'cleared'")
+    return TierEvent(kind=event.kind, keys=_keys("keys", event.keys))
 
 
 def _bools(present: object) -> tuple[bool, ...]:

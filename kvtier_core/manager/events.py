@@ -1,10 +1,11 @@
 """What the acting part's threads report to the engine's thread, through one queue."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kvtier_core.coordinator import Finished
 from kvtier_core.coordinator.presence import ResidentSource
-from kvtier_core.values import RequestInfo
+from kvtier_core.values import RequestInfo, TierEvent
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +32,14 @@ class Serving:
 
 
 @dataclass(frozen=True, slots=True)
+class Changed:
+    """What a tier said of its contents since it was last asked (C16)."""
+
+    tier: str
+    events: Sequence[TierEvent]
+
+
+@dataclass(frozen=True, slots=True)
 class OpenFailed:
     """A tier could not open; *error* says why, without secrets."""
 
@@ -51,4 +60,4 @@ class Wake:
     """Somebody outside the tiers (a device) wants the waiting engine's thread to look."""
 
 
-Event = Finished | Fault | Sealed | Serving | OpenFailed | WholeRequest | Wake
+Event = Finished | Fault | Sealed | Serving | Changed | OpenFailed | WholeRequest | Wake

@@ -19,8 +19,8 @@ from kvtier_core.coordinator import Finished, JobPlan
 from kvtier_core.errors import TierOpenError
 from kvtier_core.hookspecs import PROJECT, TierHookSpecs
 from kvtier_core.keys import OffloadKey
-from kvtier_core.manager.answers import job_id_of, list_results, plain_result
-from kvtier_core.manager.events import Event, Fault, OpenFailed, Serving, WholeRequest
+from kvtier_core.manager.answers import job_id_of, list_results, plain_events, plain_result
+from kvtier_core.manager.events import Changed, Event, Fault, OpenFailed, Serving, WholeRequest
 from kvtier_core.manager.guard import Guard, HookFault, TierIdentity, text_of
 from kvtier_core.manager.inbox import Inbox
 from kvtier_core.proof import Sealer
@@ -129,6 +129,13 @@ class TierHost:
     def tell(self, hook: str, **arguments: object) -> None:
         """Call a hook whose answer nobody waits for, unless the tier is far behind."""
         self._inbox.put_news(partial(self._tell, hook, arguments))
+
+    def ask_changes(self) -> bool:
+        """Ask what changed in the tier's contents, reported as ``Changed``; False for a tier that does not say."""
+        if not self.is_started or not self._hooks.take_events.get_hookimpls():
+            return False
+        self._inbox.put(self._take_events)
+        return True
 
     def discard(self, keys: Sequence[OffloadKey]) -> None:
         """These keys gave wrong bytes: let the tier forget them, where it can."""
@@ -271,6 +278,13 @@ class TierHost:
     def _tell(self, hook: str, arguments: Mapping[str, Any]) -> None:
         if isinstance(self._call(hook, **arguments), HookFault):
             self._fault()
+
+    def _take_events(self) -> None:
+        events = self._guard.call("take_events", lambda: plain_events(self._hooks.take_events()))
+        if isinstance(events, HookFault):
+            self._fault()
+            events = ()
+        self._emit(Changed(self.identity.name, events))
 
     def _discard(self, keys: Sequence[OffloadKey]) -> None:
         discard = getattr(self._plugin, "discard", None)

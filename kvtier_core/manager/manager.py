@@ -37,7 +37,8 @@ from kvtier_core.coordinator import (
 from kvtier_core.errors import ClosedError, ConfigError, TierOpenError
 from kvtier_core.keys import OffloadKey
 from kvtier_core.ledger import Block
-from kvtier_core.manager.events import Event, Fault, OpenFailed, Sealed, Serving, Wake, WholeRequest
+from kvtier_core.manager.changes import Changes
+from kvtier_core.manager.events import Changed, Event, Fault, OpenFailed, Sealed, Serving, Wake, WholeRequest
 from kvtier_core.manager.guard import TierIdentity, text_of
 from kvtier_core.manager.host import TierHost
 from kvtier_core.manager.integrity import Integrity
@@ -49,7 +50,7 @@ from kvtier_core.policies.base import EvictionPolicy
 from kvtier_core.proof import Sealer
 from kvtier_core.tier_settings import TierLimits
 from kvtier_core.transfer.pool import Pool
-from kvtier_core.values import MissReason, PoolView, RequestInfo, TierContext, TierInfo
+from kvtier_core.values import MissReason, PoolView, RequestInfo, TierContext, TierEvent, TierInfo
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,6 +116,7 @@ class TierManager:
             GroupShape(namespace.tokens_of(group), group.window) for group in namespace.cached_groups.values()
         ]
         self._coordinator = Coordinator(pool.geometry.num_rows, policy, specs, limits, self.group_shapes)
+        self._changes = Changes(self._coordinator.state.ledger, limits.max_events)
 
     def _host(self, build: TierBuild) -> TierHost:
         return TierHost(
@@ -323,6 +325,14 @@ class TierManager:
         """Whether a job that somebody waits for is under way. Quarantined jobs are not (C31)."""
         return self._coordinator.has_pending_work
 
+    def take_events(self) -> list[tuple[str, TierEvent]]:
+        """What changed in the pool and the tiers since the last call (C16), each with its place: ``pool`` or a tier.
+
+        The first answer for each place is its whole contents. What a tier says comes with a later call. A replay gives
+        the exact contents of the pool and of each tier that this process alone changes and that keeps events.
+        """
+        return self._changes.take(self._hosts.values())
+
     @property
     def counters(self) -> Counters:
         """The counters; they go on counting."""
@@ -378,6 +388,8 @@ class TierManager:
             case Serving(tier, generation, resident):
                 if generation == self._generation:
                     self._coordinator.tier_ready(tier, resident)
+            case Changed():
+                self._changes.add(event)
             case OpenFailed(tier, error):
                 self._failed_open[tier] = error
             case WholeRequest(tier, request):

@@ -37,6 +37,8 @@ class PoolSettings(BaseModel):
     """Offers for storing from which on a block is stored; each request counts once."""
     max_tracker_size: Annotated[int, Field(ge=1)] = 64_000
     """Keys whose offers are counted, where a ``store_threshold`` of the pool or of a tier is above 1."""
+    max_events: Annotated[int, Field(ge=1)] = 65_536
+    """Changes of the pool's contents kept for events; past it the next events are the whole contents anew."""
     max_promotion: Annotated[float, Field(gt=0, le=1)] = 0.5
     """Fraction of the pool that may be reserved for promotions at a time."""
     break_even_margin: Annotated[float, Field(gt=0)] = 1.25

@@ -1,0 +1,45 @@
+"""Collects what changes in the pool and in the tiers (C16), once somebody wants to know.
+
+Nothing is kept before the first question. A tier is asked on its own hook thread, one question at a time, so that what
+it says is in the answer to a later one. Used by the engine's thread.
+"""
+
+from collections.abc import Iterable
+
+from kvtier_core.keys import OffloadKey
+from kvtier_core.ledger import BlockState, Ledger
+from kvtier_core.manager.blocking.events import EventLog
+from kvtier_core.manager.events import Changed
+from kvtier_core.manager.host import TierHost
+from kvtier_core.values import TierEvent
+
+POOL = "pool"
+
+
+class Changes:
+    """The events of one manager: of the pool, at most *limit* changes between two questions, and of its tiers."""
+
+    def __init__(self, ledger: Ledger, limit: int) -> None:
+        self._ledger = ledger
+        self._pool = EventLog(limit)
+        self._waiting: list[tuple[str, TierEvent]] = []
+        self._asked: set[str] = set()
+
+    def take(self, hosts: Iterable[TierHost]) -> list[tuple[str, TierEvent]]:
+        """The changes since the last call, each with its place: ``pool`` or a tier's name. Asks *hosts* for more."""
+        self._ledger.note = self._pool.record
+        events = [(POOL, event) for event in self._pool.take(self._contents)]
+        events += self._waiting
+        self._waiting = []
+        for host in hosts:
+            if host.identity.name not in self._asked and host.ask_changes():
+                self._asked.add(host.identity.name)
+        return events
+
+    def add(self, changed: Changed) -> None:
+        """A tier answered."""
+        self._asked.discard(changed.tier)
+        self._waiting += [(changed.tier, event) for event in changed.events]
+
+    def _contents(self) -> list[OffloadKey]:
+        return [block.key for block in self._ledger.blocks if block.state is BlockState.READY]

@@ -1,0 +1,142 @@
+"""Events replay into the exact contents of the pool and of each tier that this process alone changes (C16)."""
+
+import random
+from dataclasses import replace
+
+import pytest
+
+from kvtier_core import RequestInfo, TierEvent, hookimpl, load_settings, open_manager, plan_geometry
+from kvtier_core.ledger import BlockState
+from kvtier_core.namespace import GroupSpec, Namespace
+from kvtier_core.testing.faulty import FaultyTier
+from kvtier_core.transfer import Pool
+from tests.manager.conftest import PATIENCE_S, PAYLOAD, content, key
+
+
+class Replay:
+    """What somebody knows who has nothing but the events."""
+
+    def __init__(self, manager):
+        self.manager = manager
+        self.contents = {}
+
+    def catch_up(self):
+        for place, event in self.manager.take_events():
+            held = self.contents.setdefault(place, set())
+            if event.kind == "cleared":
+                held.clear()
+            elif event.kind == "stored":
+                held.update(event.keys)
+            else:
+                assert held.issuperset(event.keys)
+                held.difference_update(event.keys)
+        return self.contents
+
+
+def in_pool(manager):
+    return {block.key for block in manager.coordinator.state.ledger.blocks if block.state is BlockState.READY}
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_c16_events_replay_into_the_pool(make_bench, seed):
+    bench = make_bench(num_rows=8)
+    choice = random.Random(seed)
+    bench.new("a")
+    bench.store("a", 900)  # before anybody asks
+    replay = Replay(bench.manager)
+    for step in range(200):
+        bench.store("a", *(choice.randrange(40) for _ in range(choice.randint(1, 3))))
+        if choice.random() < 0.3:
+            bench.load("a", *choice.sample(range(40), 2))
+        if step == 120:
+            bench.manager.reset_cache()
+        bench.settle()
+        if choice.random() < 0.5:
+            assert replay.catch_up().get("pool", set()) == in_pool(bench.manager)
+    assert replay.catch_up()["pool"] == in_pool(bench.manager)
+    assert set(replay.contents) == {"pool"}, "a tier without the hook is not asked"
+
+
+def test_c16_a_failed_device_store_gives_no_event(make_bench):
+    bench = make_bench()
+    bench.manager.take_events()
+    bench.new("a")
+    prepared = bench.manager.prepare_store("a", [key(1)])
+    bench.manager.complete_store(prepared.job_id, success=False)
+    assert bench.manager.take_events() == []
+
+
+@pytest.fixture
+def memory_manager():
+    settings = load_settings(
+        overrides={
+            "pool": {"capacity": 16 * 4096},
+            "tiers": {"small": {"type": "memory", "capacity": 4 * 4096}},
+            "lookup_order": ["small"],
+        },
+        environ={},
+    )
+    namespace = Namespace(
+        model="test",
+        kv_dtype="float32",
+        tokens_per_block=16,
+        groups=(GroupSpec(layers=("0",), block_bytes=PAYLOAD),),
+        layout="test",
+        weights_digest="w",
+    )
+    with Pool.create(plan_geometry(settings, namespace)) as pool:
+        manager = open_manager(settings, namespace, pool)
+        yield manager, pool
+        assert manager.shutdown(PATIENCE_S)
+
+
+def test_c16_events_replay_into_a_bounded_tier_over_a_reset(memory_manager):
+    manager, pool = memory_manager
+    manager.new_request(RequestInfo(request_id="a"))
+    replay = Replay(manager)
+
+    def store(*numbers):
+        prepared = manager.prepare_store("a", [key(n) for n in numbers])
+        for number, row in zip(numbers, prepared.rows, strict=True):
+            pool.row(row)[:PAYLOAD] = content(number)
+        manager.complete_store(prepared.job_id, success=True)
+
+    def expect(*numbers):
+        for _ in range(1000):
+            manager.end_step()
+            if replay.catch_up().get("small") == {key(n) for n in numbers}:
+                return
+            manager.wait(0.05)
+        raise AssertionError(replay.contents)
+
+    expect()
+    store(1, 2, 3)
+    expect(1, 2, 3)
+    for number in range(4, 10):
+        store(number)
+        while manager.has_pending_work:
+            manager.wait(PATIENCE_S)
+    expect(6, 7, 8, 9)
+    manager.reset_cache()
+    expect()
+    assert replay.contents["pool"] == set()
+
+
+def test_c30_nonsense_for_events_is_a_fault_of_that_tier(make_bench):
+    moved = replace(TierEvent(kind="stored"), kind="moved")  # type: ignore[arg-type]
+    said = [[TierEvent(kind="stored", keys=(key(1),)), "nonsense"], [moved], None]
+
+    class WithEvents(FaultyTier):
+        @hookimpl
+        def take_events(self):
+            return said.pop(0)
+
+    def prepare(tier):
+        tier.__class__ = WithEvents
+
+    bench = make_bench(prepare=prepare)
+    for faults in (1, 2, 2):
+        bench.manager.take_events()
+        bench.until(lambda: not bench.manager._changes._asked)
+        assert bench.manager.counters.tiers["one"].faults == faults
+    assert [place for place, _ in bench.manager.take_events() if place != "pool"] == []
