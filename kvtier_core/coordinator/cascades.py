@@ -33,10 +33,13 @@ class Cascades:
         With *admit_all* the pool takes what was offered too seldom, too.
         """
         state = self._state
+        keys = list(
+            dict.fromkeys(keys)
+        )  # a block in two places of one call would be in two places of the policy
         counted = state.admission.offer(keys, request.offered)
         found = state.ledger.find_all(keys)
         held = list(filter(None, found))
-        absent = list(keys) if len(set(keys)) == len(keys) else list(dict.fromkeys(keys))
+        absent = list(keys)
         if held:
             leases.use(state, request, held)
             if counted:

@@ -120,6 +120,12 @@ def test_c11_duplicates_use_one_row():
     assert world.prepare_store("r", make_keys("abab")).keys == make_keys("ab")
 
 
+def test_c11_duplicates_of_what_is_held_leave_the_order_of_eviction_whole():
+    world = world_with("ab", num_rows=3)
+    assert list(world.prepare_store("r", make_keys("aa")).keys) == []
+    assert list(world.prepare_store("r", make_keys("cde")).evicted) == make_keys("ba")
+
+
 def test_c11_nothing_new_has_no_job():
     world = world_with("ab")
     prepared = world.prepare_store("r", make_keys("ab"))
