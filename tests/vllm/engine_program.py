@@ -142,6 +142,11 @@ class Engine:
     def manager(self):
         return self.core.engine_core.scheduler.connector.connector_scheduler.manager
 
+    def hashes_in_pool(self):
+        """The last 64 bits of the block hashes of what can be loaded from the pool, as vLLM's events have them."""
+        blocks = self.manager._tiers.coordinator.state.ledger.blocks
+        return [str(int.from_bytes(block.key[24:32])) for block in blocks if block.state.value == "ready"]
+
     def settle_bridge(self):
         """As ``settle``, of kvtier behind vLLM's own tiering."""
         return self.settle(tiers=self.manager.secondary_tiers[0]._tiers)

@@ -7,16 +7,15 @@ batched lookup said, for as long as the step lasts. Decides nothing about blocks
 
 import logging
 from collections import defaultdict, deque
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count
 
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading.metrics import OffloadingConnectorStats
 from vllm.v1.kv_offload.base import (
     LoadStoreSpec,
-    Locality,
     LookupResult,
-    Medium,
+    OffloadingEvent,
     OffloadingManager,
     OffloadPolicy,
     PrepareStoreOutput,
@@ -30,7 +29,9 @@ from vllm.v1.metrics.cache_hit_source import CacheHitSource
 from kvtier_core import LookupState, OffloadKey, RequestInfo, TierManager
 from kvtier_core.transfer import Direction, Pool
 from kvtier_vllm.figures import Figures
+from kvtier_vllm.kv_events import EventTranslator
 from kvtier_vllm.order import AskedPrefix
+from kvtier_vllm.places import TierPlace
 from kvtier_vllm.stats import take_stats
 from kvtier_vllm.unfinished import Unfinished
 from kvtier_vllm.worker import PoolRows
@@ -54,17 +55,6 @@ class _Request:
     """Where each key of the last load came from: ``pool`` or a tier's name."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class TierPlace:
-    """What vLLM calls a tier's place: in a request's filter, and in its metrics as the source of a hit."""
-
-    medium: Medium
-    locality: Locality
-    hit_source: CacheHitSource
-    asks_for_requests: bool
-    """Whether it may want whole requests (C25), which it says too late for vLLM to wait for."""
-
-
 class KvtierManager(OffloadingManager):
     """Implements vLLM's manager on a ``TierManager``, whose pool it closes at the end."""
 
@@ -74,6 +64,8 @@ class KvtierManager(OffloadingManager):
         pool: Pool,
         places: Mapping[str, TierPlace],
         shutdown_timeout_s: float,
+        *,
+        tells_events: bool = False,
     ) -> None:
         self._tiers = tiers
         self._pool = pool
@@ -82,6 +74,7 @@ class KvtierManager(OffloadingManager):
         self._shutdown_timeout = shutdown_timeout_s
         self._unfinished = Unfinished(pool.control)
         self._figures = Figures(tiers)
+        self._events = EventTranslator(places) if tells_events else None
         self._loads: dict[_Request, int] = {}
         self._stores: dict[tuple[_Request, frozenset[OffloadKey]], deque[int]] = defaultdict(deque)
         """Store jobs under way, oldest first. vLLM names a job by its keys alone."""
@@ -201,6 +194,10 @@ class KvtierManager(OffloadingManager):
         Tiers go on by themselves; what they finished is taken in with the next request.
         """
         return bool(self._unfinished)
+
+    def take_events(self) -> Iterable[OffloadingEvent]:
+        """What changed in the pool and the tiers since the last call, where vLLM's KV events are on."""
+        return () if self._events is None else self._events.translate(self._tiers.take_events())
 
     def get_stats(self) -> OffloadingConnectorStats | None:
         """What kvtier counted since the last call."""

@@ -10,22 +10,20 @@ from typing import Any
 
 from vllm.v1.kv_offload.base import (
     CanonicalKVCaches,
-    Locality,
-    Medium,
     OffloadingManager,
     OffloadingMetricMetadata,
     OffloadingSpec,
     OffloadingWorker,
 )
 from vllm.v1.kv_offload.config import OffloadingConfig
-from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
 from kvtier_core import Settings, UnsupportedModelError, open_manager, plan_geometry
 from kvtier_core.transfer import CPUDevice
 from kvtier_vllm.facts import check_engine, check_persistence, make_namespace
 from kvtier_vllm.inspection import read_facts
-from kvtier_vllm.manager import KvtierManager, TierPlace
+from kvtier_vllm.manager import KvtierManager
 from kvtier_vllm.options import read_options
+from kvtier_vllm.places import places_of
 from kvtier_vllm.sharing import open_as_scheduler, open_as_worker
 from kvtier_vllm.stats import metric_definitions
 from kvtier_vllm.worker import KvtierWorker, make_layout
@@ -86,7 +84,13 @@ class KvtierSpec(OffloadingSpec):
         _log.info(
             "kvtier serves namespace %s with tiers %s", namespace.name, ", ".join(settings.enabled_tiers)
         )
-        return KvtierManager(tiers, pool, _places(settings), self._options.shutdown_timeout_s)
+        return KvtierManager(
+            tiers,
+            pool,
+            places_of(settings),
+            self._options.shutdown_timeout_s,
+            tells_events=self.kv_events_config.enable_kv_cache_events,
+        )
 
 
 def _check_device(kv_caches: CanonicalKVCaches) -> None:
@@ -101,19 +105,3 @@ def _outliving(settings: Settings) -> dict[str, bool]:
     """Which tiers keep blocks that other runs or other processes may be given."""
     infos = {name: settings.tier_types[name].cls.info for name in settings.enabled_tiers}
     return {name: info.persistent or info.shared for name, info in infos.items()}
-
-
-def _places(settings: Settings) -> dict[str, TierPlace]:
-    """What vLLM calls each tier's place, by what the tier says of itself."""
-    places = {}
-    for name in settings.enabled_tiers:
-        tier_class = settings.tier_types[name].cls
-        info = tier_class.info
-        sources = {"disk": CacheHitSource.DISK, "memory": CacheHitSource.HOST}
-        places[name] = TierPlace(
-            medium=Medium.CPU if info.medium == "memory" else Medium.STORAGE,
-            locality=Locality.REMOTE if info.shared else Locality.LOCAL,
-            hit_source=sources.get(info.medium, CacheHitSource.EXTERNAL_UNSPECIFIED),
-            asks_for_requests=hasattr(tier_class, "on_new_request"),
-        )
-    return places
