@@ -71,7 +71,7 @@ class Engines:
                     "OMP_NUM_THREADS": str(threads),
                 },
                 dtype="bfloat16",
-                max_model_len=min(2048, device_blocks * BLOCK),
+                max_model_len=min(2048, device_blocks * BLOCK // 2),
                 num_gpu_blocks_override=device_blocks,
             )
 
