@@ -14,6 +14,7 @@ Printed are medians over the rounds, and ratios of medians (ours over theirs), w
 
 import argparse
 import json
+import os
 import random
 import statistics
 import sys
@@ -67,7 +68,7 @@ class Engines:
                 place / f"{name}.log",
                 transfer_config(name, root),
                 environment={
-                    "PYTHONPATH": str(Path(__file__).parents[1]),
+                    "PYTHONPATH": f"{Path(__file__).parents[1]}:{os.environ.get('PYTHONPATH', '')}",
                     "OMP_NUM_THREADS": str(threads),
                 },
                 dtype="bfloat16",
