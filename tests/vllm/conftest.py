@@ -9,12 +9,17 @@ from typing import Any
 import pytest
 
 from tests.plugins.distributions import Site
-from tests.vllm.engines import EngineProcess, save_tiny_model
+from tests.vllm.engines import EngineProcess, save_hybrid_model, save_tiny_model
 
 
 @pytest.fixture(scope="session")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_tiny_model(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="session")
+def hybrid_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_hybrid_model(tmp_path_factory.mktemp("hybrid"))
 
 
 @pytest.fixture(scope="module")

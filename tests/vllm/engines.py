@@ -60,6 +60,24 @@ def save_tiny_model(directory: Path, *, seed: int = 0, **sizes: int) -> Path:
     return directory
 
 
+def save_hybrid_model(directory: Path, *, seed: int = 0) -> Path:
+    """A random Gemma 3 of four layers in fp32, every other one with a window of two blocks."""
+    import torch
+    from transformers import Gemma3ForCausalLM, Gemma3TextConfig
+
+    config = Gemma3TextConfig(
+        **{**SIZES, "num_hidden_layers": 4, "pad_token_id": 0},
+        sliding_window=2 * BLOCK,
+        layer_types=["sliding_attention", "full_attention"] * 2,
+        query_pre_attn_scalar=32,
+        tie_word_embeddings=False,
+    )
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        Gemma3ForCausalLM(config).save_pretrained(directory)
+    return directory
+
+
 def prompt(seed: int, blocks: int = 10, extra: int = 9) -> list[int]:
     """*blocks* whole blocks and *extra* tokens, the same for the same seed and unlike any other seed's."""
     tokens = random.Random(seed)

@@ -19,12 +19,15 @@ def test_a_plain_engine_is_served():
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ({"groups": (GROUP, GROUP)}, "2 KV groups"),
         (
-            {"groups": (replace(GROUP, kinds=("FullAttentionSpec", "SlidingWindowSpec")),)},
-            "'layers.1' keeps SlidingWindowSpec",
+            {"groups": (GROUP, replace(GROUP, group_id=1, tokens_per_block=64))},
+            "blocks of 32 and 64 tokens",
         ),
-        ({"groups": (replace(GROUP, group_id=1),)}, "not the first one"),
+        (
+            {"groups": (replace(GROUP, kinds=("FullAttentionSpec", "MambaSpec")),)},
+            "'layers.1' keeps MambaSpec",
+        ),
+        ({"groups": (replace(GROUP, window=64),), "blocks_per_chunk": 2}, "sliding windows"),
         ({"num_workers": 2}, "pipeline and context parallelism"),
         ({"num_nodes": 2}, "2 hosts"),
         ({"canonical_layout": True}, "canonical_layout"),
@@ -92,3 +95,10 @@ def test_c02_unknown_weights_are_never_the_same_twice():
 def test_c43_a_row_holds_the_parts_of_all_workers():
     two = make_namespace(replace(PLAIN, num_workers=2, tensor_parallel=2))
     assert two.groups[0].block_bytes == 2 * GROUP.block_bytes
+
+
+def test_k12_o2_a_group_that_is_not_cached_is_left_out_and_the_others_keep_their_number():
+    scratch_first = replace(PLAIN, groups=(replace(GROUP, group_id=1, window=64),))
+    namespace = make_namespace(scratch_first)
+    assert list(namespace.cached_groups) == [1]
+    assert namespace.cached_groups[1].window == 64

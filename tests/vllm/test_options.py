@@ -58,6 +58,13 @@ def test_timeouts_are_typed():
         read_options({**SPEC, "kvtier_open_timeout": "soon"})
 
 
+def test_an_untested_device_is_allowed_by_true_alone():
+    assert not read_options(SPEC).allows_untested_device
+    assert read_options({**SPEC, "kvtier_untested_device": True}).allows_untested_device
+    with pytest.raises(ConfigError, match="true or false"):
+        read_options({**SPEC, "kvtier_untested_device": "yes"})
+
+
 def test_a_missing_file_is_told(tmp_path):
     missing = Path(tmp_path, "kvtier.toml")
     with pytest.raises(ConfigError, match="can't read"):

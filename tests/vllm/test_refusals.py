@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.vllm.engines import SIZES, EngineError, connector, disk, needs_vllm
+from tests.vllm.engines import EngineError, connector, disk, needs_vllm
 
 pytestmark = [needs_vllm, pytest.mark.timeout(1800)]
 
@@ -25,10 +25,8 @@ def test_k1_o3_a_hash_that_is_not_cryptographic_is_refused_with_a_disk(start, tm
     assert "tier 'disk'" in said
 
 
-def test_a_layout_that_is_not_known_is_refused_with_the_layer(start, tmp_path):
-    from transformers import MistralConfig, MistralForCausalLM
-
-    model = tmp_path / "windows"
-    MistralForCausalLM(MistralConfig(**SIZES, sliding_window=64)).save_pretrained(model)
-    said = refusal(start, connector(disk(tmp_path / "root")), model=model)
-    assert "keeps SlidingWindowSpec" in said
+def test_k12_windows_in_larger_blocks_are_refused(start, tmp_path, hybrid_model):
+    said = refusal(
+        start, connector(disk(tmp_path), blocks_per_chunk=2), model=hybrid_model, num_gpu_blocks_override=100
+    )
+    assert "blocks_per_chunk = 2 with sliding windows" in said

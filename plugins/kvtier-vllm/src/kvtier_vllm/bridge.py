@@ -54,7 +54,7 @@ _RESULTS = {
 @dataclass(eq=False)
 class _Request:
     id: str
-    prefix: AskedPrefix
+    asked: AskedPrefix
 
 
 @dataclass(frozen=True)
@@ -135,7 +135,9 @@ class KvtierTier(SecondaryTierManager):
     def on_new_request(self, req_context: ReqContext) -> RequestOffloadingContext:
         """A request begins."""
         positions = getattr(req_context, "_offload_key_positions", None)
-        request = _Request(f"{req_context.req_id}#{next(self._numbers)}", AskedPrefix(positions))
+        request_id = f"{req_context.req_id}#{next(self._numbers)}"
+        asked = AskedPrefix(positions, lambda keys: self._tiers.lookup(request_id, keys).states)
+        request = _Request(request_id, asked)
         self._requests[id(req_context)] = request
         self._tiers.new_request(
             RequestInfo(request_id=request.id, params=req_context.kv_transfer_params or {})
@@ -148,11 +150,7 @@ class KvtierTier(SecondaryTierManager):
 
     def lookup(self, key: OffloadKey, req_context: ReqContext) -> LookupResult:
         """HIT once the block is in kvtier's pool, checked; RETRY while it is on its way there."""
-        request = self._requests[id(req_context)]
-        state = request.prefix.answer(
-            key, self._step, lambda keys: self._tiers.lookup(request.id, keys).states
-        )
-        return _RESULTS[state]
+        return _RESULTS[self._requests[id(req_context)].asked.answer(key, self._step)]
 
     # -- transfers
 

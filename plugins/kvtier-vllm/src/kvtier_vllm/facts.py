@@ -12,18 +12,22 @@ from typing import Any
 from kvtier_core import GroupSpec, Namespace, UnsupportedModelError
 
 CRYPTOGRAPHIC_HASHES = ("sha256", "sha256_cbor")
-SUPPORTED_KINDS = ("FullAttentionSpec",)
+SUPPORTED_KINDS = ("FullAttentionSpec", "SlidingWindowSpec")
 
 
 @dataclass(frozen=True, kw_only=True)
 class GroupFacts:
-    """One KV group: its layers, the kinds of their KV in vLLM's words, and bytes of one worker's device block."""
+    """One KV group: its layers, the kinds of their KV in vLLM's words, and bytes of one worker's device block.
+
+    ``window`` is the number of tokens that its layers look back, ``None`` where one of them sees everything.
+    """
 
     group_id: int
     layers: tuple[str, ...]
     kinds: tuple[str, ...]
     tokens_per_block: int
     block_bytes: int
+    window: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,13 +72,14 @@ class EngineFacts:
 
 
 def _objections(facts: EngineFacts) -> Iterator[str]:
-    if len(facts.groups) != 1:
-        yield f"the model has {len(facts.groups)} KV groups, and kvtier keeps one"
+    sizes = sorted({group.tokens_per_block for group in facts.groups})
+    if len(sizes) > 1:
+        yield f"its KV groups have blocks of {' and '.join(map(str, sizes))} tokens, and kvtier needs the same in all"
     for group in facts.groups:
         for kind in sorted(set(group.kinds) - set(SUPPORTED_KINDS)):
             yield f"its layer {group.layers[group.kinds.index(kind)]!r} keeps {kind}, a layout kvtier does not know"
-    if facts.groups and facts.groups[0].group_id != 0:
-        yield "the group that takes part in prefix caching is not the first one"
+    if facts.blocks_per_chunk > 1 and any(group.window is not None for group in facts.groups):
+        yield f"blocks_per_chunk = {facts.blocks_per_chunk} with sliding windows: a window is kept in single blocks"
     if facts.num_workers != facts.tensor_parallel:
         yield (
             f"{facts.num_workers} workers with a tensor parallel size of {facts.tensor_parallel}: pipeline and context "
@@ -132,14 +137,21 @@ def make_namespace(facts: EngineFacts) -> Namespace:
         kv_dtype=facts.kv_dtype,
         tokens_per_block=facts.groups[0].tokens_per_block,
         block_size_factor=facts.blocks_per_chunk,
-        groups=tuple(
-            GroupSpec(
-                layers=group.layers,
-                block_bytes=group.block_bytes * facts.blocks_per_chunk * facts.num_workers,
-            )
-            for group in facts.groups
-        ),
+        groups=_group_specs(facts),
         layout=facts.layout,
         parallel=(("tensor", facts.tensor_parallel),),
         hash_algorithm=f"vllm-{facts.hash_algorithm}-{facts.hash_seed_digest}",
+    )
+
+
+def _group_specs(facts: EngineFacts) -> tuple[GroupSpec, ...]:
+    """The groups by their number in vLLM's keys; those that take no part in prefix caching keep their place."""
+    known = {group.group_id: group for group in facts.groups}
+    left_out = GroupSpec(layers=("not cached",), block_bytes=0, cacheable=False)
+    factor = facts.blocks_per_chunk * facts.num_workers
+    return tuple(
+        GroupSpec(layers=group.layers, block_bytes=group.block_bytes * factor, window=group.window)
+        if (group := known.get(number)) is not None
+        else left_out
+        for number in range(max(known) + 1)
     )

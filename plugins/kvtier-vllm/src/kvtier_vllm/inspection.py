@@ -114,13 +114,25 @@ def _layers(vllm_config: VllmConfig, names: Sequence[str]) -> list[Any]:
 def _group(
     vllm_config: VllmConfig, group: OffloadingGroupConfig, kv_caches: CanonicalKVCaches, index: int
 ) -> GroupFacts:
-    layers = _layers(vllm_config, group.layer_names)
+    specs = [layer.get_kv_cache_spec(vllm_config) for layer in _layers(vllm_config, group.layer_names)]
     return GroupFacts(
         group_id=group.group_id,
         layers=group.layer_names,
-        kinds=tuple(type(layer.get_kv_cache_spec(vllm_config)).__name__ for layer in layers),
+        kinds=tuple(type(spec).__name__ for spec in specs),
         tokens_per_block=group.tokens_per_block,
         block_bytes=sum(ref.page_size_bytes for ref in kv_caches.group_data_refs[index]),
+        window=_window(vllm_config, specs),
+    )
+
+
+def _window(vllm_config: VllmConfig, specs: Sequence[Any]) -> int | None:
+    """How many tokens a group's layers look back; ``None`` where one sees all, or vLLM treats them as if it did."""
+    windows = [getattr(spec, "sliding_window", None) for spec in specs]
+    if None in windows or vllm_config.scheduler_config.disable_hybrid_kv_cache_manager:
+        return None
+    # One token of the window is the one being computed, but for what is kept beyond it.
+    return max(
+        max(spec.sliding_window, spec.sliding_window - 1 + spec.extra_retained_tokens) for spec in specs
     )
 
 

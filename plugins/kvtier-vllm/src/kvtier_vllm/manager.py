@@ -9,6 +9,7 @@ import logging
 from collections import defaultdict, deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import count
 
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading.metrics import OffloadingConnectorStats
@@ -30,7 +31,7 @@ from kvtier_core import LookupState, OffloadKey, RequestInfo, TierManager
 from kvtier_core.transfer import Direction, Pool
 from kvtier_vllm.figures import Figures
 from kvtier_vllm.kv_events import EventTranslator
-from kvtier_vllm.order import AskedPrefix
+from kvtier_vllm.order import Asked, AskedGroups, AskedPrefix, Positions
 from kvtier_vllm.places import TierPlace
 from kvtier_vllm.stats import take_stats
 from kvtier_vllm.unfinished import Unfinished
@@ -50,7 +51,7 @@ class _Request:
     """One request, carried by vLLM's own context of it."""
 
     id: str
-    prefix: AskedPrefix
+    asked: Asked
     sources: Mapping[OffloadKey, str] = field(default_factory=dict)
     """Where each key of the last load came from: ``pool`` or a tier's name."""
 
@@ -86,10 +87,9 @@ class KvtierManager(OffloadingManager):
 
     def on_new_request(self, req_context: ReqContext) -> RequestOffloadingContext:
         """A request begins, under an id of our own: vLLM may use one again before its transfers are over."""
-        request = _Request(
-            id=f"{req_context.req_id}#{next(self._numbers)}",
-            prefix=AskedPrefix(getattr(req_context, "_offload_key_positions", None)),
-        )
+        request_id = f"{req_context.req_id}#{next(self._numbers)}"
+        positions = getattr(req_context, "_offload_key_positions", None)
+        request = _Request(id=request_id, asked=self._asked(request_id, positions))
         req_context.set_state(request)
         params = req_context.kv_transfer_params or {}
         info = RequestInfo(request_id=request.id, params=params)
@@ -103,6 +103,13 @@ class KvtierManager(OffloadingManager):
         return RequestOffloadingContext(
             OffloadPolicy.REQUEST_LEVEL if offers_all else OffloadPolicy.CHUNK_LEVEL
         )
+
+    def _asked(self, request_id: str, positions: Positions | None) -> Asked:
+        tiers, shapes = self._tiers, self._tiers.group_shapes
+        if len(shapes) == 1 and shapes[0].window is None:
+            return AskedPrefix(positions, lambda keys: tiers.lookup(request_id, keys).states)
+        groups = list(tiers.namespace.cached_groups)
+        return AskedGroups(positions, groups, shapes, partial(tiers.lookup_groups, request_id))
 
     def _allowed(self, chosen: TierFilter) -> Sequence[str] | None:
         """The tiers that a request's ``kv_load_tiers`` lets it load from, ``None`` for all. The pool always answers."""
@@ -118,11 +125,7 @@ class KvtierManager(OffloadingManager):
 
     def lookup(self, key: OffloadKey, req_context: ReqContext) -> LookupResult:
         """Answer for one key, from one lookup of all the request's keys per step. No I/O."""
-        request = _request(req_context)
-        state = request.prefix.answer(
-            key, self._step, lambda keys: self._tiers.lookup(request.id, keys).states
-        )
-        return _RESULTS[state]
+        return _RESULTS[_request(req_context).asked.answer(key, self._step)]
 
     def get_load_source(self, key: OffloadKey, req_context: ReqContext) -> CacheHitSource:
         """Where a key of the request's last load came from."""

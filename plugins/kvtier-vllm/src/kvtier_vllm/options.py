@@ -15,6 +15,7 @@ OURS = {
     "kvtier": "table of kvtier's settings, stronger than the file and the environment",
     "kvtier_open_timeout": "how long workers, scheduler and tiers may take to meet and open, such as '60s'",
     "kvtier_shutdown_timeout": "how long the tiers may take to shut down, such as '10s'",
+    "kvtier_untested_device": "true lets it run on a device on which nobody has tried it yet: any but the CPU",
 }
 VLLMS = {
     "spec_name": "KvtierSpec",
@@ -35,6 +36,7 @@ class Options:
     settings: Mapping[str, Any]
     open_timeout_s: float = 60.0
     shutdown_timeout_s: float = 10.0
+    allows_untested_device: bool = False
 
     def load(self) -> Settings:
         """The settings: the table in the options over the environment over the file.
@@ -60,6 +62,9 @@ def read_options(extra_config: Mapping[str, Any]) -> Options:
         shutdown_timeout_s=_seconds(
             "kvtier_shutdown_timeout", extra_config.get("kvtier_shutdown_timeout", "10s")
         ),
+        allows_untested_device=_truth(
+            "kvtier_untested_device", extra_config.get("kvtier_untested_device", False)
+        ),
     )
 
 
@@ -78,6 +83,12 @@ def _table(value: object) -> Mapping[str, Any]:
         raise ConfigError(
             f"kvtier must be a table, such as {{'pool': {{'capacity': '4GiB'}}}}, not a {type(value).__name__}"
         )
+    return value
+
+
+def _truth(name: str, value: object) -> bool:
+    if not isinstance(value, bool):
+        raise ConfigError(f"{name} must be true or false, not a {type(value).__name__}")
     return value
 
 

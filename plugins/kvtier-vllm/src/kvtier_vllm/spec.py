@@ -18,7 +18,7 @@ from vllm.v1.kv_offload.base import (
 from vllm.v1.kv_offload.config import OffloadingConfig
 
 from kvtier_core import Settings, UnsupportedModelError, open_manager, plan_geometry
-from kvtier_core.transfer import CPUDevice
+from kvtier_core.transfer import open_device
 from kvtier_vllm.facts import check_engine, check_persistence, make_namespace
 from kvtier_vllm.inspection import read_facts
 from kvtier_vllm.manager import KvtierManager
@@ -52,7 +52,7 @@ class KvtierSpec(OffloadingSpec):
         """The worker of this process; the first to come makes the pool."""
         facts = read_facts(self.config, kv_caches)
         check_engine(facts)
-        _check_device(kv_caches)
+        self._check_device(kv_caches)
         settings = self._options.load()
         geometry = plan_geometry(settings, make_namespace(facts))
         rank = self.config.parallel.rank
@@ -67,8 +67,23 @@ class KvtierSpec(OffloadingSpec):
         if settings.pool.prefault:
             pool.prefault()
         layout = make_layout(kv_caches, facts.blocks_per_chunk)
-        device = CPUDevice(layout, pool, pool.control, worker=rank)
-        return KvtierWorker(device, pool, rank, facts.blocks_per_chunk, self._options.shutdown_timeout_s)
+        device = open_device(layout, pool, worker=rank)
+        return KvtierWorker(
+            device,
+            pool,
+            rank,
+            facts.blocks_per_chunk,
+            self._options.shutdown_timeout_s,
+            layout.device.type,
+        )
+
+    def _check_device(self, kv_caches: CanonicalKVCaches) -> None:
+        device = kv_caches.tensors[0].tensor.device
+        if device.type != "cpu" and not self._options.allows_untested_device:
+            raise UnsupportedModelError(
+                f"kvtier-vllm was never run with KV on {device}: run vLLM on the CPU, or set kvtier_untested_device to "
+                "true where wrong answers do no harm, and report what you find"
+            )
 
     def get_manager(self) -> OffloadingManager:
         """The manager; the tiers are open when it returns."""
@@ -90,14 +105,6 @@ class KvtierSpec(OffloadingSpec):
             places_of(settings),
             self._options.shutdown_timeout_s,
             tells_events=self.kv_events_config.enable_kv_cache_events,
-        )
-
-
-def _check_device(kv_caches: CanonicalKVCaches) -> None:
-    device = kv_caches.tensors[0].tensor.device
-    if device.type != "cpu":
-        raise UnsupportedModelError(
-            f"kvtier-vllm moves KV in host memory, and this engine's is on {device}: run vLLM on the CPU"
         )
 
 

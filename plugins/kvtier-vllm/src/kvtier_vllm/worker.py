@@ -5,8 +5,9 @@ in the order in which vLLM hands them over, so that the pool's control page coun
 """
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
+import torch
 from vllm.v1.kv_offload.base import (
     BlockIDsLoadStoreSpec,
     CanonicalKVCaches,
@@ -62,11 +63,18 @@ class KvtierWorker(OffloadingWorker):
     """Implements vLLM's worker. All methods belong to the worker's own thread; only ``wait`` and ``shutdown`` wait."""
 
     def __init__(
-        self, device: Device, pool: Pool, rank: int, blocks_per_chunk: int, shutdown_timeout_s: float
+        self,
+        device: Device,
+        pool: Pool,
+        rank: int,
+        blocks_per_chunk: int,
+        shutdown_timeout_s: float,
+        device_type: str = "cpu",
     ) -> None:
         self._device = device
         self._pool = pool
         self._blocks_per_chunk = blocks_per_chunk
+        self._device_type = device_type
         self._shutdown_timeout = shutdown_timeout_s
         self._last = {direction: pool.control.get_last_started(rank, direction) for direction in Direction}
         self._numbers: dict[int, tuple[Direction, int]] = {}
@@ -76,7 +84,7 @@ class KvtierWorker(OffloadingWorker):
         """Copy device blocks to rows. Returns at once."""
         parts = make_parts(src_spec, _rows(dst_spec), self._blocks_per_chunk)
         number = self._number(job_id, Direction.STORE)
-        self._device.submit_store(number, parts, self._pool.control.epoch)
+        self._device.submit_store(number, parts, self._pool.control.epoch, self._mark_compute())
         return True
 
     def submit_load(self, job_id: int, src_spec: LoadStoreSpec, dst_spec: GPULoadStoreSpec) -> bool:
@@ -85,6 +93,15 @@ class KvtierWorker(OffloadingWorker):
         number = self._number(job_id, Direction.LOAD)
         self._device.submit_load(number, parts, self._pool.control.epoch)
         return True
+
+    def _mark_compute(self) -> Callable[[], object] | None:
+        """What waits for all that has been launched so far; nothing on a CPU, where it is over (C40)."""
+        if self._device_type == "cpu":
+            return None
+        event = torch.Event(self._device_type)
+        event.record()
+        wait: Callable[[], object] = event.synchronize
+        return wait
 
     def _number(self, job_id: int, direction: Direction) -> int:
         self._last[direction] += 1
