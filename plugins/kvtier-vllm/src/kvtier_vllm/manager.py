@@ -6,6 +6,7 @@ batched lookup said, for as long as the step lasts. Decides nothing about blocks
 """
 
 import logging
+import time
 from collections import defaultdict, deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -44,6 +45,10 @@ _RESULTS = {
     LookupState.RETRY: LookupResult.RETRY,
     LookupState.MISS: LookupResult.MISS,
 }
+_PENDING = (LookupResult.HIT_PENDING, LookupResult.RETRY)
+_YIELD_S = 1e-4
+"""A step in which somebody waits for a tier lets the tiers' threads run: vLLM may do such steps one after another, and
+would keep the interpreter for itself, 5 ms at a time."""
 
 
 @dataclass(eq=False)
@@ -81,6 +86,8 @@ class KvtierManager(OffloadingManager):
         """Store jobs under way, oldest first. vLLM names a job by its keys alone."""
         self._numbers = count(1)
         self._step = 0
+        self._somebody_waits = False
+        """In this step a request was told to ask again."""
         self._is_closed = False
 
     # -- requests
@@ -125,7 +132,9 @@ class KvtierManager(OffloadingManager):
 
     def lookup(self, key: OffloadKey, req_context: ReqContext) -> LookupResult:
         """Answer for one key, from one lookup of all the request's keys per step. No I/O."""
-        return _RESULTS[_request(req_context).asked.answer(key, self._step)]
+        result = _RESULTS[_request(req_context).asked.answer(key, self._step)]
+        self._somebody_waits |= result in _PENDING
+        return result
 
     def get_load_source(self, key: OffloadKey, req_context: ReqContext) -> CacheHitSource:
         """Where a key of the request's last load came from."""
@@ -190,6 +199,9 @@ class KvtierManager(OffloadingManager):
         self._release_settled()
         self._tiers.end_step()
         self._step += 1
+        if self._somebody_waits:
+            self._somebody_waits = False
+            time.sleep(_YIELD_S)
 
     def has_pending_work(self) -> bool:
         """Whether the engine has to go on stepping: only for transfers that a reset left behind.

@@ -5,6 +5,7 @@ in the order in which vLLM hands them over, so that the pool's control page coun
 """
 
 import logging
+import time
 from collections.abc import Callable, Sequence
 
 import torch
@@ -21,6 +22,9 @@ from kvtier_core.transfer import Device, Direction, GroupTransfer, KVGroup, KVLa
 
 _log = logging.getLogger("kvtier.vllm")
 _WARN_S = 30.0
+_YIELD_S = 1e-4
+"""A worker that is asked again and again for the end of a load lets the thread that copies run: on a CPU it needs the
+interpreter now and then, which a loop around this would keep for itself, 5 ms at a time."""
 
 
 class PoolRows(BlockIDsLoadStoreSpec):
@@ -126,7 +130,12 @@ class KvtierWorker(OffloadingWorker):
                     transfer_time=result.seconds,
                 )
             )
+        if not results and self._device_type == "cpu" and self._is_loading():
+            time.sleep(_YIELD_S)
         return results
+
+    def _is_loading(self) -> bool:
+        return any(direction is Direction.LOAD for direction, _ in self._jobs)
 
     def wait(self, job_ids: set[int]) -> None:
         """Block until none of these jobs is under way: vLLM is about to reuse their device blocks."""
