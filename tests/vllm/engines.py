@@ -98,12 +98,12 @@ def connector(settings: dict[str, Any], **options: Any) -> dict[str, Any]:
     }
 
 
-def disk(root: Path, *, pool: str = "4MiB", **settings: Any) -> dict[str, Any]:
+def disk(root: Path, *, pool: str = "4MiB", layout: str = "extents", **settings: Any) -> dict[str, Any]:
     """Settings with a pool and a disk tier; a reset keeps the tier's blocks."""
     return {
         "pool": {"capacity": pool},
         "on_reset": "pool",
-        "tiers": {"disk": {"type": "disk", "root": str(root)}},
+        "tiers": {"disk": {"type": "disk", "root": str(root), "layout": layout}},
         "lookup_order": ["disk"],
         **settings,
     }

@@ -11,7 +11,7 @@ pytestmark = [needs_vllm, pytest.mark.timeout(1800)]
 
 def test_c16_c61_events_replay_into_pool_and_disk(start, tmp_path):
     engine = start(
-        connector(disk(tmp_path, pool="1MiB")),  # 28 rows
+        connector(disk(tmp_path, pool="1MiB", layout="files")),  # 28 rows, and a file a block
         kv_events_config={"enable_kv_cache_events": True, "publisher": "null"},
     )
     engine.call("note_events")

@@ -4,11 +4,12 @@ Decides by what a tier's type says of itself.
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 from vllm.v1.kv_offload.base import Locality, Medium
 from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
-from kvtier_core import Settings
+from kvtier_core import BlockTier, Settings
 
 _SOURCES = {"disk": CacheHitSource.DISK, "memory": CacheHitSource.HOST}
 
@@ -26,11 +27,17 @@ class TierPlace:
     """Whether it may want whole requests (C25), which it says too late for vLLM to wait for."""
 
 
+def tier_class_of(settings: Settings, name: str) -> type[Any]:
+    """The class that serves the tier *name*: its type may choose among several by the tier's settings."""
+    cls: type[Any] = settings.tier_types[name].cls
+    return cls.for_settings(settings.tiers[name]) if issubclass(cls, BlockTier) else cls
+
+
 def places_of(settings: Settings) -> dict[str, TierPlace]:
     """The place of each enabled tier."""
     places = {}
     for name in settings.enabled_tiers:
-        tier_class = settings.tier_types[name].cls
+        tier_class = tier_class_of(settings, name)
         info = tier_class.info
         places[name] = TierPlace(
             medium=Medium.CPU if info.medium == "memory" else Medium.STORAGE,

@@ -23,7 +23,7 @@ from kvtier_vllm.facts import check_engine, check_persistence, make_namespace
 from kvtier_vllm.inspection import read_facts
 from kvtier_vllm.manager import KvtierManager
 from kvtier_vllm.options import read_options
-from kvtier_vllm.places import places_of
+from kvtier_vllm.places import places_of, tier_class_of
 from kvtier_vllm.sharing import open_as_scheduler, open_as_worker
 from kvtier_vllm.stats import metric_definitions
 from kvtier_vllm.worker import KvtierWorker, make_layout
@@ -110,5 +110,5 @@ class KvtierSpec(OffloadingSpec):
 
 def _outliving(settings: Settings) -> dict[str, bool]:
     """Which tiers keep blocks that other runs or other processes may be given."""
-    infos = {name: settings.tier_types[name].cls.info for name in settings.enabled_tiers}
+    infos = {name: tier_class_of(settings, name).info for name in settings.enabled_tiers}
     return {name: info.persistent or info.shared for name, info in infos.items()}
