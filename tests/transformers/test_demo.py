@@ -1,3 +1,4 @@
+import argparse
 import io
 import json
 import os
@@ -12,6 +13,7 @@ from rich.console import Console
 from kvtier_core import TierContext, load_settings
 from kvtier_core.cli.main import main
 from kvtier_core.testing.rows import RowMaker, similar_keys
+from kvtier_transformers.demo import command
 from kvtier_transformers.demo.files import drop_page_cache, flip_bytes
 from kvtier_transformers.demo.legs import Answer, Leg, Order, OverheadPair, WorkerReport
 from kvtier_transformers.demo.manual import QUESTIONS
@@ -194,6 +196,18 @@ def test_c54_nonsense_arguments_are_refused(arguments, message, capsys):
         main(["demo", *arguments])
     assert caught.value.code == 2
     assert message in capsys.readouterr().err
+
+
+def test_the_overhead_is_measured_unasked_where_the_figures_are_for_a_program():
+    parser = argparse.ArgumentParser()
+    command.add_arguments(parser)
+    asked = [
+        ([], 0),
+        (["--json"], 10),
+        (["--json", "--overhead-pairs", "3"], 3),
+        (["--overhead-pairs", "3"], 3),
+    ]
+    assert [command._pairs(parser.parse_args(arguments)) for arguments, _ in asked] == [n for _, n in asked]
 
 
 def test_a_directory_with_something_in_it_is_left_alone(tmp_path, capsys):

@@ -20,6 +20,8 @@ help = "show on a real model what kvtier saves: no cache, pool and disk side by 
 _MIN_TOKENS, _MAX_TOKENS = 64, 7936
 """At least a few blocks; at most what leaves room for question and answer in SmolLM2's 8192."""
 
+_OVERHEAD_PAIRS = 10
+
 
 def _token_count(text: str) -> int:
     count = int(text) if text.isdecimal() else 0
@@ -58,10 +60,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--overhead-pairs",
         type=_positive,
-        default=0,
         metavar="N",
-        help="also compare the CPU time of N cold runs with empty tiers and N without kvtier, in turns",
+        help="also compare the CPU time of N cold runs with empty tiers and N without kvtier, in turns "
+        f"(default with --json: {_OVERHEAD_PAIRS}, else none)",
     )
+
+
+def _pairs(args: argparse.Namespace) -> int:
+    pairs: int | None = args.overhead_pairs
+    if pairs is not None:
+        return pairs
+    return _OVERHEAD_PAIRS if args.json else 0
 
 
 class _Terminated(BaseException):
@@ -114,7 +123,7 @@ def run(args: argparse.Namespace) -> int:
             prefix_tokens=args.tokens,
             corrupt=args.corrupt,
             threads=args.threads,
-            overhead_pairs=args.overhead_pairs,
+            overhead_pairs=_pairs(args),
         )
         results, summary = show.run()
     if args.json:
