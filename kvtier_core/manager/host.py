@@ -7,6 +7,7 @@ once a second, so that an idle engine stays idle.
 """
 
 import logging
+import re
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -27,6 +28,7 @@ from kvtier_core.proof import Sealer
 from kvtier_core.transfer.pool import Pool
 from kvtier_core.values import JobResult, OffloadPolicy, PoolView, RequestInfo, TierJob
 
+_NUMBERED = re.compile(r"\w*\d\w*")
 _FIRST_POLL_S = 0.001
 _LAST_POLL_S = 0.05
 _OVERDUE_POLL_S = 1.0
@@ -246,7 +248,9 @@ class TierHost:
         if isinstance(plain, HookFault):
             plain = JobResult(job_id=running.plan.id, error="the tier's result was malformed")
         elif plain.error is not None:
-            self._guard.report(running.hook, plain.error, f"a {running.hook} job failed: {plain.error}")
+            # Counts and names of blocks differ each time; what went wrong is the same.
+            kind = _NUMBERED.sub("#", plain.error)
+            self._guard.report(running.hook, kind, f"a {running.hook} job failed: {plain.error}")
         if running.sealer is not None:
             self._verify(running.plan, plain, running.sealer)
         else:

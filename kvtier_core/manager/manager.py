@@ -42,6 +42,7 @@ from kvtier_core.manager.events import Changed, Event, Fault, OpenFailed, Sealed
 from kvtier_core.manager.guard import TierIdentity, text_of
 from kvtier_core.manager.host import TierHost
 from kvtier_core.manager.integrity import Integrity
+from kvtier_core.manager.path_log import PathLog
 from kvtier_core.manager.tier_filter import resolve_filters
 from kvtier_core.manager.tier_log import make_tier_log
 from kvtier_core.masking import mask_text
@@ -97,6 +98,7 @@ class TierManager:
             log=self._log,
         )
         self._hosts = {build.identity.name: self._host(build) for build in tiers}
+        self._path_log = PathLog(self._log, {name: host.identity for name, host in self._hosts.items()})
         self._builds = tiers
         self._failed_open: dict[str, str] = {}
         self._generation = 0
@@ -357,6 +359,7 @@ class TierManager:
                 break
             self._handle(event)
         self._coordinator.tick(self._clock())
+        self._path_log.look(self._coordinator.state.tiers)
         self._act()
 
     def _next_event(self, deadline: float) -> bool:

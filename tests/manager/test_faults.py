@@ -195,7 +195,7 @@ def test_c34_shutdown_is_bounded_when_a_hook_hangs(make_bench):
     event.set()
 
 
-def test_c31_a_tier_that_keeps_failing_is_taken_out_of_the_path_and_tried_again(make_bench):
+def test_c31_a_tier_that_keeps_failing_is_taken_out_of_the_path_and_tried_again(make_bench, caplog):
     bench = make_bench(breaker_failures=2, breaker_pause=0.2)
     tier = bench.tiers["one"]
     tier.raise_in["submit_store"] = OSError("no")
@@ -205,6 +205,8 @@ def test_c31_a_tier_that_keeps_failing_is_taken_out_of_the_path_and_tried_again(
         bench.settle()
     assert bench.manager.describe_tiers()["one"]["stores"] == "open"
     assert bench.manager.counters.tiers["one"].dropped == 2
+    assert caplog.text.count("is out of the path for stores after failures in a row") == 1
+    assert "in the path again" not in caplog.text
     tier.raise_in.clear()
 
     numbers = iter(range(100, 10_000))
@@ -214,6 +216,34 @@ def test_c31_a_tier_that_keeps_failing_is_taken_out_of_the_path_and_tried_again(
         return bench.manager.describe_tiers()["one"]["stores"] == "closed"
 
     bench.until(closes)
+    bench.settle()
+    assert caplog.text.count("tier 'one' (type 'faulty' of test-dist 9.9) is in the path again") == 1
+
+
+def test_c31_work_that_is_late_is_told_with_the_limits_it_passed(make_bench, caplog):
+    bench = make_bench(lookup_timeout=0.05, breaker_failures=100)
+    bench.tiers["one"].hold.add("lookup")
+    bench.new("a")
+    for number in range(3):
+        assert bench.lookup("a", number) == 0
+    assert bench.manager.counters.tiers["one"].timeouts == 3
+    assert caplog.text.count("did not answer in time") == 2, "the first and the second, then ever more rarely"
+    assert "limits.lookup_timeout" in caplog.text
+
+
+def test_c30_one_fault_of_many_blocks_is_logged_ever_more_rarely(make_bench, caplog):
+    bench = make_bench(breaker_failures=100)
+    bench.tiers["one"].hold.add("store")
+    bench.new("a")
+    for number in range(8):
+        bench.store("a", number)
+        bench.until(lambda: bool(bench.tiers["one"].held))
+        job = bench.tiers["one"].held.pop()[1]
+        error = f"{number} of 8 blocks failed: OSError: /kv/{number:064x}.kv: no space left"
+        bench.tiers["one"].extra_results.append(JobResult(job_id=job.id, error=error))
+        bench.tiers["one"].context.wake()
+        bench.settle()
+    assert caplog.text.count("no space left") == 4, "the 1st, 2nd, 4th and 8th"
 
 
 @pytest.mark.parametrize("answer", [7, "yes", [True, True], [], [1], [None], iter([True])])

@@ -1,0 +1,58 @@
+"""Tells people when a tier leaves the path, when it is back, and that its work takes too long. Decides nothing else.
+
+What an engine sees of a faulty tier is misses and time; this is what says which tier, and what to do.
+"""
+
+import logging
+from collections.abc import Mapping
+
+from kvtier_core.coordinator.breaker import BreakerState
+from kvtier_core.coordinator.state import TierState
+from kvtier_core.manager.guard import TierIdentity
+
+_KINDS = ("lookups", "loads", "stores")
+"""What each of a tier's breakers stops."""
+_CLOSED = BreakerState.CLOSED
+
+
+class PathLog:
+    """Looks at the tiers' breakers and time-outs, and logs what has changed since its last look."""
+
+    def __init__(self, log: logging.Logger, identities: Mapping[str, TierIdentity]) -> None:
+        self._log = log
+        self._identities = identities
+        self._out: dict[str, list[str]] = {}
+        self._timeouts: dict[str, int] = {}
+
+    def look(self, tiers: Mapping[str, TierState]) -> None:
+        """Log changes. Cost: a few comparisons a tier."""
+        for name, tier in tiers.items():
+            breakers = zip(_KINDS, tier.breakers, strict=True)
+            out = [kind for kind, breaker in breakers if breaker.state is not _CLOSED]
+            if out != self._out.get(name, []):
+                self._tell_path(self._identities[name], out)
+                self._out[name] = out
+            late = tier.counters.timeouts
+            if late != self._timeouts.get(name, 0):
+                self._tell_late(self._identities[name], self._timeouts.get(name, 0), late)
+                self._timeouts[name] = late
+
+    def _tell_path(self, identity: TierIdentity, out: list[str]) -> None:
+        if out:
+            self._log.warning(
+                "%s is out of the path for %s after failures in a row: it is passed over, and tried again after "
+                "growing pauses (limits.breaker_pause, limits.breaker_max_pause); see the warnings before this one",
+                identity,
+                " and ".join(out),
+            )
+        else:
+            self._log.warning("%s is in the path again", identity)
+
+    def _tell_late(self, identity: TierIdentity, before: int, now: int) -> None:
+        if before.bit_length() != now.bit_length():  # the first, and then ever more rarely
+            self._log.warning(
+                "%s did not answer in time, %d times by now: requests went on without it. If its storage is as fast as "
+                "it can be, raise limits.lookup_timeout, load_timeout or store_timeout",
+                identity,
+                now,
+            )
