@@ -61,6 +61,7 @@ class Database:
         try:
             with self._translated():
                 self._set_up(journal_bytes)
+            self._identity = path.stat()
         except OSError:
             self.close()
             raise
@@ -100,6 +101,14 @@ class Database:
         with self.reading() as connection:
             number: int = connection.execute("PRAGMA data_version").fetchone()[0]
             return number
+
+    @property
+    def is_in_place(self) -> bool:
+        """Whether the file under the path is the one that was opened. An index made anew may have the same name."""
+        try:
+            return os.path.samestat(self.path.stat(), self._identity)
+        except OSError:
+            return False
 
     def tidy(self) -> None:
         """Cut the write-ahead log down if it has outgrown what was promised: a reader was in the way."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from kvtier_core import OffloadKey, format_size
-from kvtier_disk.extents.database import IndexDamagedError, Snapshot
+from kvtier_disk.extents.database import Database, IndexDamagedError, Snapshot
 from kvtier_disk.extents.form import Shape
 from kvtier_disk.extents.index import BASE_BYTES, SLOT_BYTES
 from kvtier_disk.extents.room import Census, Grow, Limits, Recycle, Take, find_room, surplus
@@ -288,17 +288,21 @@ class Upkeep:
 
     def _check_index(self) -> None:
         """Change over to another index if this one is damaged, or another process has made one anew."""
-        path = self._blocks.opened.index.database.path
+        database = self._blocks.opened.index.database
         if not self._root.home.is_dir():
             raise OSError(errno.ENOENT, "the root is gone, or not mounted", str(self._root.path))
-        if self._damage is None and self._root.index_path() == path:
+        if self._damage is None and self._is_in_use(database):
             return
         damage, self._damage = self._damage, None
         if damage is not None:
             with self._root.exclusively():
-                if self._root.index_path() == path:
+                if self._is_in_use(database):
                     self._root.rebuild(damage).database.close()
         self._rejoin()
+
+    def _is_in_use(self, database: Database) -> bool:
+        """Whether this is still the root's index."""
+        return self._root.index_path() == database.path and database.is_in_place
 
     def _rejoin(self) -> None:
         old = self._blocks.opened.member
