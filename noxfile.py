@@ -297,4 +297,4 @@ def vllm(session: nox.Session) -> None:
         session.run("python", "-m", "pip", "uninstall", "-q", "-y", *NO_PLACE_BESIDE_VLLM)
         session.install(*_editable([".", *tiers]), *test)
         marker.write_text(digest)
-    session.run("pytest", "tests/vllm", *session.posargs)
+    session.run("pytest", *(session.posargs or ["tests/vllm"]))
