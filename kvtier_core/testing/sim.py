@@ -71,7 +71,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "seeds": summary.seeds,
         "steps": summary.steps,
         "steps_per_s": summary.steps_per_s,
-        "violations": summary.violations,
+        "violations": len(summary.violations),
+        "replays": summary.violations,
         "unseen_outcomes": summary.unseen_outcomes,
     }
     lines = [json.dumps(report)] if options.json else [f"{name}: {value}" for name, value in report.items()]
