@@ -196,6 +196,20 @@ def test_blocks_of_different_sizes_share_the_capacity(tmp_path):
             assert used_bytes(tmp_path) <= 8 * MIB
 
 
+def test_blocks_whose_extent_another_namespace_took_unheard_of_do_not_stop_a_store(tmp_path):
+    tier = direct(tmp_path, capacity=6 * MIB)
+    for begin in range(0, 120, 4):
+        assert store(tier, *KEYS[begin : begin + 4]) == [True] * 4
+    other = direct(tmp_path, capacity=6 * MIB, namespace="other")
+    for begin in range(0, 120, 4):  # takes extents until both hold as much
+        assert store(other, *KEYS[begin : begin + 4], namespace="other") == [True] * 4
+    for begin in range(200, 300, 4):
+        assert store(tier, *KEYS[begin : begin + 4]) == [True] * 4
+    assert load(tier, *KEYS[290:300]) == rows(*KEYS[290:300])
+    other.close()
+    tier.close()
+
+
 def test_one_namespace_with_two_sizes_of_block_keeps_them_apart(tmp_path):
     other = RowMaker("ns", 100_000)
     with drive(tmp_path) as tier, drive(tmp_path, row_bytes=other.row_bytes) as other_tier:

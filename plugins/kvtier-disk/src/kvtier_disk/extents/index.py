@@ -6,67 +6,33 @@ Decides nothing: what to remove, and when, comes from outside. Every method rais
 """
 
 import sqlite3
-import struct
-from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 
 from kvtier_core import OffloadKey
 from kvtier_disk.extents.contents import Pair
 from kvtier_disk.extents.database import PAGE_BYTES, Database
 from kvtier_disk.extents.form import MAX_SLOTS, extent_of, place_of
 from kvtier_disk.extents.room import Census, ExtentInfo
+from kvtier_disk.extents.tables import (
+    CHUNK,
+    SCHEMA,
+    VERSION,
+    ExtentRow,
+    Namespace,
+    chunks,
+    pack,
+    runs,
+    unpack,
+)
 
-VERSION = 1
 SLOT_BYTES = 160
 """What a slot takes in the index, changes included, at most."""
 BASE_BYTES = 256 << 10
 """What the index takes without any slot, with everything that is neither extent, slot nor journal."""
 NOBODY = 0
 """No namespace's and no owner's number."""
-_CHUNK = 512
 _MIN_CHANGES = 256
 _MAKING, _READY, _LEAVING = 0, 1, 2
-
-_SCHEMA = """
-CREATE TABLE namespaces (
-    id INTEGER PRIMARY KEY, name TEXT NOT NULL, row_bytes INTEGER NOT NULL, used REAL NOT NULL,
-    UNIQUE (name, row_bytes));
-CREATE TABLE owners (
-    id INTEGER PRIMARY KEY AUTOINCREMENT, lock TEXT NOT NULL, namespace INTEGER NOT NULL);
-CREATE TABLE extents (
-    id INTEGER PRIMARY KEY AUTOINCREMENT, namespace INTEGER NOT NULL, bytes INTEGER NOT NULL,
-    slots INTEGER NOT NULL, state INTEGER NOT NULL, owner INTEGER);
-CREATE TABLE slots (
-    place INTEGER PRIMARY KEY, namespace INTEGER NOT NULL, key BLOB, time REAL, owner INTEGER);
-CREATE INDEX free_slots ON slots (namespace, place) WHERE key IS NULL AND owner IS NULL;
-CREATE INDEX claimed_slots ON slots (owner) WHERE owner IS NOT NULL;
-CREATE TABLE changes (
-    number INTEGER PRIMARY KEY, count INTEGER NOT NULL, namespace INTEGER NOT NULL, owner INTEGER NOT NULL,
-    stored INTEGER NOT NULL, pairs BLOB NOT NULL);
-"""
-_COUNT = struct.Struct("<I")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Namespace:
-    """One namespace with blocks of one size."""
-
-    id: int
-    name: str
-    row_bytes: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class ExtentRow:
-    """One extent: whose it is, how large, and whether it is in use (not being made or removed)."""
-
-    id: int
-    namespace: int
-    bytes: int
-    slots: int
-    is_ready: bool
-    owner: int | None
 
 
 class Index:
@@ -81,7 +47,7 @@ class Index:
         if version == 0 and not database.read_only:
             with database.transaction() as connection:
                 if connection.execute("PRAGMA user_version").fetchone()[0] == 0:
-                    for statement in _SCHEMA.split(";\n"):
+                    for statement in SCHEMA.split(";\n"):
                         connection.execute(statement)
                     connection.execute(f"PRAGMA user_version = {VERSION}")
         with database.reading() as connection:  # an index of another form raises here
@@ -187,7 +153,7 @@ class Index:
                 self._record(connection, namespace, owner, stored=False, pairs=evicted)
             connection.executemany(
                 "UPDATE slots SET key = NULL, time = NULL, owner = ? WHERE place BETWEEN ? AND ?",
-                ((owner, first, first + length - 1) for first, length in _runs(places)),
+                ((owner, first, first + length - 1) for first, length in runs(places)),
             )
         return places
 
@@ -201,7 +167,7 @@ class Index:
         with self.database.transaction() as connection:
             mine = {
                 place
-                for first, length in _runs(sorted(place for _, place in stored))
+                for first, length in runs(sorted(place for _, place in stored))
                 for (place,) in connection.execute(
                     "SELECT place FROM slots WHERE place BETWEEN ? AND ? AND owner = ?",
                     (first, first + length - 1, owner),
@@ -226,7 +192,7 @@ class Index:
 
     def forget(self, namespace: int, owner: int, pairs: Sequence[Pair]) -> None:
         """Free these slots, as far as they hold these blocks."""
-        for chunk in _chunks(pairs):
+        for chunk in chunks(pairs):
             with self.database.transaction() as connection:
                 self._forget(connection, namespace, owner, chunk)
 
@@ -285,7 +251,7 @@ class Index:
                 "SELECT stored, pairs FROM changes WHERE number > ? AND namespace = ? AND owner <> ? ORDER BY number",
                 (number, namespace, owner),
             ).fetchall()
-        return last, [(bool(stored), _unpack(pairs)) for stored, pairs in rows]
+        return last, [(bool(stored), unpack(pairs)) for stored, pairs in rows]
 
     # Extents.
 
@@ -375,7 +341,7 @@ class Index:
                 rows = connection.execute(
                     "DELETE FROM slots WHERE place IN"
                     " (SELECT place FROM slots WHERE place BETWEEN ? AND ? LIMIT ?) RETURNING namespace, key, place",
-                    (first, last, _CHUNK),
+                    (first, last, CHUNK),
                 ).fetchall()
                 if rows:
                     pairs = [(OffloadKey(key), place) for _, key, place in rows if key is not None]
@@ -419,7 +385,7 @@ class Index:
             return
         connection.execute(
             "INSERT INTO changes VALUES ((SELECT ifnull(max(number), 0) FROM changes) + ?1, ?1, ?, ?, ?, ?)",
-            (len(pairs), namespace, owner, stored, _pack(pairs)),
+            (len(pairs), namespace, owner, stored, pack(pairs)),
         )
         self._unpruned += len(pairs)
         if self._unpruned >= _MIN_CHANGES // 2:
@@ -444,47 +410,9 @@ class Index:
     def _pairs_at(connection: sqlite3.Connection, places: Sequence[int]) -> set[Pair]:
         return {
             (OffloadKey(key), place)
-            for first, length in _runs(places)
+            for first, length in runs(places)
             for key, place in connection.execute(
                 "SELECT key, place FROM slots WHERE place BETWEEN ? AND ? AND key IS NOT NULL",
                 (first, first + length - 1),
             )
         }
-
-
-def _pack(pairs: Sequence[Pair]) -> bytes:
-    count = _COUNT.pack(len(pairs))
-    places = array("q", [place for _, place in pairs]).tobytes()
-    lengths = bytes([len(key) for key, _ in pairs])
-    return b"".join((count, places, lengths, *(key for key, _ in pairs)))
-
-
-def _unpack(packed: bytes) -> list[Pair]:
-    (count,) = _COUNT.unpack_from(packed)
-    places = array("q", packed[_COUNT.size : _COUNT.size + 8 * count])
-    at = _COUNT.size + 9 * count
-    lengths = packed[at - count : at]
-    pairs: list[Pair] = []
-    for place, length in zip(places, lengths, strict=True):
-        pairs.append((OffloadKey(packed[at : at + length]), place))
-        at += length
-    return pairs
-
-
-def _chunks(pairs: Sequence[Pair]) -> Iterator[Sequence[Pair]]:
-    for begin in range(0, len(pairs), _CHUNK):
-        yield pairs[begin : begin + _CHUNK]
-
-
-def _runs(places: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """Neighbouring places as (first, length); *places* are sorted."""
-    first = length = 0
-    for place in places:
-        if length and place == first + length:
-            length += 1
-            continue
-        if length:
-            yield first, length
-        first, length = place, 1
-    if length:
-        yield first, length

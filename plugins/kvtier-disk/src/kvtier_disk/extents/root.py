@@ -27,9 +27,10 @@ from kvtier_core import OffloadKey, Sealer
 from kvtier_disk.extents.database import Database, IndexDamagedError, Snapshot
 from kvtier_disk.extents.extent_files import ExtentFiles, ExtentLostError
 from kvtier_disk.extents.form import HEADER_BYTES, Shape, extent_of, place_of, read_entry, read_header
-from kvtier_disk.extents.index import NOBODY, ExtentRow, Index, Namespace
+from kvtier_disk.extents.index import NOBODY, Index
 from kvtier_disk.extents.lock import LifeSign, exclusively, is_alive
 from kvtier_disk.extents.place import check_namespace, why_not_direct
+from kvtier_disk.extents.tables import ExtentRow, Namespace
 
 _INDEX_NAME = re.compile(r"index-(\d{6})\.db")
 _EXTENT_NAME = re.compile(r"([0-9a-f]{10})\.ext")

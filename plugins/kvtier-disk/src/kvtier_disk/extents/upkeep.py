@@ -6,6 +6,7 @@ time to time. What has to go is decided by ``room``; what is where, by the index
 
 import errno
 import os
+import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -98,14 +99,19 @@ class Upkeep:
         if places:
             return places
         with self._room_lock:
+            evictable = sys.maxsize
             while True:
                 places = self._blocks.claim(count, evict=self._is_full)
                 if places:
                     return places
-                self._widen()
+                evictable = self._widen(evictable)
 
-    def _widen(self) -> None:
-        """Bring one more extent about, or find out that blocks have to go. Raises ``ENOSPC`` if none could."""
+    def _widen(self, evictable: int) -> int:
+        """Bring one more extent about, or find out that blocks have to go: how many there are that could.
+
+        Raises ``ENOSPC`` when there are none, or as many as before. A turn that evicts without a slot to show for it
+        met blocks whose extents others have taken: those behind them may still be there.
+        """
         opened = self._blocks.opened
         shape = shape_for(opened.member.namespace.row_bytes, self._bounds)
         census = opened.index.census(self._root.journal_bytes)
@@ -118,9 +124,13 @@ class Upkeep:
                 if not self._take(extents):
                     raise self._no_room(census)
             case Recycle():
-                if self._is_full or not len(opened.contents):
+                self._catch_up()
+                blocks = len(opened.contents)
+                if not blocks or (self._is_full and blocks >= evictable):
                     raise self._no_room(census)
                 self._is_full = True
+                return blocks
+        return evictable
 
     def _grow(self, shape: Shape) -> None:
         opened = self._blocks.opened
