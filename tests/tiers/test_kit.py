@@ -11,6 +11,8 @@ import pytest
 from kvtier_core.testing.tiers import TierTests
 from tests.tiers.scripted import BatchTier, ScanningTier, Script
 
+pytestmark = pytest.mark.timeout(900)  # the kit is run on every mutant first
+
 HERE = Path(__file__).parent
 
 KILLED_BY = {
@@ -56,7 +58,7 @@ def failed() -> set[tuple[str, str]]:
         cwd=HERE.parent.parent,
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=800,
         check=False,
     )
     assert done.returncode == 1, done.stdout + done.stderr
