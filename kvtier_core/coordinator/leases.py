@@ -9,6 +9,8 @@ from collections.abc import Iterable, Sequence
 from kvtier_core.coordinator.state import RequestState, State
 from kvtier_core.ledger import Block
 
+_NOT_LEASED = object()
+
 
 def grant(state: State, request: RequestState, blocks: Iterable[Block]) -> None:
     """Promise *blocks* to *request*; each once, however often it is looked up."""
@@ -32,9 +34,7 @@ def use(state: State, request: RequestState, blocks: Sequence[Block]) -> None:
 def end(state: State, request: RequestState, blocks: Sequence[Block]) -> None:
     """End the leases that *request* has on *blocks*, because it holds them otherwise, and count their use."""
     leases = request.leases
-    leased = [block for block in blocks if block in leases]
-    for block in leased:
-        del leases[block]
+    leased = [block for block in blocks if leases.pop(block, _NOT_LEASED) is not _NOT_LEASED]
     state.ledger.unlease(leased, request.used)
     request.used.update(leased)
     if len(leased) < len(blocks):

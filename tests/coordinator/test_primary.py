@@ -443,3 +443,17 @@ def test_c60_hits_count_by_where_they_came_from():
     assert world.fetch("r", make_keys("ab")).hits == 2
     assert world.prepare_load("r", make_keys("ab")).sources == ["a", "a"]
     assert world.coordinator.counters.hits == {"pool": 1, "a": 2}
+
+
+def test_c13_a_key_named_twice_in_a_load_is_pinned_and_let_go_like_any_other():
+    world = World(4)
+    world.new_request("r", "s")
+    world.put("r", make_keys("ab"))
+    a, b = make_keys("ab")
+    assert world.lookup("s", [a, b]).hits == 2
+    prepared = world.coordinator.prepare_load("s", [a, a, b])
+    assert list(prepared.keys) == [a, a, b]
+    world.coordinator.complete_load(prepared.job_id)
+    world.finish("r", "s")
+    world.settle()
+    world.check_at_rest()
