@@ -107,3 +107,14 @@ def test_c21_the_cost_of_an_end_point_grows_with_the_blocks_alone():
 
     seconds(2_000)
     assert seconds(200_000) < 500 * max(seconds(2_000), 0.001)
+
+
+def test_c21_holes_windows_and_room_by_hand():
+    def end(shape: GroupShape, blocked: list[bool], room: int = 9) -> int:
+        costs = GroupCosts(shape, blocked, [1] * len(blocked))
+        return find_end([costs], room, len(blocked) * shape.tokens_per_block)
+
+    assert end(GroupShape(1, window=2), [False, True, False]) == 1, "a hole within the window"
+    assert end(GroupShape(2, window=3), [True, False]) == 0, "a window reaches into the block it begins in"
+    assert end(GroupShape(1), [False] * 3, room=3) == 3, "rows may be taken to the last one"
+    assert end(GroupShape(1), [False] * 3, room=2) == 2
