@@ -247,6 +247,7 @@ def test_c03_the_demo_survives_corruption_with_identical_answers_and_leaves_noth
     assert summary["tokens"] == 128
     assert summary["restored_tokens_pool"] >= 112
     assert summary["store_overhead_cpu"] > 0
+    assert summary["disk_read_vs_raw"] > 0
     assert summary["max_logit_diff"] <= LOGIT_TOLERANCE
     assert list(tmp_path.iterdir()) == []
 

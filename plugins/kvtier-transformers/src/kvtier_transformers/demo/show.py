@@ -84,6 +84,9 @@ class Show:
                 self._work((Leg.DISK,), (question,))
             if self._overhead_pairs:
                 self._work((), (), self._overhead_pairs)
+        compared = [
+            report.disk_read_vs_raw for report in self._reports if report.disk_read_vs_raw is not None
+        ]
         results = Results(
             self._answers,
             prefix_tokens=self._prefix_tokens,
@@ -95,7 +98,7 @@ class Show:
             integrity_misses=sum(report.integrity_misses for report in self._reports),
             corrupted_files=corrupted,
             pairs=self._pairs,
-            disk_read_vs_raw=self._reports[-1].disk_read_vs_raw,
+            disk_read_vs_raw=compared[-1] if compared else None,
         )
 
     def _write_settings(self) -> Settings:
