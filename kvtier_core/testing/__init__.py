@@ -4,19 +4,12 @@ The only part of the core that may import pytest; nothing in the core imports it
 first used, so that the simulator and the faulty tier need no pytest.
 """
 
-import sys
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from kvtier_core.testing.tiers import TierTests
 
 __all__ = ["TierTests"]
-
-_ASSERTING = ("blocking_rules", "checks", "driving", "fixtures", "hook_rules")
-
-if "pytest" in sys.modules:
-    # Before they are imported, so that a rule that is broken shows the values it compared.
-    sys.modules["pytest"].register_assert_rewrite(*(f"{__name__}.{module}" for module in _ASSERTING))
 
 
 def __getattr__(name: str) -> "type[TierTests]":
