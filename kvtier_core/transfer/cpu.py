@@ -107,7 +107,8 @@ def _pair_up(group: KVGroup, slots: _Bytes, tensors: Sequence[int]) -> list[_Pai
     """Views of both sides for these tensors, neighbours in the row: as few as their addresses allow."""
     pairs = []
     offset = group.page_offsets[tensors[0]] if tensors else 0
-    for span in join([_span(group.tensors[i], group.page_bytes[i]) for i in tensors]):
+    singles = [_span(group.tensors[i], group.page_bytes[i]) for i in tensors]
+    for span in join(singles, around=slots.ctypes.data):
         size = span.num_pages * span.page_bytes
         part = slots[..., offset : offset + size].reshape(*slots.shape[:-1], *span.shape)
         assert np.may_share_memory(part, slots), "a copy would be filled instead of the row"

@@ -3,6 +3,10 @@
 An engine usually allocates its layers one after another, so that the same block of every layer is found at even
 distances. One array over all of them leaves the loop over layers to numpy's own, which costs 10 ns a page instead of
 500. Decides how pages are grouped; it never copies.
+
+numpy takes two arrays for overlapping when one lies between the other's first and last byte, and then copies into a new
+array first. That too may come to lie in there, and numpy copies again, until the stack is full. So no span reaches
+across the memory that its pages are copied to and from.
 """
 
 from collections.abc import Iterator, Sequence
@@ -64,13 +68,18 @@ class _Memory:
         }
 
 
-def join(spans: Sequence[Span]) -> list[Span]:
-    """Join neighbours at even distances, twice over: K and V of every layer are two levels. Keeps the order."""
-    return _join(_join(spans))
+def join(spans: Sequence[Span], around: int) -> list[Span]:
+    """Join neighbours at even distances, twice over: K and V of every layer are two levels. Keeps the order.
+
+    Pages on different sides of the address *around*, that of the memory on the other side of the copies, stay apart.
+    """
+    return _join(_join(spans, around), around)
 
 
-def _join(spans: Sequence[Span]) -> list[Span]:
-    alike = groupby(spans, key=lambda span: (span.page_bytes, span.block_stride, span.steps))
+def _join(spans: Sequence[Span], around: int) -> list[Span]:
+    alike = groupby(
+        spans, key=lambda span: (span.page_bytes, span.block_stride, span.steps, span.address < around)
+    )
     return [joined for _, same in alike for joined in _join_alike(list(same))]
 
 

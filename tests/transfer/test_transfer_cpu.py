@@ -2,6 +2,8 @@
 
 import inspect
 import random
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 
@@ -385,3 +387,37 @@ def test_many_jobs_from_many_threads_all_get_their_result(device: CPUDevice) -> 
     assert device.wait(STORE, range(1, 401), TIMEOUT_S)
     results.extend(device.get_finished())
     assert sorted(result.job_id for result in results) == list(range(1, 401))
+
+
+FAR_APART = """
+import mmap
+import torch
+from kvtier_core.transfer import CPUDevice, Direction, GroupTransfer, KVLayout, Pool, PoolGeometry
+
+def tensor(number):
+    memory = mmap.mmap(-1, 4 << 20)
+    memory[:] = bytes([number]) * len(memory)
+    return torch.frombuffer(memory, dtype=torch.uint8).view(4, -1)
+
+# The kernel lays mappings one below the other: the pool, and a large hole, end up between the tensors.
+above = tensor(1)
+pool = Pool.create(PoolGeometry(num_rows=4, row_bytes=2 << 20))
+hole = mmap.mmap(-1, 64 << 30, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, prot=0)
+below = tensor(2)
+hole.close()
+assert below.data_ptr() < pool.address < above.data_ptr(), "the kernel lays mappings out differently here"
+
+device = CPUDevice(KVLayout([above, below]), pool, pool.control)
+device.submit_store(1, [GroupTransfer(block_ids=[0, 1, 2], rows=[1, 2, 3])], epoch=0)
+assert device.wait(Direction.STORE, [1], 60)
+assert pool.rows_array[1:, : 1 << 20].min() == pool.rows_array[1:, : 1 << 20].max() == 1
+assert pool.rows_array[1:, 1 << 20 :].min() == pool.rows_array[1:, 1 << 20 :].max() == 2
+print("stored")
+"""
+
+
+def test_c42_tensors_on_both_sides_of_the_pool_are_stored() -> None:
+    """numpy took them for overlapping with the pool, copied, took the copy for overlapping, and overran the stack."""
+    program = [sys.executable, "-c", FAR_APART]
+    done = subprocess.run(program, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+    assert (done.returncode, done.stdout) == (0, "stored\n"), done.stderr
