@@ -11,6 +11,7 @@ import pytest
 
 from kvtier_core.blocktier import BlockTier, SupportsBatch, SupportsScan
 from kvtier_core.keys import OffloadKey
+from kvtier_core.testing.checks import assert_each
 from kvtier_core.testing.fixtures import NAMESPACE, TierFixtures
 from kvtier_core.testing.rows import RowMaker, similar_keys
 from kvtier_core.values import TierContext
@@ -43,19 +44,19 @@ class BlockingRules(TierFixtures):
         keys = similar_keys(6)
         for key in keys[::2]:
             _store(blocking, key, maker.make(key))
-        assert _contains(blocking, keys) == [True, False] * 3
-        assert [_load(blocking, key, maker.row_bytes) for key in keys] == [
-            maker.make(key) if index % 2 == 0 else None for index, key in enumerate(keys)
-        ]
-        assert _contains(blocking, []) == []
+        assert_each(_contains(blocking, keys), [True, False] * 3, "contains, with every other key stored")
+        loaded = [_load(blocking, key, maker.row_bytes) for key in keys]
+        expected = [maker.make(key) if index % 2 == 0 else None for index, key in enumerate(keys)]
+        assert_each(loaded, expected, "what load gave, None for absent keys")
+        assert_each(_contains(blocking, []), [], "contains of no key")
 
     def test_c52_a_later_store_replaces_the_block(self, blocking: BlockTier, maker: RowMaker) -> None:
         """Storing under a key that is there is no error; whichever came last is read."""
         key, other = similar_keys(2)
         for version in (1, 2, 3):
             _store(blocking, key, maker.make(key, version))
-            assert _load(blocking, key, maker.row_bytes) == maker.make(key, version)
-        assert _contains(blocking, [key, other]) == [True, False]
+            _assert_loads(blocking, key, maker.make(key, version))
+        assert_each(_contains(blocking, [key, other]), [True, False], "contains of a stored and another key")
 
     def test_c52_delete_removes_what_is_named_and_nothing_else(
         self, blocking: BlockTier, maker: RowMaker
@@ -67,11 +68,13 @@ class BlockingRules(TierFixtures):
         blocking.delete([keys[1], keys[4], keys[2]])
         blocking.delete([keys[1]])
         blocking.delete([])
-        assert _contains(blocking, keys) == [True, False, False, True, False]
-        assert _load(blocking, keys[1], maker.row_bytes) is None
-        assert _load(blocking, keys[3], maker.row_bytes) == maker.make(keys[3])
+        assert_each(
+            _contains(blocking, keys), [True, False, False, True, False], "contains after the deletions"
+        )
+        assert _load(blocking, keys[1], maker.row_bytes) is None, "load found a deleted key"
+        _assert_loads(blocking, keys[3], maker.make(keys[3]))
         _store(blocking, keys[1], maker.make(keys[1], 7))
-        assert _load(blocking, keys[1], maker.row_bytes) == maker.make(keys[1], 7)
+        _assert_loads(blocking, keys[1], maker.make(keys[1], 7))
 
     def test_c52_scan_finds_every_block_once(self, blocking: BlockTier, maker: RowMaker) -> None:
         """With its key, its size and about the time of its store."""
@@ -83,9 +86,15 @@ class BlockingRules(TierFixtures):
             _store(blocking, key, maker.make(key))
         blocking.delete(keys[15:])
         found = list(blocking.scan())
-        assert sorted(block.key for block in found) == keys[:15]
-        assert all(block.bytes >= maker.row_bytes for block in found)
-        assert all(begin - _CLOCK_SLACK_S <= block.time <= time.time() + _CLOCK_SLACK_S for block in found)
+        assert_each(sorted(block.key for block in found), keys[:15], "the keys that scan found, sorted")
+        for block in found:
+            assert block.bytes >= maker.row_bytes, (
+                f"scan says {block.bytes} bytes of a row of {maker.row_bytes}"
+            )
+            age = time.time() - block.time
+            assert -_CLOCK_SLACK_S <= age <= time.time() - begin + _CLOCK_SLACK_S, (
+                f"scan says a block just stored is {age:.0f} s old"
+            )
 
     def test_c52_batches_answer_key_by_key(self, blocking: BlockTier, maker: RowMaker) -> None:
         """``True`` stored or filled, ``False`` absent, in order."""
@@ -93,15 +102,13 @@ class BlockingRules(TierFixtures):
             pytest.skip("this tier moves blocks one by one")
         keys = similar_keys(6)
         rows = [maker.make(key) for key in keys]
-        assert list(blocking.store_many(keys[:4], [memoryview(row) for row in rows[:4]])) == [True] * 4
+        stored = list(blocking.store_many(keys[:4], [memoryview(row) for row in rows[:4]]))
+        assert_each(stored, [True] * 4, "what store_many returned")
         asked = [keys[5], *keys[:4], keys[4]]
         intos = [bytearray(maker.row_bytes) for _ in asked]
-        assert list(blocking.load_many(asked, [memoryview(into) for into in intos])) == [
-            False,
-            *[True] * 4,
-            False,
-        ]
-        assert intos[1:5] == rows[:4]
+        found = list(blocking.load_many(asked, [memoryview(into) for into in intos]))
+        assert_each(found, [False, *[True] * 4, False], "what load_many returned")
+        assert_each(intos[1:5], rows[:4], "the rows that load_many filled")
 
     def test_c52_close_twice_is_fine(self, blocking: BlockTier) -> None:
         """Once more at the end of the test."""
@@ -123,6 +130,10 @@ def _store(tier: BlockTier, key: OffloadKey, row: bytes) -> None:
     answer: object = tier.store(key, memoryview(buffer).toreadonly())
     assert answer is None, f"store returned {answer!r}: it returns None, or raises"
     buffer[:] = bytes(len(buffer))  # the row is another block's now
+
+
+def _assert_loads(tier: BlockTier, key: OffloadKey, row: bytes) -> None:
+    assert_each([_load(tier, key, len(row))], [row], "the loaded row")
 
 
 def _load(tier: BlockTier, key: OffloadKey, row_bytes: int) -> bytes | None:

@@ -7,7 +7,15 @@ import pytest
 
 from kvtier_core.blocktier import BlockTier
 from kvtier_core.keys import OffloadKey
-from kvtier_core.testing.checks import assert_contents, assert_moved, make_rows
+from kvtier_core.testing.checks import (
+    assert_contents,
+    assert_each,
+    assert_moved,
+    assert_rows,
+    assert_same_keys,
+    assert_whole,
+    make_rows,
+)
 from kvtier_core.testing.fixtures import OpenTier, TierFixtures
 from kvtier_core.testing.rows import RowMaker, similar_keys
 from kvtier_core.values import TierEvent, TierInfo
@@ -25,7 +33,10 @@ class HookRules(TierFixtures):
         assert_moved(tier.store(rows))
         assert_contents(tier, rows)
         loaded = tier.load(list(rows))
-        assert all(maker.proves(key, row) for key, row in loaded.rows.items())
+        proven = [maker.proves(key, row) for key, row in loaded.rows.items()]
+        assert all(proven), (
+            f"{proven.count(False)} of {len(proven)} loaded rows lost their proof, the row's last bytes"
+        )
 
     def test_c52_keys_that_differ_in_their_last_bytes_are_apart(
         self, open_tier: OpenTier, maker: RowMaker
@@ -52,19 +63,21 @@ class HookRules(TierFixtures):
         rows = make_rows(maker, keys[1:3])
         assert_moved(tier.store(rows))
         loaded = tier.load(keys)
-        assert set(loaded.result.missing) == set(keys) - set(rows)
-        assert not loaded.result.failed
-        assert loaded.result.error is None
-        assert loaded.rows == rows
+        absent = [key for key in keys if key not in rows]
+        assert_same_keys(loaded.result.missing, absent, "the keys that the load reported missing")
+        assert not loaded.result.failed, "absent keys are reported missing, not failed"
+        assert loaded.result.error is None, f"absent keys are no error, but: {loaded.result.error}"
+        assert_rows(loaded.rows, rows)
 
     def test_c10_a_lookup_has_one_bool_a_key_in_order(self, open_tier: OpenTier, maker: RowMaker) -> None:
         """Also for no key, for one key twice and for many keys."""
         tier = open_tier()
         keys = similar_keys(300)
         assert_moved(tier.store(make_rows(maker, keys[7:9])))
-        assert tier.lookup([]) == []
-        assert tier.lookup([keys[7], keys[0], keys[7]]) == [True, False, True]
-        assert tier.lookup(keys) == [7 <= index < 9 for index in range(300)]
+        assert_each(tier.lookup([]), [], "the lookup of no key")
+        twice = tier.lookup([keys[7], keys[0], keys[7]])
+        assert_each(twice, [True, False, True], "the lookup of one key twice")
+        assert_each(tier.lookup(keys), [7 <= index < 9 for index in range(300)], "the lookup of many keys")
 
     def test_c20_storing_twice_changes_nothing(self, open_tier: OpenTier, maker: RowMaker) -> None:
         """A second store succeeds, in one job with the first or after it."""
@@ -76,7 +89,7 @@ class HookRules(TierFixtures):
         assert_moved(tier.store(rows))
         assert_contents(tier, rows)
         usage = tier.usage()
-        assert usage is None or usage.blocks == 3
+        assert usage is None or usage.blocks == 3, f"3 blocks were stored, twice; usage says {usage}"
 
     # Jobs.
 
@@ -94,7 +107,7 @@ class HookRules(TierFixtures):
         ]
         for job in jobs:
             tier.wait(job)
-        assert tier.unanswered() == set()
+        assert not tier.unanswered(), f"jobs without a result: {sorted(tier.unanswered())}"
 
     def test_c30_one_key_twice_in_a_job(self, open_tier: OpenTier, maker: RowMaker) -> None:
         """Both buffers are filled."""
@@ -104,7 +117,7 @@ class HookRules(TierFixtures):
         assert_moved(tier.store(rows))
         buffers = [bytearray(maker.row_bytes) for _ in range(2)]
         assert_moved(tier.wait(tier.start_load([key, key], buffers)))
-        assert buffers == [rows[key], rows[key]]
+        assert_each(buffers, [rows[key], rows[key]], "the buffers of one key twice")
 
     def test_c30_jobs_in_flight_together(self, open_tier: OpenTier, maker: RowMaker) -> None:
         """Stores of different keys, then loads of all, each many at a time: every byte at its place."""
@@ -121,7 +134,7 @@ class HookRules(TierFixtures):
         ]
         for job in loads:
             assert_moved(tier.wait(job))
-        assert buffers == rows
+        assert_each(list(buffers.values()), list(rows.values()), "the buffers of many jobs")
 
     def test_c30_a_load_meets_the_store_of_its_keys(self, open_tier: OpenTier, maker: RowMaker) -> None:
         """While a key is being stored, a load of it gives the whole row or misses: never a part, never a fault."""
@@ -130,8 +143,8 @@ class HookRules(TierFixtures):
         rows = make_rows(maker, keys)
         store = tier.start_store(rows)
         loaded = tier.load(keys)
-        assert not loaded.result.failed
-        assert loaded.rows.items() <= rows.items()
+        assert not loaded.result.failed, f"a load beside the store failed: {loaded.result.error}"
+        assert_whole(loaded.rows, rows)
         assert_moved(tier.wait(store))
         assert_contents(tier, rows)
 
@@ -143,7 +156,7 @@ class HookRules(TierFixtures):
         tier.hooks.cancel_jobs(job_ids=tuple(jobs))
         for job in jobs:
             tier.wait(job)
-        assert tier.load(list(rows)).rows.items() <= rows.items()
+        assert_whole(tier.load(list(rows)).rows, rows)
         assert_moved(tier.store(rows))
         assert_contents(tier, rows)
 
@@ -172,7 +185,7 @@ class HookRules(TierFixtures):
         assert_moved(tier.store(more))
         assert_contents(tier, rows | more)
         tier.shutdown()
-        assert buffers == marks
+        assert_each(buffers, marks, "buffers of a load, used by the core after its result")
 
     # Room.
 
@@ -189,10 +202,14 @@ class HookRules(TierFixtures):
             assert_moved(tier.store(newest))
             present = [key for key, there in zip(keys, tier.lookup(keys), strict=True) if there]
             usage = tier.usage()
-            assert usage is not None
-            assert usage.blocks == len(present) == min(10, begin + 5)
-            assert usage.bytes == len(present) * maker.row_bytes
-            assert usage.capacity_bytes == 10 * maker.row_bytes
+            expected = min(10, begin + 5)
+            assert len(present) == expected, f"{len(present)} blocks are there, not {expected}"
+            assert usage is not None, "a tier that the core bounds has a usage"
+            assert usage.blocks == expected, f"{expected} blocks are there; usage says {usage}"
+            assert usage.bytes == expected * maker.row_bytes, (
+                f"rows are {maker.row_bytes} bytes; usage says {usage}"
+            )
+            assert usage.capacity_bytes == 10 * maker.row_bytes, f"10 rows have room; usage says {usage}"
         last = make_rows(maker, keys[-10:])
         assert_contents(tier, last, absent=keys[:-10])
 
@@ -204,8 +221,10 @@ class HookRules(TierFixtures):
         for count in (0, 1, 4):
             assert_moved(tier.store(make_rows(maker, similar_keys(count))))
             usage = tier.usage()
-            assert usage is not None
-            assert (usage.blocks, usage.bytes) == (count, count * maker.row_bytes)
+            assert usage is not None, "usage was known before"
+            assert (usage.blocks, usage.bytes) == (count, count * maker.row_bytes), (
+                f"{count} rows of {maker.row_bytes} bytes are there; usage says {usage}"
+            )
 
     def test_c16_events_replay_into_the_contents(
         self, open_tier: OpenTier, maker: RowMaker, info: TierInfo
@@ -219,7 +238,10 @@ class HookRules(TierFixtures):
         for begin in range(0, 15, 3):
             tier.store(make_rows(maker, keys[begin : begin + 3]))
             _replay(believed, tier.take_events())
-            assert believed == {key for key, there in zip(keys, tier.lookup(keys), strict=True) if there}
+            there = [key for key, is_there in zip(keys, tier.lookup(keys), strict=True) if is_there]
+            assert_same_keys(
+                believed, there, "the keys that the events leave, beside those that lookups find"
+            )
 
     # Lives: restarts, namespaces, resets, instances, shutdown.
 
@@ -288,8 +310,8 @@ class HookRules(TierFixtures):
         for job in jobs:
             tier.wait(job)
         tier.shutdown()
-        assert tier.unanswered() == set()
-        assert not tier.hooks.drain_jobs(timeout_s=0.0)
+        assert not tier.unanswered(), f"jobs without a result: {sorted(tier.unanswered())}"
+        assert not tier.hooks.drain_jobs(timeout_s=0.0), "drain_jobs names jobs after the shutdown"
 
     def test_c31_drain_names_no_job_that_has_ended(self, open_tier: OpenTier, maker: RowMaker) -> None:
         """With time enough, all have."""
@@ -298,7 +320,9 @@ class HookRules(TierFixtures):
             pytest.skip("this tier can't be drained")
         rows = make_rows(maker, similar_keys(10))
         job = tier.start_store(rows)
-        assert not tier.hooks.drain_jobs(timeout_s=60.0)
+        assert not tier.hooks.drain_jobs(timeout_s=60.0), (
+            "drain_jobs names jobs although they had time to end"
+        )
         assert_moved(tier.wait(job))
 
 

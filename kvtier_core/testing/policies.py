@@ -113,7 +113,10 @@ class PolicyTests:
         for entry in run.known:
             entry.leases = 0
         run.policy.release(sorted(run.known, key=lambda entry: entry.key))
-        assert set(run.policy.evict(len(run.known), ())) == run.known
+        rest = set(run.policy.evict(len(run.known), ()))
+        assert rest == run.known, (
+            f"{len(run.known)} blocks were idle at the end, and evict gave {len(rest)} of them"
+        )
 
     def test_c13_a_block_that_was_met_while_held_can_leave_once_released(
         self, make_policy: PolicyFactory
@@ -124,12 +127,12 @@ class PolicyTests:
         policy.insert(entries)
         for entry in entries[:2]:
             entry.pins += 1
-        assert set(policy.evict(2, ())) == set(entries[2:])
-        assert policy.evict(0, ()) == []
+        assert set(policy.evict(2, ())) == set(entries[2:]), "not the two blocks that are not held"
+        assert policy.evict(0, ()) == [], "evict(0) gave something"
         for entry in entries[:2]:
             entry.pins -= 1
         policy.release(entries[:2])
-        assert set(policy.evict(2, ())) == set(entries[:2])
+        assert set(policy.evict(2, ())) == set(entries[:2]), "not the two blocks that were released"
 
     def test_a_removed_block_never_leaves_again(self, make_policy: PolicyFactory) -> None:
         """Nor is it an error to remove what was evicted."""
@@ -137,7 +140,7 @@ class PolicyTests:
         entries = _entries(4)
         policy.insert(entries)
         policy.remove(entries[1:2])
-        assert set(policy.evict(3, ())) == {entries[0], *entries[2:]}
+        assert set(policy.evict(3, ())) == {entries[0], *entries[2:]}, "not the three that were left"
         policy.remove(entries)
 
     def test_k11_o1_c14_the_cost_does_not_grow_with_what_is_held(self, make_policy: PolicyFactory) -> None:
@@ -149,5 +152,8 @@ class PolicyTests:
             entry.pins = 1
         _Watched.looks = 0
         for _ in range(100):
-            assert len(policy.evict(1, ())) == 1
-        assert _Watched.looks <= 3 * len(entries)
+            assert len(policy.evict(1, ())) == 1, "evict(1) did not give one"
+        looks = _Watched.looks
+        assert looks <= 3 * len(entries), (
+            f"{looks} looks at {len(entries)} blocks: held ones are looked at again"
+        )

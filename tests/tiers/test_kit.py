@@ -1,5 +1,6 @@
 """The conformance tests have tests too: each fails for a tier that breaks its rule, and none can be replaced."""
 
+import os
 import re
 import subprocess
 import sys
@@ -41,8 +42,8 @@ KILLED_BY = {
 
 
 @pytest.fixture(scope="module")
-def failed() -> set[tuple[str, str]]:
-    """(test class, test) of every test that failed for a mutant."""
+def failures() -> list[tuple[str, str, str]]:
+    """(test class, test, message) of every test that failed for a mutant."""
     done = subprocess.run(
         [
             sys.executable,
@@ -60,9 +61,16 @@ def failed() -> set[tuple[str, str]]:
         text=True,
         timeout=800,
         check=False,
+        env={**os.environ, "COLUMNS": "1000"},
     )
     assert done.returncode == 1, done.stdout + done.stderr
-    return set(re.findall(r"^FAILED \S+::(Test\w+)::(test_\w+)", done.stdout, re.MULTILINE))
+    return re.findall(r"^FAILED \S+::(Test\w+)::(test_\w+)(?: - (.*))?$", done.stdout, re.MULTILINE)
+
+
+@pytest.fixture(scope="module")
+def failed(failures) -> set[tuple[str, str]]:
+    """(test class, test) of every test that failed for a mutant."""
+    return {(test_class, test) for test_class, test, _ in failures}
 
 
 @pytest.mark.parametrize("mutant", KILLED_BY)
@@ -72,6 +80,17 @@ def test_a_tier_that_breaks_a_rule_fails_its_test(failed, mutant):
 
 def test_every_mutant_is_looked_at(failed):
     assert {f"Test{mutant}" for mutant in KILLED_BY} == {test_class for test_class, _ in failed}
+
+
+def test_every_failure_says_what_is_wrong(failures):
+    """In words, and shortly: a row may have megabytes."""
+    ours = [
+        failure for failure in failures if failure[2].startswith("Assert")
+    ]  # the rest the mutant raised itself
+    assert ours
+    for test_class, test, message in ours:
+        assert re.search(r"Error: .*\w+ \w+", message), f"{test_class}.{test} says only {message!r}"
+        assert len(message) < 400, f"{test_class}.{test}"
 
 
 def test_a_test_may_not_be_replaced():
