@@ -57,9 +57,10 @@ class TierHookSpecs:
 
     @hookspec(firstresult=True)
     def on_open(self, pool: PoolView | None) -> None:
-        """Open the storage; called once, before any other hook. ``None`` when a tool opens the tier without a pool.
+        """Open the storage; called before any other hook. ``None`` when a tool opens the tier without a pool.
 
-        Raise ``TierOpenError`` when the tier can't work as configured.
+        Raise ``TierOpenError`` when the tier can't work as configured, or not now. Called once; after it has raised
+        again, where ``limits.open_retry`` is set, until it returns.
         """
 
     @hookspec(firstresult=True)

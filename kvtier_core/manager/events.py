@@ -45,6 +45,7 @@ class OpenFailed:
 
     tier: str
     error: str
+    will_retry: bool
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,14 +17,15 @@ from typing import Any
 import pluggy
 
 from kvtier_core.coordinator import Finished, JobPlan
-from kvtier_core.errors import TierOpenError
 from kvtier_core.hookspecs import PROJECT, TierHookSpecs
 from kvtier_core.keys import OffloadKey
 from kvtier_core.manager.answers import job_id_of, list_results, plain_events, plain_result
 from kvtier_core.manager.events import Changed, Event, Fault, OpenFailed, Serving, WholeRequest
 from kvtier_core.manager.guard import Guard, HookFault, TierIdentity, text_of
 from kvtier_core.manager.inbox import Inbox
+from kvtier_core.manager.opening import Opening
 from kvtier_core.proof import Sealer
+from kvtier_core.tier_settings import TierLimits
 from kvtier_core.transfer.pool import Pool
 from kvtier_core.values import JobResult, OffloadPolicy, PoolView, RequestInfo, TierJob
 
@@ -51,7 +52,7 @@ class TierHost:
         identity: TierIdentity,
         *,
         secrets: Collection[str],
-        max_waiting: int,
+        limits: TierLimits,
         pool: Pool,
         clock: Callable[[], float],
         emit: Callable[[Event], None],
@@ -63,13 +64,18 @@ class TierHost:
         self._clock = clock
         self._emit = emit
         self._verify = verify
+        self._log = log
         self._guard = Guard(identity, secrets, log)
-        self._inbox = Inbox(max_waiting)
+        self._open_retry_s = limits.open_retry
+        self._inbox = Inbox(limits.max_waiting)
         self._running: dict[int, _Running] = {}
         self._refused: dict[str, list[OffloadKey]] = {}
         """Of each request that the tier gets as a whole: keys whose store came too late to reach it."""
+        self._unheard: dict[str, RequestInfo] = {}
+        """Requests that began before the tier was open."""
         self._plugin: Any = None
         self._hooks: Any = None
+        self._opening: Opening
         self._stopping = False
         self._pause = _FIRST_POLL_S
         self._thread = threading.Thread(target=self._run, name=f"kvtier-{identity.name}", daemon=True)
@@ -91,7 +97,8 @@ class TierHost:
         manager.check_pending()
         self._plugin = plugin
         self._hooks = manager.hook
-        self._inbox.put(partial(self._open, pool))
+        self._opening = Opening(self._hooks, pool, self._guard, retry_s=self._open_retry_s, clock=self._clock)
+        self._inbox.put(self._get_ready)
         self._thread.start()
 
     def wake(self) -> None:
@@ -165,6 +172,9 @@ class TierHost:
                 self._guarded(call)
             if self._running and not self._stopping:
                 self._guarded(self._collect)
+            due = self._opening.due
+            if due is not None and due <= self._clock() and not self._stopping:
+                self._guarded(self._get_ready)
 
     def _guarded(self, work: Callable[[], None]) -> None:
         """Run a turn of this thread; an answer so odd that it trips us must not end the thread."""
@@ -172,9 +182,10 @@ class TierHost:
             self._fault()
 
     def _poll_timeout(self) -> float | None:
-        if not self._running:
-            return None
         now = self._clock()
+        until_retry = None if self._opening.due is None else max(0.0, self._opening.due - now)
+        if not self._running:
+            return until_retry
         if all(running.plan.deadline <= now for running in self._running.values()):
             return _OVERDUE_POLL_S
         pause = self._pause
@@ -187,19 +198,23 @@ class TierHost:
     def _fault(self) -> None:
         self._emit(Fault(self.identity.name))
 
-    def _open(self, pool: PoolView | None) -> None:
-        try:
-            self._hooks.on_open(pool=pool)
-        except BaseException as error:  # noqa: BLE001 - reported to who opens, not counted: nothing runs yet
-            kind = "" if isinstance(error, TierOpenError) else f"{type(error).__name__}: "
-            self._emit(OpenFailed(self.identity.name, self._guard.mask(kind + text_of(error))))
+    def _get_ready(self) -> None:
+        """Open the tier and take it to the namespace that is wanted, as far as that is still to be done."""
+        was_open, is_late = self._opening.is_open, self._opening.due is not None
+        error = self._opening.attempt()
+        if self._opening.is_open and not was_open:
+            while self._unheard:
+                self._begin(self._unheard.pop(next(iter(self._unheard))))
+        if error is None:
+            if is_late:
+                self._log.warning("%s is open now: it serves from here on", self.identity)
+            # Only the blocking interface's adapter keeps a resident set; other tiers are asked.
+            resident = getattr(self._plugin, "resident_presence", None)
+            self._emit(Serving(self.identity.name, self._opening.generation, resident))
+        elif self._opening.is_open:
+            self._fault()
         else:
-            self._serve(0)
-
-    def _serve(self, generation: int) -> None:
-        # Only the blocking interface's adapter keeps a resident set; other tiers are asked.
-        resident = getattr(self._plugin, "resident_presence", None)
-        self._emit(Serving(self.identity.name, generation, resident))
+            self._emit(OpenFailed(self.identity.name, error, will_retry=self._opening.due is not None))
 
     def _submit(self, hook: str, plan: JobPlan, sealer: Sealer | None) -> None:
         if plan.deadline <= self._clock():
@@ -260,6 +275,9 @@ class TierHost:
         self._emit(Finished(self.identity.name, result))
 
     def _begin(self, request: RequestInfo) -> None:
+        if not self._opening.is_open:
+            self._unheard[request.request_id] = request
+            return
         answer = self._call("on_new_request", request=request)
         if isinstance(answer, HookFault):
             self._fault()
@@ -274,16 +292,21 @@ class TierHost:
 
     def _end(self, request: RequestInfo) -> None:
         """Tell the tier that a request is over, and which of its blocks never reached the tier."""
+        if self._unheard.pop(request.request_id, None) is not None:
+            return
         refused = self._refused.pop(request.request_id, None)
         if refused:
             request = replace(request, not_stored=(*request.not_stored, *refused))
         self._tell("on_request_finished", {"request": request})
 
     def _tell(self, hook: str, arguments: Mapping[str, Any]) -> None:
-        if isinstance(self._call(hook, **arguments), HookFault):
+        if self._opening.is_open and isinstance(self._call(hook, **arguments), HookFault):
             self._fault()
 
     def _take_events(self) -> None:
+        if not self._opening.is_open:
+            self._emit(Changed(self.identity.name, ()))
+            return
         events = self._guard.call("take_events", lambda: plain_events(self._hooks.take_events()))
         if isinstance(events, HookFault):
             self._fault()
@@ -296,14 +319,8 @@ class TierHost:
             self._fault()
 
     def _reset(self, namespace: str, description: Mapping[str, Any], generation: int) -> None:
-        if not self._hooks.reset.get_hookimpls():
-            text = "the tier has no reset hook, so it is left out until the next start"
-            self._guard.report("reset", "none", text)
-            self._fault()
-        elif isinstance(self._call("reset", namespace=namespace, description=description), HookFault):
-            self._fault()
-        else:
-            self._serve(generation)
+        self._opening.want(namespace, description, generation)
+        self._get_ready()
 
     def _shutdown(self, timeout_s: float) -> None:
         self._stopping = True

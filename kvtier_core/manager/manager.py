@@ -101,6 +101,10 @@ class TierManager:
         self._path_log = PathLog(self._log, {name: host.identity for name, host in self._hosts.items()})
         self._builds = tiers
         self._failed_open: dict[str, str] = {}
+        self._opens_later = {build.identity.name for build in tiers if build.limits.open_retry is not None}
+        """Tiers without which the engine starts."""
+        self._tried: set[str] = set()
+        """Those of them that could not open at their first try."""
         self._generation = 0
         self._step = 0
         self._collected = False
@@ -124,7 +128,7 @@ class TierManager:
         return TierHost(
             build.identity,
             secrets=build.secrets,
-            max_waiting=build.limits.max_waiting,
+            limits=build.limits,
             pool=self._pool,
             clock=self._clock,
             emit=self._events.put,
@@ -140,7 +144,8 @@ class TierManager:
     def open(self, timeout_s: float) -> None:
         """Build and open every tier, all at once; wait until each serves.
 
-        Raises ``TierOpenError``, naming the tier, when one can't open or takes longer than *timeout_s*.
+        Raises ``TierOpenError``, naming the tier, when one can't open or takes longer than *timeout_s*; one with
+        ``limits.open_retry`` is waited for no longer then, and serves from when it has opened.
         """
         geometry = self._pool.geometry
         view = PoolView(
@@ -154,14 +159,23 @@ class TierManager:
             host = self._hosts[build.identity.name]
             host.start(self._build(build, host), view)
         deadline = self._clock() + timeout_s
-        waiting = set(self._hosts)
-        while waiting and not self._failed_open:
+        while (waiting := self._not_opened()) and not self._failed_open:
             if not self._next_event(deadline):
-                names = ", ".join(str(self._hosts[name].identity) for name in sorted(waiting))
-                raise TierOpenError(f"{names} did not open within {timeout_s:g} s: check its storage")
-            waiting = {name for name in waiting if not self._coordinator.state.tiers[name].serving}
+                self._go_on_without(waiting, timeout_s)
+                return
         for name, error in self._failed_open.items():
             raise TierOpenError(f"{self._hosts[name].identity} could not open: {error}")
+
+    def _not_opened(self) -> list[str]:
+        tiers = self._coordinator.state.tiers
+        return [name for name, tier in tiers.items() if not tier.serving and name not in self._tried]
+
+    def _go_on_without(self, waiting: Sequence[str], timeout_s: float) -> None:
+        names = ", ".join(str(self._hosts[name].identity) for name in sorted(waiting))
+        text = f"{names} did not open within {timeout_s:g} s: check its storage"
+        if not self._opens_later.issuperset(waiting):
+            raise TierOpenError(text)
+        self._log.warning("%s; it serves once it has opened", text)
 
     def _build(self, build: TierBuild, host: TierHost) -> object:
         try:
@@ -393,14 +407,20 @@ class TierManager:
                     self._coordinator.tier_ready(tier, resident)
             case Changed():
                 self._changes.add(event)
-            case OpenFailed(tier, error):
-                self._failed_open[tier] = error
+            case OpenFailed():
+                self._on_open_failed(event)
             case WholeRequest(tier, request):
                 self._coordinator.on_request_level(tier, request)
             case Wake():
                 return
             case _:
                 assert_never(event)
+
+    def _on_open_failed(self, event: OpenFailed) -> None:
+        if event.will_retry:
+            self._tried.add(event.tier)
+        else:
+            self._failed_open[event.tier] = event.error
 
     # -- acting
 

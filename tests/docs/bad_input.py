@@ -485,6 +485,18 @@ STORAGE = [
         files={"kvtier.toml": _s3("bucket").replace("ENDPOINT", "http://127.0.0.1:9")},
         needs_s3=True,
     ),
+    Case(
+        title="the same at the start, with `open_retry` (a warning: it costs hits)",
+        command=RUN,
+        status=0,
+        says=("it could not open", "can't use s3://bucket/kv", "it costs hits and nothing else"),
+        files={
+            "kvtier.toml": POOL
+            + _s3("bucket").replace("ENDPOINT", "http://127.0.0.1:9")
+            + '[tiers.s3.limits]\nopen_retry = "1m"\n'
+        },
+        needs_s3=True,
+    ),
 ]
 
 SECTIONS = {

@@ -155,13 +155,14 @@ def make_bench() -> Iterator[Callable[..., Bench]]:
         prepare: Callable[[FaultyTier], None] | None = None,
         device_timeout_s: float = 60.0,
         secrets: frozenset[str] = frozenset(),
+        timeout_s: float = PATIENCE_S,
         **limits: float,
     ) -> Bench:
         bench = Bench(num_rows, names or ["one"], TierLimits(**limits), device_timeout_s, secrets)
         benches.append(bench)
         if prepare is not None:
             bench.prepare = prepare
-        bench.manager.open(PATIENCE_S)
+        bench.manager.open(timeout_s)
         return bench
 
     yield make
