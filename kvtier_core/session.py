@@ -42,12 +42,26 @@ class _Request:
     prompt: Prompt
     offered: int = 0
     """Leading blocks of the prompt that are in the pool already or have been offered to it."""
+    has_begun: bool = False
+    """Whether KV has been loaded or computed for it, as far as the session was told, since it began, or began anew."""
     load_job: int | None = None
     load_tokens: int = 0
-    load_failed: bool = False
+    """Tokens that a load brings or has brought; none when it failed."""
     is_stale: bool = False
-    """A reset came after KV was computed or loaded for it: what its device blocks hold must not be stored."""
-    hits: dict[str, int] = field(default_factory=dict)
+    """A reset came when it may have begun to compute: what its device blocks hold must not be stored."""
+    hits: Counter[str] = field(default_factory=Counter)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Transfer:
+    """A device transfer that is under way."""
+
+    direction: Direction
+    request_id: str
+    hits: Mapping[str, int] = field(default_factory=dict)
+    """Of a load: its tokens by where they come from."""
+    offered: int = 0
+    """Of a store: how many blocks of the prompt had been offered before it."""
 
 
 class EngineSession:
@@ -63,10 +77,10 @@ class EngineSession:
         self._device = device
         self._pool = pool
         self._tokens_per_block = tokens_per_block
-        self._piece = max(1, pool.geometry.num_rows // 8)
+        self._piece = max(1, min(pool.geometry.num_rows // 8, manager.max_store_room))
         """Blocks stored by one device transfer at most, so that a small pool takes a part rather than nothing."""
         self._requests: dict[str, _Request] = {}
-        self._transfers: dict[int, tuple[Direction, str]] = {}
+        self._transfers: dict[int, _Transfer] = {}
         self._hit_tokens: Counter[str] = Counter()
         self._closing = False
         self._closed = False
@@ -131,6 +145,7 @@ class EngineSession:
     def _look_up(self, request: _Request) -> tuple[int, bool]:
         """Tokens that can be loaded now, and whether that is the last word."""
         request_id, prompt = request.info.request_id, request.prompt
+        request.is_stale = request.is_stale and request.has_begun  # whoever looks up has not begun to compute
         if self._is_plain:
             found = self._manager.lookup(request_id, prompt.loadable_keys[0])
             return found.hits * self._shapes[0].tokens_per_block, found.is_settled
@@ -166,20 +181,23 @@ class EngineSession:
         ids = self._ids_by_group(block_ids, limit, "{needed} blocks to load, but only {given} device blocks")
         if request.load_job is not None:
             raise ValueError(f"a load of request {request_id!r} is under way")
+        request.load_tokens = 0
+        request.hits.clear()
         prepared, tokens = self._prepare_load(request, limit)
-        request.load_tokens = tokens
-        request.load_failed = False
         if not prepared.keys:
             return
-        self._count_hits(request, prepared, tokens)
-        parts = self._load_parts(prepared, tokens, ids)
+        request.has_begun = True
         try:
-            self._submit(Direction.LOAD, prepared.job_id, parts)
+            hits = self._hits_of(prepared, tokens)
+            self._submit(Direction.LOAD, prepared.job_id, self._load_parts(prepared, tokens, ids))
         except BaseException:
-            self._manager.complete_load(prepared.job_id)
+            self._manager.complete_load(prepared.job_id, success=False)
             raise
         request.load_job = prepared.job_id
-        self._transfers[prepared.job_id] = (Direction.LOAD, request_id)
+        request.load_tokens = tokens
+        self._transfers[prepared.job_id] = _Transfer(
+            direction=Direction.LOAD, request_id=request_id, hits=hits
+        )
 
     def _ids_by_group(self, block_ids: BlockIds, num_tokens: int, complaint: str) -> list[Sequence[int]]:
         """The device blocks of each cached group, which must be enough for *num_tokens*."""
@@ -216,18 +234,16 @@ class EngineSession:
         for group, shape in enumerate(self._shapes):
             needed = shape.needed(tokens)
             rows = prepared.rows[begin : begin + len(needed)]
-            parts.append(
-                GroupTransfer(block_ids=ids[group][needed.start : needed.stop], rows=rows, group=group)
-            )
+            block_ids = [ids[group][number] for number in needed]
+            parts.append(GroupTransfer(block_ids=block_ids, rows=rows, group=group))
             begin += len(needed)
         return parts
 
-    def _count_hits(self, request: _Request, prepared: PreparedTransfer, tokens: int) -> None:
-        """Count tokens by where they came from: by the blocks of the first group, as far back as it needs them."""
+    def _hits_of(self, prepared: PreparedTransfer, tokens: int) -> dict[str, int]:
+        """Tokens by where they come from: by the blocks of the first group, as far back as it needs them."""
         shape = self._shapes[0]
-        for source in prepared.sources[: len(shape.needed(tokens))]:
-            request.hits[source] = request.hits.get(source, 0) + shape.tokens_per_block
-            self._hit_tokens[source] += shape.tokens_per_block
+        blocks = Counter(prepared.sources[: len(shape.needed(tokens))])
+        return {source: count * shape.tokens_per_block for source, count in blocks.items()}
 
     def wait_loaded(self, request_id: str, timeout_s: float = DEFAULT_TIMEOUT_S) -> int:
         """Wait for the device load. Returns the tokens that are in the device blocks now; the rest is to be computed.
@@ -237,9 +253,6 @@ class EngineSession:
         request = self._request(request_id)
         if request.load_job is not None:
             self._wait_device(Direction.LOAD, [request.load_job], timeout_s)
-        if request.load_failed:
-            request.load_tokens = 0
-            request.hits.clear()
         return request.load_tokens
 
     def computed(self, request_id: str, num_tokens: int, block_ids: BlockIds, *, wait_s: float = 0.0) -> None:
@@ -247,9 +260,10 @@ class EngineSession:
 
         Returns at once, or, where tiers are behind, waits up to *wait_s* for them, so that a pool not much larger than
         the prompt does not make them leave blocks out. The blocks must not be rewritten before ``wait_stored``. Blocks
-        that find no room in the pool are offered again by the next call. Nothing is stored when a reset came since the
-        request's KV began: it may be that of other weights. Where a tier gets the whole request, blocks that were
-        loaded are offered as well. Raises ``ValueError`` when there are fewer device blocks than whole blocks.
+        that find no room in the pool, or whose device store failed, are offered again by the next call. Nothing is
+        stored when a reset came since the request's first lookup: its KV may be that of other weights. Where a tier
+        gets the whole request, blocks that were loaded are offered as well. Raises ``ValueError`` when there are fewer
+        device blocks than whole blocks.
         """
         self._poll()
         request = self._request(request_id)
@@ -258,6 +272,7 @@ class EngineSession:
             min(num_tokens, request.prompt.num_tokens),
             "{needed} whole blocks were computed, but only {given} device blocks given",
         )
+        request.has_begun = True
         if request.is_stale:
             return
         if not self._manager.is_request_level(request_id):
@@ -275,9 +290,9 @@ class EngineSession:
             prepared = self._manager.prepare_store(request_id, [block.key for block in blocks])
             if prepared is None:
                 return
-            request.offered = end
+            offered, request.offered = request.offered, end
             if prepared.keys:
-                self._store(request_id, prepared, blocks, ids)
+                self._store(request_id, prepared, blocks, ids, offered)
 
     def _is_on_device(self, request: _Request, block: PromptBlock, ids: Sequence[Sequence[int]]) -> bool:
         """Whether the device holds *block*: of a window, neither what was not loaded nor what the engine gave up."""
@@ -293,6 +308,7 @@ class EngineSession:
         prepared: PreparedTransfer,
         blocks: Sequence[PromptBlock],
         ids: Sequence[Sequence[int]],
+        offered: int,
     ) -> None:
         rows = dict(zip(prepared.keys, prepared.rows, strict=True))
         parts: list[GroupTransfer] = []
@@ -308,7 +324,9 @@ class EngineSession:
         except BaseException:
             self._manager.complete_store(prepared.job_id, success=False)
             raise
-        self._transfers[prepared.job_id] = (Direction.STORE, request_id)
+        self._transfers[prepared.job_id] = _Transfer(
+            direction=Direction.STORE, request_id=request_id, offered=offered
+        )
 
     def _wait_for_store_room(self, blocks: int, deadline: float) -> None:
         while self._manager.store_room < blocks and (left := deadline - time.monotonic()) > 0:
@@ -339,7 +357,7 @@ class EngineSession:
         request.offered = 0
         request.load_tokens = 0
         request.hits.clear()
-        request.is_stale = False
+        request.has_begun = request.is_stale = False
 
     def wait_stored(self, request_id: str, timeout_s: float = DEFAULT_TIMEOUT_S) -> bool:
         """Wait until no device store of this request is under way, also after ``finish``. Whether that was in time."""
@@ -378,7 +396,7 @@ class EngineSession:
         """Nothing stored so far answers any more, in any tier (C34). Does not wait.
 
         Requests go on with what their device blocks hold, which is not stored any more, unless they are preempted and
-        begin anew.
+        begin anew, or look up only now.
         """
         self._ensure_open()
         self._pool.control.bump_epoch()
@@ -387,7 +405,7 @@ class EngineSession:
             request.is_stale = True
 
     def close(self, timeout_s: float = DEFAULT_TIMEOUT_S) -> bool:
-        """Shut down within *timeout_s*; every other method raises ``ClosedError`` afterwards. Twice is fine.
+        """Shut down within *timeout_s*; every other method but ``stats`` raises ``ClosedError`` then. Twice is fine.
 
         Whether everything ended; else the pool's mapping is kept, and a later call tries again.
         """
@@ -486,7 +504,11 @@ class EngineSession:
         submit(job_id, parts, self._pool.control.epoch)
 
     def _jobs_of(self, request_id: str, direction: Direction) -> list[int]:
-        return [job for job, transfer in self._transfers.items() if transfer == (direction, request_id)]
+        return [
+            job
+            for job, transfer in self._transfers.items()
+            if transfer.direction is direction and transfer.request_id == request_id
+        ]
 
     def _wait_request(self, request_id: str, timeout_s: float) -> None:
         deadline = time.monotonic() + timeout_s
@@ -505,12 +527,19 @@ class EngineSession:
         """Take in what the device finished."""
         self._ensure_open()
         for result in self._device.get_finished():
-            direction, request_id = self._transfers.pop(result.job_id)
-            if direction is Direction.STORE:
+            transfer = self._transfers.pop(result.job_id)
+            request = self._requests.get(transfer.request_id)
+            if transfer.direction is Direction.STORE:
                 self._manager.complete_store(result.job_id, success=result.ok)
+                if request is not None and not result.ok:
+                    request.offered = min(request.offered, transfer.offered)
                 continue
-            self._manager.complete_load(result.job_id)
-            request = self._requests.get(request_id)
+            self._manager.complete_load(result.job_id, success=result.ok)
+            if result.ok:
+                self._hit_tokens.update(transfer.hits)
             if request is not None and request.load_job == result.job_id:
                 request.load_job = None
-                request.load_failed = not result.ok
+                if result.ok:
+                    request.hits.update(transfer.hits)
+                else:
+                    request.load_tokens = 0

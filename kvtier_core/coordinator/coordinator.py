@@ -173,12 +173,12 @@ class Coordinator:
         rows = [block.row for block in blocks]
         return PreparedTransfer(job.id, held, rows, sources=sources, tokens=tokens)
 
-    def complete_load(self, job_id: int) -> None:
+    def complete_load(self, job_id: int, *, success: bool = True) -> None:
         """A device load ended, well or not: its rows are no longer read."""
         job = self._state.jobs.pop(job_id)
         assert job.kind is JobKind.DEVICE_LOAD, job
         self._state.ledger.unpin(job.blocks)
-        self._state.counters.device_loaded += len(job.blocks)
+        self._state.counters.device_loaded += len(job.blocks) if success else 0
 
     def prepare_store(
         self, request_id: str, keys: Sequence[OffloadKey], now: float
@@ -395,6 +395,12 @@ class Coordinator:
             if job.kind is JobKind.DEVICE_STORE and not job.overdue
         )
         return min(*rooms, state.limits.max_cascade_rows - state.cascade_rows) - under_way
+
+    @property
+    def max_store_room(self) -> int:
+        """``store_room`` when no tier is behind: no store of more blocks reaches every tier whole."""
+        state = self._state
+        return min(state.limits.max_cascade_rows, *(tier.max_cascade_rows for tier in state.tiers.values()))
 
     @property
     def has_pending_work(self) -> bool:

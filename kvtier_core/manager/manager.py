@@ -295,9 +295,9 @@ class TierManager:
         self._act()
         return prepared
 
-    def complete_load(self, job_id: int) -> None:
+    def complete_load(self, job_id: int, *, success: bool = True) -> None:
         """A device load ended, well or not."""
-        self._coordinator.complete_load(job_id)
+        self._coordinator.complete_load(job_id, success=success)
 
     def prepare_store(self, request_id: str, keys: Sequence[OffloadKey]) -> PreparedTransfer | None:
         """Rows for a device store (C11); end it with ``complete_store`` when it names keys."""
@@ -335,6 +335,11 @@ class TierManager:
     def store_room(self) -> int:
         """Blocks that could be stored now without any tier having to leave one out."""
         return self._coordinator.store_room(self._clock())
+
+    @property
+    def max_store_room(self) -> int:
+        """``store_room`` when no tier is behind."""
+        return self._coordinator.max_store_room
 
     @property
     def has_pending_work(self) -> bool:
