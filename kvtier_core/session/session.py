@@ -14,7 +14,6 @@ The session always leaves one token to compute, and it decides nothing about tie
 import time
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any, Self
 
 from kvtier_core.coordinator import PreparedTransfer, RecomputeCost
@@ -22,46 +21,16 @@ from kvtier_core.errors import ClosedError, UnknownRequestError
 from kvtier_core.keys import RequestIdentity
 from kvtier_core.manager.manager import TierManager
 from kvtier_core.prompts import Prompt, PromptBlock
+from kvtier_core.session.device_blocks import BlockIds, DeviceBlocks
+from kvtier_core.session.request import Request, Transfer
+from kvtier_core.session.stats import describe
 from kvtier_core.transfer.device import Device
 from kvtier_core.transfer.direction import Direction
 from kvtier_core.transfer.plan import GroupTransfer
 from kvtier_core.transfer.pool import Pool
 from kvtier_core.values import RequestInfo
 
-BlockIds = Sequence[int] | Mapping[int, Sequence[int]]
-"""The device blocks of a request, in order; of several KV groups, by the group's index in the namespace."""
-
 DEFAULT_TIMEOUT_S = 30.0
-
-
-@dataclass(eq=False)
-class _Request:
-    """One request as the session keeps it."""
-
-    info: RequestInfo
-    prompt: Prompt
-    offered: int = 0
-    """Leading blocks of the prompt that are in the pool already or have been offered to it."""
-    has_begun: bool = False
-    """Whether KV has been loaded or computed for it, as far as the session was told, since it began, or began anew."""
-    load_job: int | None = None
-    load_tokens: int = 0
-    """Tokens that a load brings or has brought; none when it failed."""
-    is_stale: bool = False
-    """A reset came when it may have begun to compute: what its device blocks hold must not be stored."""
-    hits: Counter[str] = field(default_factory=Counter)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Transfer:
-    """A device transfer that is under way."""
-
-    direction: Direction
-    request_id: str
-    hits: Mapping[str, int] = field(default_factory=dict)
-    """Of a load: its tokens by where they come from."""
-    offered: int = 0
-    """Of a store: how many blocks of the prompt had been offered before it."""
 
 
 class EngineSession:
@@ -73,14 +42,15 @@ class EngineSession:
         self._shapes = manager.group_shapes
         self._groups = list(manager.namespace.cached_groups)
         """The cached groups' indices in the namespace; everything else here counts the cached ones alone."""
+        self._blocks = DeviceBlocks(self._shapes, self._groups)
         self._is_plain = len(self._shapes) == 1 and self._shapes[0].window is None
         self._device = device
         self._pool = pool
         self._tokens_per_block = tokens_per_block
         self._piece = max(1, min(pool.geometry.num_rows // 8, manager.max_store_room))
         """Blocks stored by one device transfer at most, so that a small pool takes a part rather than nothing."""
-        self._requests: dict[str, _Request] = {}
-        self._transfers: dict[int, _Transfer] = {}
+        self._requests: dict[str, Request] = {}
+        self._transfers: dict[int, Transfer] = {}
         self._hit_tokens: Counter[str] = Counter()
         self._closing = False
         self._closed = False
@@ -117,13 +87,13 @@ class EngineSession:
         prompt = Prompt(identity, self._tokens_per_block, self._shapes, self._groups)
         prompt.extend(token_ids)
         self._manager.new_request(info, load_tiers=load_tiers, store_tiers=store_tiers)
-        self._requests[request_id] = _Request(info, prompt)
+        self._requests[request_id] = Request(info, prompt)
 
     def append(self, request_id: str, token_ids: Sequence[int]) -> None:
         """Add generated tokens. Raises ``ValueError`` for what is no token ids, and nothing has changed then."""
         self._request(request_id).prompt.extend(token_ids)
 
-    def _request(self, request_id: str) -> _Request:
+    def _request(self, request_id: str) -> Request:
         request = self._requests.get(request_id)
         if request is None:
             self._ensure_open()
@@ -142,7 +112,7 @@ class EngineSession:
         tokens, is_settled = self._look_up(self._request(request_id))
         return tokens if is_settled else None
 
-    def _look_up(self, request: _Request) -> tuple[int, bool]:
+    def _look_up(self, request: Request) -> tuple[int, bool]:
         """Tokens that can be loaded now, and whether that is the last word."""
         request_id, prompt = request.info.request_id, request.prompt
         request.is_stale = request.is_stale and request.has_begun  # whoever looks up has not begun to compute
@@ -178,7 +148,9 @@ class EngineSession:
         if num_tokens < 0:
             raise ValueError(f"num_tokens must be at least 0, not {num_tokens}")
         limit = min(num_tokens, request.prompt.max_loadable)
-        ids = self._ids_by_group(block_ids, limit, "{needed} blocks to load, but only {given} device blocks")
+        ids = self._blocks.by_group(
+            block_ids, limit, "{needed} blocks to load, but only {given} device blocks"
+        )
         if request.load_job is not None:
             raise ValueError(f"a load of request {request_id!r} is under way")
         request.load_tokens = 0
@@ -188,35 +160,18 @@ class EngineSession:
             return
         request.has_begun = True
         try:
-            hits = self._hits_of(prepared, tokens)
-            self._submit(Direction.LOAD, prepared.job_id, self._load_parts(prepared, tokens, ids))
+            hits = self._blocks.hits_of(prepared, tokens)
+            self._submit(Direction.LOAD, prepared.job_id, self._blocks.to_load(prepared, tokens, ids))
         except BaseException:
             self._manager.complete_load(prepared.job_id, success=False)
             raise
         request.load_job = prepared.job_id
         request.load_tokens = tokens
-        self._transfers[prepared.job_id] = _Transfer(
+        self._transfers[prepared.job_id] = Transfer(
             direction=Direction.LOAD, request_id=request_id, hits=hits
         )
 
-    def _ids_by_group(self, block_ids: BlockIds, num_tokens: int, complaint: str) -> list[Sequence[int]]:
-        """The device blocks of each cached group, which must be enough for *num_tokens*."""
-        if not isinstance(block_ids, Mapping):
-            if len(self._groups) > 1:
-                raise ValueError(
-                    f"the model has KV groups {self._groups}: name the device blocks of each by its index"
-                )
-            block_ids = {self._groups[0]: block_ids}
-        ids = []
-        for index, shape in zip(self._groups, self._shapes, strict=True):
-            given, needed = block_ids.get(index, ()), num_tokens // shape.tokens_per_block
-            if len(given) < needed:
-                of_group = f" of KV group {index}" if len(self._groups) > 1 else ""
-                raise ValueError(complaint.format(needed=needed, given=len(given)) + of_group)
-            ids.append(given)
-        return ids
-
-    def _prepare_load(self, request: _Request, limit: int) -> tuple[PreparedTransfer, int]:
+    def _prepare_load(self, request: Request, limit: int) -> tuple[PreparedTransfer, int]:
         """Pin what can be loaded now, and the tokens that it comes to."""
         request_id, keys = request.info.request_id, request.prompt.loadable_keys
         if self._is_plain:
@@ -225,25 +180,6 @@ class EngineSession:
             return prepared, len(prepared.keys) * size
         prepared = self._manager.prepare_load_groups(request_id, keys, limit)
         return prepared, prepared.tokens
-
-    def _load_parts(
-        self, prepared: PreparedTransfer, tokens: int, ids: Sequence[Sequence[int]]
-    ) -> list[GroupTransfer]:
-        parts: list[GroupTransfer] = []
-        begin = 0
-        for group, shape in enumerate(self._shapes):
-            needed = shape.needed(tokens)
-            rows = prepared.rows[begin : begin + len(needed)]
-            block_ids = [ids[group][number] for number in needed]
-            parts.append(GroupTransfer(block_ids=block_ids, rows=rows, group=group))
-            begin += len(needed)
-        return parts
-
-    def _hits_of(self, prepared: PreparedTransfer, tokens: int) -> dict[str, int]:
-        """Tokens by where they come from: by the blocks of the first group, as far back as it needs them."""
-        shape = self._shapes[0]
-        blocks = Counter(prepared.sources[: len(shape.needed(tokens))])
-        return {source: count * shape.tokens_per_block for source, count in blocks.items()}
 
     def wait_loaded(self, request_id: str, timeout_s: float = DEFAULT_TIMEOUT_S) -> int:
         """Wait for the device load. Returns the tokens that are in the device blocks now; the rest is to be computed.
@@ -267,7 +203,7 @@ class EngineSession:
         """
         self._poll()
         request = self._request(request_id)
-        ids = self._ids_by_group(
+        ids = self._blocks.by_group(
             block_ids,
             min(num_tokens, request.prompt.num_tokens),
             "{needed} whole blocks were computed, but only {given} device blocks given",
@@ -284,7 +220,7 @@ class EngineSession:
             blocks = [
                 block
                 for block in request.prompt.blocks[request.offered : end]
-                if self._is_on_device(request, block, ids)
+                if self._blocks.has(block, request.load_tokens, ids)
             ]
             self._wait_for_store_room(len(blocks), deadline)
             prepared = self._manager.prepare_store(request_id, [block.key for block in blocks])
@@ -294,14 +230,6 @@ class EngineSession:
             if prepared.keys:
                 self._store(request_id, prepared, blocks, ids, offered)
 
-    def _is_on_device(self, request: _Request, block: PromptBlock, ids: Sequence[Sequence[int]]) -> bool:
-        """Whether the device holds *block*: of a window, neither what was not loaded nor what the engine gave up."""
-        shape = self._shapes[block.group]
-        if shape.window is None:
-            return True
-        was_loaded = block.number in shape.needed(request.load_tokens)
-        return ids[block.group][block.number] >= 0 and (block.end > request.load_tokens or was_loaded)
-
     def _store(
         self,
         request_id: str,
@@ -310,21 +238,12 @@ class EngineSession:
         ids: Sequence[Sequence[int]],
         offered: int,
     ) -> None:
-        rows = dict(zip(prepared.keys, prepared.rows, strict=True))
-        parts: list[GroupTransfer] = []
-        for group in range(len(self._shapes)):
-            mine = [block for block in blocks if block.group == group and block.key in rows]
-            if mine:
-                block_ids = [ids[group][block.number] for block in mine]
-                parts.append(
-                    GroupTransfer(block_ids=block_ids, rows=[rows[block.key] for block in mine], group=group)
-                )
         try:
-            self._submit(Direction.STORE, prepared.job_id, parts)
+            self._submit(Direction.STORE, prepared.job_id, self._blocks.to_store(prepared, blocks, ids))
         except BaseException:
             self._manager.complete_store(prepared.job_id, success=False)
             raise
-        self._transfers[prepared.job_id] = _Transfer(
+        self._transfers[prepared.job_id] = Transfer(
             direction=Direction.STORE, request_id=request_id, offered=offered
         )
 
@@ -354,10 +273,7 @@ class EngineSession:
         """
         self._wait_request(request_id, timeout_s)
         request = self._request(request_id)
-        request.offered = 0
-        request.load_tokens = 0
-        request.hits.clear()
-        request.has_begun = request.is_stale = False
+        request.begin_anew()
 
     def wait_stored(self, request_id: str, timeout_s: float = DEFAULT_TIMEOUT_S) -> bool:
         """Wait until no device store of this request is under way, also after ``finish``. Whether that was in time."""
@@ -458,43 +374,7 @@ class EngineSession:
 
     def stats(self) -> dict[str, Any]:
         """Counters since the start, and each tier's state, ready for JSON."""
-        counters = self._manager.counters
-        row_bytes = self._pool.geometry.row_bytes
-        ledger = self._manager.coordinator.state.ledger
-        return {
-            "pool": {
-                "rows": ledger.num_rows,
-                "free_rows": ledger.num_free,
-                "detached_rows": ledger.num_detached,
-                "row_bytes": row_bytes,
-                "evicted_blocks": counters.evicted,
-                "below_threshold_blocks": counters.below_threshold,
-                "stored_blocks": counters.device_stored,
-                "loaded_blocks": counters.device_loaded,
-            },
-            "hit_tokens": dict(self._hit_tokens),
-            "misses": {reason.value: n for reason, n in counters.misses.items()},
-            "tiers": {
-                name: {
-                    **state,
-                    "stored_blocks": counters.tiers[name].stored,
-                    "loaded_blocks": counters.tiers[name].loaded,
-                    "stored_bytes": counters.tiers[name].stored * row_bytes,
-                    "loaded_bytes": counters.tiers[name].loaded * row_bytes,
-                    "store_failed_blocks": counters.tiers[name].store_failed,
-                    "load_failed_blocks": counters.tiers[name].load_failed,
-                    "load_missing_blocks": counters.tiers[name].load_missing,
-                    "dropped_blocks": counters.tiers[name].dropped,
-                    "below_threshold_blocks": counters.tiers[name].below_threshold,
-                    "declined_blocks": counters.tiers[name].declined,
-                    "passed_over_blocks": counters.tiers[name].passed_over,
-                    "integrity_misses": counters.tiers[name].integrity,
-                    "faults": counters.tiers[name].faults,
-                    "timeouts": counters.tiers[name].timeouts,
-                }
-                for name, state in self._manager.describe_tiers().items()
-            },
-        }
+        return describe(self._manager, self._pool.geometry.row_bytes, self._hit_tokens)
 
     # -- the device
 

@@ -1,0 +1,82 @@
+"""Which device block and which row each block of a request's KV groups travels between. Pure."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+from kvtier_core.coordinator import GroupShape, PreparedTransfer
+from kvtier_core.prompts import PromptBlock
+from kvtier_core.transfer.plan import GroupTransfer
+
+BlockIds = Sequence[int] | Mapping[int, Sequence[int]]
+"""The device blocks of a request, in order; of several KV groups, by the group's index in the namespace."""
+
+
+class DeviceBlocks:
+    """The cached KV groups of an engine: *shapes*, and their *indices* in the namespace."""
+
+    def __init__(self, shapes: Sequence[GroupShape], indices: Sequence[int]) -> None:
+        self._shapes = shapes
+        self._indices = indices
+
+    def by_group(self, block_ids: BlockIds, num_tokens: int, complaint: str) -> list[Sequence[int]]:
+        """The device blocks of each group. Raises ``ValueError`` when they are not enough for *num_tokens*.
+
+        *complaint* is the message, with ``{needed}`` and ``{given}``.
+        """
+        if not isinstance(block_ids, Mapping):
+            if len(self._indices) > 1:
+                raise ValueError(
+                    f"the model has KV groups {self._indices}: name the device blocks of each by its index"
+                )
+            block_ids = {self._indices[0]: block_ids}
+        ids = []
+        for index, shape in zip(self._indices, self._shapes, strict=True):
+            given, needed = block_ids.get(index, ()), num_tokens // shape.tokens_per_block
+            if len(given) < needed:
+                of_group = f" of KV group {index}" if len(self._indices) > 1 else ""
+                raise ValueError(complaint.format(needed=needed, given=len(given)) + of_group)
+            ids.append(given)
+        return ids
+
+    def to_load(
+        self, prepared: PreparedTransfer, tokens: int, ids: Sequence[Sequence[int]]
+    ) -> list[GroupTransfer]:
+        """The device load of the first *tokens* tokens: of each group, the blocks that it needs for that."""
+        parts: list[GroupTransfer] = []
+        begin = 0
+        for group, shape in enumerate(self._shapes):
+            needed = shape.needed(tokens)
+            rows = prepared.rows[begin : begin + len(needed)]
+            block_ids = [ids[group][number] for number in needed]
+            parts.append(GroupTransfer(block_ids=block_ids, rows=rows, group=group))
+            begin += len(needed)
+        return parts
+
+    def to_store(
+        self, prepared: PreparedTransfer, blocks: Sequence[PromptBlock], ids: Sequence[Sequence[int]]
+    ) -> list[GroupTransfer]:
+        """The device store of those of *blocks* that have been given rows."""
+        rows = dict(zip(prepared.keys, prepared.rows, strict=True))
+        parts: list[GroupTransfer] = []
+        for group in range(len(self._shapes)):
+            mine = [block for block in blocks if block.group == group and block.key in rows]
+            if mine:
+                block_ids = [ids[group][block.number] for block in mine]
+                parts.append(
+                    GroupTransfer(block_ids=block_ids, rows=[rows[block.key] for block in mine], group=group)
+                )
+        return parts
+
+    def hits_of(self, prepared: PreparedTransfer, tokens: int) -> dict[str, int]:
+        """Tokens by where they come from: by the blocks of the first group, as far back as it needs them."""
+        shape = self._shapes[0]
+        blocks = Counter(prepared.sources[: len(shape.needed(tokens))])
+        return {source: count * shape.tokens_per_block for source, count in blocks.items()}
+
+    def has(self, block: PromptBlock, loaded_tokens: int, ids: Sequence[Sequence[int]]) -> bool:
+        """Whether the device holds *block*: of a window, neither what was not loaded nor what the engine gave up."""
+        shape = self._shapes[block.group]
+        if shape.window is None:
+            return True
+        was_loaded = block.number in shape.needed(loaded_tokens)
+        return ids[block.group][block.number] >= 0 and (block.end > loaded_tokens or was_loaded)
