@@ -53,6 +53,9 @@ from kvtier_core.tier_settings import TierLimits
 from kvtier_core.transfer.pool import Pool
 from kvtier_core.values import MissReason, PoolView, RequestInfo, TierContext, TierEvent, TierInfo
 
+_SILENT_SHUTDOWN_S = 2.0
+"""How long a shutdown takes before people are told what it waits for."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class TierBuild:
@@ -222,8 +225,18 @@ class TierManager:
                 self._integrity.after_sealing(partial(host.shutdown, timeout_s))
             self._integrity.stop(timeout_s / 2)
         started = [host for host in self._hosts.values() if host.is_started]
-        down = [host.wait_down(max(0.0, deadline - self._clock())) for host in started]
-        return all(down)
+        left = self._still_up(started, min(deadline, self._clock() + _SILENT_SHUTDOWN_S))
+        if left and self._clock() < deadline:
+            self._log.warning(
+                "waiting up to %.0f s for %s to shut down: a call to its storage has not returned",
+                deadline - self._clock(),
+                ", ".join(str(host.identity) for host in left),
+            )
+            left = self._still_up(left, deadline)
+        return not left
+
+    def _still_up(self, hosts: Sequence[TierHost], deadline: float) -> list[TierHost]:
+        return [host for host in hosts if not host.wait_down(max(0.0, deadline - self._clock()))]
 
     def _ensure_open(self) -> None:
         if self._closed:

@@ -286,11 +286,15 @@ def test_c34_what_a_request_computed_before_a_reset_is_not_stored_after_it(make_
     assert toy.run("d", PROMPT) == 16
 
 
-def test_close_with_a_hung_tier_is_bounded_and_keeps_the_mapping(make_toy, tiers):
+def test_close_with_a_hung_tier_is_bounded_says_so_and_keeps_the_mapping(
+    make_toy, tiers, monkeypatch, caplog
+):
+    monkeypatch.setattr("kvtier_core.manager.manager._SILENT_SHUTDOWN_S", 0.1)
     toy = make_toy()
     tiers["one"].hang_in["on_new_request"] = threading.Event()
     toy.session.new_request("a", PROMPT)
     assert not toy.session.close(0.5)
+    assert "for tier 'one' (type 'faulty' of test 1) to shut down" in caplog.text
     tiers["one"].hang_in["on_new_request"].set()
     assert toy.session.close(PATIENCE_S)
 
