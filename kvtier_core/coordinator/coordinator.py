@@ -6,7 +6,7 @@ thread, clock, I/O or logging. Used by one thread, the engine's.
 
 from collections import Counter
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kvtier_core.coordinator import leases
 from kvtier_core.coordinator.actions import (
@@ -85,6 +85,7 @@ class Coordinator:
         state = self._state
         if info.request_id in state.requests:
             raise ValueError(f"request {info.request_id!r} is still known: request ids must be unique")
+        info = replace(info)  # by this very object the request is told from later ones of its id
         request = RequestState(info, load_tiers, store_tiers, now)
         state.requests[info.request_id] = request
         if info.wants_remote_decode:

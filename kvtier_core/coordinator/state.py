@@ -8,7 +8,7 @@ import heapq
 import math
 from collections import Counter, OrderedDict, deque
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from kvtier_core.coordinator.actions import Action, JobPlan, TellRequestFinished
@@ -386,8 +386,7 @@ class State:
         del self.requests[request.info.request_id]
         for name in self.tiers:
             not_stored = tuple(key for key, given in request.whole.get(name, {}).items() if not given)
-            info = replace(request.info, not_stored=not_stored) if not_stored else request.info
-            self.outbox.append(TellRequestFinished(name, info))
+            self.outbox.append(TellRequestFinished(name, request.info, not_stored))
 
     def check(self) -> None:
         """Assert that the books agree with one another. Cost: proportional to the pool."""

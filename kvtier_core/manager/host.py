@@ -118,22 +118,18 @@ class TierHost:
         self._put_job("submit_store", plan, None)
 
     def _put_job(self, hook: str, plan: JobPlan, sealer: Sealer | None) -> None:
-        if self._inbox.knows(plan.request.request_id):
-            self._inbox.put(partial(self._submit, hook, plan, sealer))
-        else:
+        if not self._inbox.put_job(plan.request, partial(self._submit, hook, plan, sealer)):
             self._report(
                 JobResult(job_id=plan.id, error="the tier is too far behind to hear of this request")
             )
 
     def begin_request(self, request: RequestInfo) -> None:
         """Tell the tier that a request began, before any job of it."""
-        call = partial(self._begin, request)
-        self._inbox.begin_request(request.request_id, call)
+        self._inbox.begin_request(request, partial(self._begin, request))
 
-    def end_request(self, request: RequestInfo) -> None:
+    def end_request(self, request: RequestInfo, not_stored: Sequence[OffloadKey]) -> None:
         """Tell the tier that a request is over, after every job of it."""
-        call = partial(self._end, request)
-        self._inbox.end_request(request.request_id, call)
+        self._inbox.end_request(request, partial(self._end, request, not_stored))
 
     def tell(self, hook: str, **arguments: object) -> None:
         """Call a hook whose answer nobody waits for, unless the tier is far behind."""
@@ -290,13 +286,13 @@ class TierHost:
         if answer is OffloadPolicy.REQUEST_LEVEL or request.wants_remote_decode:
             self._refused[request.request_id] = []
 
-    def _end(self, request: RequestInfo) -> None:
+    def _end(self, request: RequestInfo, not_stored: Sequence[OffloadKey]) -> None:
         """Tell the tier that a request is over, and which of its blocks never reached the tier."""
         if self._unheard.pop(request.request_id, None) is not None:
             return
-        refused = self._refused.pop(request.request_id, None)
-        if refused:
-            request = replace(request, not_stored=(*request.not_stored, *refused))
+        refused = self._refused.pop(request.request_id, ())
+        if not_stored or refused:
+            request = replace(request, not_stored=(*not_stored, *refused))
         self._tell("on_request_finished", {"request": request})
 
     def _tell(self, hook: str, arguments: Mapping[str, Any]) -> None:

@@ -444,8 +444,8 @@ class TierManager:
                 self._store(seal, jobs)
             case TellNewRequest(tier, request):
                 self._hosts[tier].begin_request(request)
-            case TellRequestFinished(tier, request):
-                self._integrity.after_sealing(partial(self._hosts[tier].end_request, request))
+            case TellRequestFinished(tier, request, not_stored):
+                self._integrity.after_sealing(partial(self._hosts[tier].end_request, request, not_stored))
             case CancelJobs(tier, job_ids):
                 self._hosts[tier].tell("cancel_jobs", job_ids=job_ids)
             case TellStepEnd(tier, step):

@@ -143,7 +143,7 @@ class World:
         for request_id in request_ids:
             info = RequestInfo(request_id=request_id, params={"do_remote_decode": remote_decode})
             self.coordinator.new_request(info, self.now, load_tiers=load_tiers, store_tiers=store_tiers)
-            self._infos[request_id] = info
+            self._infos[request_id] = self.coordinator.state.requests[request_id].info
             for name in self.tiers if remote_decode else ():
                 if store_tiers is None or name in store_tiers:
                     self.hooks.whole(name, request_id)
@@ -438,8 +438,8 @@ class World:
         match action:
             case TellNewRequest(tier, request):
                 self.hooks.new_request(tier, request.request_id)
-            case TellRequestFinished(tier, request):
-                self.hooks.request_finished(tier, request.request_id, request.not_stored)
+            case TellRequestFinished(tier, request, not_stored):
+                self.hooks.request_finished(tier, request.request_id, not_stored)
             case CancelJobs(tier, job_ids):
                 for job_id in job_ids:
                     if job_id in self.running:  # else it still waits for its sealing
