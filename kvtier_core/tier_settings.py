@@ -31,7 +31,7 @@ class TierLimits(BaseModel):
     presence_ttl: Duration = 5.0
     """Seconds for which a tier's answer about a key is believed, on top of the longest ``lookup_timeout``."""
     max_quarantined: Annotated[float, Field(gt=0, le=1)] = 0.10
-    """Fraction of the pool that overdue loads may keep quarantined before the tier gets no more promotions."""
+    """Fraction of the pool that overdue loads may hold until no more go; all that is lent until a load is in time."""
     max_cascade: Annotated[float, Field(gt=0, le=1)] = 0.25
     """Fraction of the pool that may be pinned for stores to this tier."""
     max_late_blocks: Annotated[int, Field(ge=0)] = 10_000

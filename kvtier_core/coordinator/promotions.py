@@ -48,7 +48,7 @@ class Promotions:
                 if heir is not None:
                     self._state.plan_promotion(heir, block)
                 else:
-                    self._state.promoting_rows -= 1
+                    self._release(name, 1)
                     self._drop(block)
                     dropped.append(block)
         request.planned.clear()
@@ -62,6 +62,11 @@ class Promotions:
             if other is not leaver and other.may_load_from(tier) and block in other.leases:
                 return other
         return None
+
+    def _release(self, tier: str, rows: int) -> None:
+        """So many rows are no longer reserved for loads from *tier*."""
+        self._state.promoting_rows -= rows
+        self._state.tiers[tier].loading_rows -= rows
 
     def _drop(self, block: Block) -> None:
         self._state.ledger.detach([block])
@@ -78,10 +83,13 @@ class Promotions:
         tier = state.tiers[job.tier]
         if job.overdue:
             tier.quarantined_rows -= len(job.blocks)
+            state.quarantined_rows -= len(job.blocks)
             state.ledger.unpin(job.blocks)
             return
         job.request.promoting -= 1
-        state.promoting_rows -= len(job.blocks)
+        self._release(job.tier, len(job.blocks))
+        if MissReason.TIER_FAILED not in lost.values():
+            tier.loads_in_time = True
         loaded = [block for block in job.blocks if block.key not in lost]
         state.ledger.make_ready(loaded)
         tier.counters.loaded += len(loaded)
@@ -95,25 +103,27 @@ class Promotions:
 
     def expire(self, job: Job, now: float) -> None:
         """The deadline of *job* passed (it is marked overdue): its requests go on without it."""
-        presence = self._state.tiers[job.tier].presence
+        tier = self._state.tiers[job.tier]
+        tier.loads_in_time = False
         self.quarantine(job)
         for key in job.keys:
-            presence.lost(key, MissReason.TIER_SLOW, now)
+            tier.presence.lost(key, MissReason.TIER_SLOW, now)
         self._state.outbox.append(CancelJobs(job.tier, [job.id]))
 
     def quarantine(self, job: Job) -> None:
         """Part the keys of a load under way from its rows, which stay out of use until the job's result."""
         state = self._state
         job.request.promoting -= 1
-        state.promoting_rows -= len(job.blocks)
+        self._release(job.tier, len(job.blocks))
         state.tiers[job.tier].quarantined_rows += len(job.blocks)
+        state.quarantined_rows += len(job.blocks)
         state.ledger.detach(block for block in job.blocks if block.state is not DETACHED)
 
     def drop_planned(self, requests: Collection[RequestState]) -> None:
         """A reset: reservations that have not left are taken back."""
         for request in requests:
-            for blocks in request.planned.values():
-                self._state.promoting_rows -= len(blocks)
+            for name, blocks in request.planned.items():
+                self._release(name, len(blocks))
                 for block in blocks:
                     self._drop(block)
             request.planned.clear()

@@ -118,6 +118,8 @@ class PoolLimits:
     max_cascade_rows: int
     lease_timeout_s: float
     device_timeout_s: float
+    max_loading_rows: float = math.inf
+    """Rows that loads from all tiers may hold, those that are overdue included."""
     max_events: int = 65_536
     """Changes of the pool's contents kept for whoever takes events."""
     store_threshold: int = 1
@@ -163,6 +165,10 @@ class TierState:
         self.max_quarantined_rows = max(1, int(num_rows * limits.max_quarantined))
         self.max_cascade_rows = max(1, int(num_rows * limits.max_cascade))
         self.quarantined_rows = 0
+        self.loading_rows = 0
+        """Rows reserved for promotions from it, or under way and not overdue."""
+        self.loads_in_time = False
+        """Its last load came before its deadline. Until then it is lent no more than its quarantine may hold."""
         self.cascade_rows = 0
         self.late: deque[tuple[RequestState, Block]] = deque()
         """Blocks of whole requests that wait for room among ``max_cascade_rows``; evictable meanwhile."""
@@ -205,6 +211,17 @@ class TierState:
             and self.load_breaker.allows(now)
             and self.quarantined_rows < self.max_quarantined_rows
         )
+
+    @property
+    def load_room(self) -> float:
+        """Rows that promotions from it may still take, as far as the tier itself is concerned (C31).
+
+        A tier whose loads come in time is bounded by the pool's limits alone. Of one that has not shown it yet, or
+        whose last load came too late, every row lent may end in quarantine, and counts as if it had.
+        """
+        if self.loads_in_time:
+            return math.inf
+        return self.max_quarantined_rows - self.quarantined_rows - self.loading_rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -290,6 +307,7 @@ class State:
         self.unsure: dict[OffloadKey, dict[RequestState, None]] = {}
         """Keys that a tier has been asked about, and the requests whose pending answer may change when they come."""
         self.promoting_rows = 0
+        self.quarantined_rows = 0
         self.cascade_rows = 0
         self.next_job = 1
         """The number that the next job will have."""
@@ -322,6 +340,13 @@ class State:
         """*block* is to be loaded for *request*, from its source, when the step ends."""
         request.planned.setdefault(block.source, []).append(block)
         self.planning[request] = None
+
+    @property
+    def promotion_room(self) -> float:
+        """Rows that may still be reserved for promotions, as far as the pool is concerned (C21, C31)."""
+        limits = self.limits
+        loading = self.promoting_rows + self.quarantined_rows
+        return min(limits.max_promotion_rows - self.promoting_rows, limits.max_loading_rows - loading)
 
     def forget_answer(self, request: RequestState) -> None:
         """The pending answer of *request* is found anew when it is asked for."""
@@ -395,6 +420,7 @@ class State:
         planned = [b for r in self.requests.values() for blocks in r.planned.values() for b in blocks]
         loading = [b for job in live if job.kind is JobKind.TIER_LOAD for b in job.blocks]
         assert self.promoting_rows == len(loading) + len(planned)
+        assert self.quarantined_rows == sum(tier.quarantined_rows for tier in self.tiers.values())
         cascading = [b for job in live if job.kind is JobKind.TIER_STORE for b in job.blocks]
         assert self.cascade_rows == len(set(cascading))
         for name, tier in self.tiers.items():
@@ -403,6 +429,7 @@ class State:
             assert tier.cascade_rows == sum(len(j.blocks) for j in stores)
             quarantined = [j for j in mine if j.kind is JobKind.TIER_LOAD and j.overdue]
             assert tier.quarantined_rows == sum(len(j.blocks) for j in quarantined)
+            assert tier.loading_rows == sum(b.source == name for b in (*loading, *planned))
         assert {r for r in self.requests.values() if r.planned} == set(self.planning)
         waiting = {r for job in live for r in job.waiters} | set(self.awaiting_step)
         assert waiting >= {r for r in self.requests.values() if r.remembered is not None}

@@ -49,6 +49,7 @@ class Shape:
         limits = PoolLimits(
             max_promotion_rows=max(1, num_rows // random.choice((1, 2, 2, 4))),
             max_cascade_rows=max(1, num_rows // random.choice((1, 2))),
+            max_loading_rows=max(1, int(num_rows * random.choice((0.5, 0.75, 1.0, 1.0)))),
             lease_timeout_s=10.0,
             device_timeout_s=20.0,
             store_threshold=random.choice((1, 1, 1, 2)),
@@ -81,7 +82,7 @@ def _draw_tier(random: Random, name: str) -> TierScript:
             store_timeout=6.0,
             miss_ttl=random.choice((1.0, 4.0)),
             presence_ttl=random.choice((0.5, 3.0)),
-            max_quarantined=random.choice((0.1, 0.5)),
+            max_quarantined=random.choice((0.1, 0.5, 1.0, 1.0)),
             max_cascade=random.choice((0.25, 1.0)),
             breaker_failures=random.choice((2, 3)),
             breaker_pause=1.0,

@@ -157,7 +157,9 @@ class World:
 
     def lookup(self, request_id: str, keys: Sequence[OffloadKey]) -> Lookup:
         """Look a prefix up, once."""
+        lent = self._lent()
         answer = self.coordinator.lookup(request_id, keys, self.now)
+        self._check_lent(lent)
         self._act()
         return answer
 
@@ -165,7 +167,9 @@ class World:
         self, request_id: str, keys: Sequence[Sequence[OffloadKey]], max_tokens: int
     ) -> EndPoint:
         """Look an end point of all groups up, once."""
+        lent = self._lent()
         answer = self.coordinator.lookup_groups(request_id, keys, max_tokens, self.now)
+        self._check_lent(lent)
         unit = unit_of(self.groups)
         if not 0 <= answer.ready_tokens <= answer.tokens <= max_tokens or answer.tokens % unit:
             raise InvariantError(f"{answer} is no end point of at most {max_tokens} tokens for {self.groups}")
@@ -174,6 +178,15 @@ class World:
             raise InvariantError(f"{request_id} was promised {answer} and has leases on {leased} (C13, C21)")
         self._act()
         return answer
+
+    def _lent(self) -> dict[str, int]:
+        """The rows that each tier may write."""
+        tiers = self.coordinator.state.tiers
+        return {name: tier.loading_rows + tier.quarantined_rows for name, tier in tiers.items()}
+
+    def _check_lent(self, before: dict[str, int]) -> None:
+        for name, tier in self.coordinator.state.tiers.items():
+            invariants.check_lent(tier, before[name])
 
     def prepare_store(self, request_id: str, keys: Sequence[OffloadKey]) -> PreparedTransfer | None:
         """Begin a device store: from now on its rows are half-written."""

@@ -26,6 +26,7 @@ from tests.coordinator import (
     test_groups,
     test_primary,
     test_promotions,
+    test_quarantine,
     test_request_level,
     test_reset,
 )
@@ -113,8 +114,42 @@ MUTANTS: Sequence[Mutant] = (
     _m(
         "reserved rows are counted for ever",
         "coordinator.promotions",
-        "        state.promoting_rows -= len(job.blocks)\n        loaded",
-        "        loaded",
+        "        self._release(job.tier, len(job.blocks))\n        if MissReason",
+        "        if MissReason",
+    ),
+    _m(
+        "a tier is lent all it wants before a load of it came in time",
+        "coordinator.lookups",
+        " and rooms[tier] > 0:",
+        ":",
+    ),
+    _m(
+        "a tier that hung is trusted as before",
+        "coordinator.promotions",
+        "        tier.loads_in_time = False\n",
+        "",
+        test_quarantine.test_c31_a_tier_that_hung_once_is_lent_little_until_a_load_comes_in_time_again,
+    ),
+    _m(
+        "a tier never shows that its loads come in time",
+        "coordinator.promotions",
+        "            tier.loads_in_time = True\n",
+        "            pass\n",
+        test_quarantine.test_c31_a_tier_whose_load_came_in_time_may_load_a_whole_prompt_at_once,
+    ),
+    _m(
+        "overdue loads don't count against what all tiers may hold",
+        "coordinator.state",
+        "        loading = self.promoting_rows + self.quarantined_rows\n",
+        "        loading = self.promoting_rows\n",
+        partial(test_quarantine.test_c31_however_many_tiers_hang_a_share_of_the_pool_stays_for_stores, 4),
+    ),
+    _m(
+        "behind a block that has to wait others are promoted",
+        "coordinator.lookups",
+        "                    plan.retry[key] = None\n                    promotions = 0\n",
+        "                    plan.retry[key] = None\n",
+        test_quarantine.test_c21_behind_a_block_that_has_to_wait_for_its_tier_nothing_is_promoted,
     ),
     _m(
         "a promotion leaves twice",

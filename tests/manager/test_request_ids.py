@@ -35,7 +35,7 @@ def hooks_of(bench, request):
 
 
 def test_c26_c30_a_second_life_of_an_id_is_told_after_the_end_of_the_first(hold_sealing):
-    bench, event = hold_sealing()
+    bench, event = hold_sealing(max_quarantined=1.0)
     bench.manager.coordinator.state.tiers["one"].presence.clear()  # so that the tier is asked
     bench.new("r")
     bench.store("r", 3)
