@@ -97,7 +97,7 @@ class Lookups:
             return Lookup((_HIT,) * len(blocks))
         for block in arriving:
             if block.source:
-                request.waited.add(block.key)
+                self._share(request, block)
         return Lookup(tuple([_HIT if block.state is READY else _PENDING for block in blocks]))
 
     def _until_miss(
@@ -285,7 +285,7 @@ class Lookups:
         leases.grant(state, request, plan.hold)
         for block in plan.hold:
             if block.state is ARRIVING and block.source:
-                request.waited.add(block.key)
+                self._share(request, block)
         if not plan.promote:
             return
         reserved = state.ledger.reserve(list(plan.promote))
@@ -299,6 +299,12 @@ class Lookups:
             request.waited.add(block.key)
             state.plan_promotion(request, block)
         leases.grant(state, request, new)
+
+    def _share(self, request: RequestState, block: Block) -> None:
+        """*request* waits for a promotion that may be another's."""
+        request.waited.add(block.key)
+        if not block.writer:  # it has not left: should its request end before, another takes it over
+            self._state.sharing.setdefault(block, {})[request] = None
 
     def _count_miss(self, request: RequestState, key: OffloadKey, reason: MissReason) -> MissReason:
         """Why *key* missed, as far as it is known, counted once per request and key."""

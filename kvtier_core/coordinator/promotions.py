@@ -34,12 +34,13 @@ class Promotions:
                 state.outbox.append(LoadFromTier(state.plan(job)))
             request.planned.clear()
         state.planning.clear()
+        state.sharing.clear()
         state.forget_answers(state.awaiting_step)
 
     def hand_over_planned(self, request: RequestState) -> list[Block]:
         """*request* ends before its reservations left: others that wait for a block take it over.
 
-        The rest is freed, and returned.
+        The rest is freed, and returned. Cost: proportional to the blocks, and to who waits for them.
         """
         dropped: list[Block] = []
         for name, blocks in request.planned.items():
@@ -58,7 +59,7 @@ class Promotions:
         return dropped
 
     def _waiter(self, block: Block, tier: str, leaver: RequestState) -> RequestState | None:
-        for other in self._state.requests.values():
+        for other in self._state.sharing.get(block, ()):
             if other is not leaver and other.may_load_from(tier) and block in other.leases:
                 return other
         return None
@@ -69,6 +70,7 @@ class Promotions:
         self._state.tiers[tier].loading_rows -= rows
 
     def _drop(self, block: Block) -> None:
+        self._state.sharing.pop(block, None)
         self._state.ledger.detach([block])
         self._state.ledger.unpin([block])
 

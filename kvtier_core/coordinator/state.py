@@ -300,6 +300,8 @@ class State:
         """The clock's time up to which ``leases.expire`` has nothing to do."""
         self.following: dict[Block, dict[RequestState, None]] = {}
         """Arriving blocks, and the whole requests as part of which tiers get them once they are ready."""
+        self.sharing: dict[Block, dict[RequestState, None]] = {}
+        """Blocks reserved in this step, and the requests that wait for each beside the one that reserved it."""
         self.planning: dict[RequestState, None] = {}
         """Requests that have reservations in ``planned``."""
         self.awaiting_step: dict[RequestState, None] = {}
@@ -431,6 +433,7 @@ class State:
             assert tier.quarantined_rows == sum(len(j.blocks) for j in quarantined)
             assert tier.loading_rows == sum(b.source == name for b in (*loading, *planned))
         assert {r for r in self.requests.values() if r.planned} == set(self.planning)
+        assert self.sharing.keys() <= set(planned)
         waiting = {r for job in live for r in job.waiters} | set(self.awaiting_step)
         assert waiting >= {r for r in self.requests.values() if r.remembered is not None}
         assert all(b.state is ARRIVING for b in self.following)

@@ -154,8 +154,8 @@ MUTANTS: Sequence[Mutant] = (
     _m(
         "a promotion leaves twice",
         "coordinator.promotions",
-        "            request.planned.clear()\n        state.planning.clear()\n        state.forget",
-        "        state.forget",
+        "            request.planned.clear()\n        state.planning.clear()\n        state.sharing",
+        "        state.sharing",
     ),
     _m(
         "nobody inherits a promotion",

@@ -1,10 +1,13 @@
 """Promotions (C21 to C23, K6): what is asked of which tier, what is reserved for it, and how every wait ends."""
 
+from functools import partial
+
 import pytest
 
 from kvtier_core.testing.scripted import Answer, JobHook, TierScript
 from kvtier_core.testing.world import World, generous_limits, make_keys
 from kvtier_core.values import LookupState, MissReason
+from tests.coordinator.test_groups import count_calls
 
 HIT, PENDING, RETRY, MISS = LookupState.HIT, LookupState.HIT_PENDING, LookupState.RETRY, LookupState.MISS
 
@@ -273,6 +276,24 @@ def test_c27_a_promotion_is_not_handed_to_a_request_that_may_not_load_from_that_
     world.end_step()
     assert asked(world, "submit_load", "x") == []
     assert world.fetch("s", make_keys("a")).hits == 1
+
+
+@pytest.mark.parametrize("waiting", [0, 3])
+def test_k11_ending_a_request_with_reservations_looks_at_no_request_that_does_not_wait_for_them(waiting):
+    calls = {}
+    for others in (1, 200):
+        world = world_behind("abcdefgh", 16)
+        world.new_request(*map(str, range(others)), "s", "t", "u")
+        keys = make_keys("abcdefgh")
+        world.lookup("r", keys)
+        world.answer_all(JobHook.LOOKUP)
+        world.lookup("r", keys)
+        for name in "stu"[:waiting]:
+            assert states(world, name, "abcdefgh") == [PENDING] * 8
+        calls[others] = count_calls(partial(world.coordinator.request_finished, "r"))
+        world.end_step()
+        assert len(asked(world, "submit_load")) == (1 if waiting else 0)
+    assert calls[200] == calls[1]
 
 
 # -- partial success and other bad ends
