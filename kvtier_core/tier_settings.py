@@ -48,6 +48,8 @@ class TierLimits(BaseModel):
     """Calls that may wait for a tier's hook thread before the tier hears of no new request."""
     max_remembered: Annotated[int, Field(ge=1)] = 100_000
     """Answers about keys, and keys that could not be loaded, that are remembered of a tier."""
+    max_unanswered: Annotated[int, Field(ge=1)] = 1_000
+    """Overdue lookups, and overdue stores, that the tier may leave unanswered; past it no more go until it answers."""
     max_events: Annotated[int, Field(ge=1)] = 65_536
     """Changes kept for events; past it the next events are the whole contents anew."""
     max_retired: Annotated[int, Field(ge=1)] = 4

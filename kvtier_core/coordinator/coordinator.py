@@ -18,22 +18,21 @@ from kvtier_core.coordinator.actions import (
 from kvtier_core.coordinator.break_even import RecomputeCost
 from kvtier_core.coordinator.cascades import Cascades
 from kvtier_core.coordinator.endpoints import GroupShape
+from kvtier_core.coordinator.jobs import Job, JobKind
 from kvtier_core.coordinator.lookups import Lookups
 from kvtier_core.coordinator.presence import ResidentSource
 from kvtier_core.coordinator.promotions import Promotions
 from kvtier_core.coordinator.request_level import RequestLevel
 from kvtier_core.coordinator.state import (
     EndPoint,
-    Job,
-    JobKind,
     Lookup,
     PoolLimits,
     PreparedTransfer,
     RequestState,
     State,
-    TierSpec,
 )
 from kvtier_core.coordinator.stats import Counters
+from kvtier_core.coordinator.tier_state import TierSpec
 from kvtier_core.keys import OffloadKey
 from kvtier_core.ledger import READY, Block, Ledger
 from kvtier_core.policies.base import EvictionPolicy
@@ -176,7 +175,7 @@ class Coordinator:
 
     def complete_load(self, job_id: int) -> None:
         """A device load ended, well or not: its rows are no longer read."""
-        job = self._state.jobs.pop(job_id)
+        job = self._state.end_job(job_id)
         assert job.kind is JobKind.DEVICE_LOAD, job
         self._state.ledger.unpin(job.blocks)
         self._state.counters.device_loaded += len(job.blocks)
@@ -192,7 +191,7 @@ class Coordinator:
 
     def complete_store(self, job_id: int, *, success: bool, now: float) -> None:
         """A device store ended (C12)."""
-        job = self._state.jobs.pop(job_id)
+        job = self._state.end_job(job_id)
         assert job.kind is JobKind.DEVICE_STORE, job
         state = self._state
         state.forget_answers_of(job)
@@ -245,7 +244,7 @@ class Coordinator:
 
     def on_sealed(self, job_id: int) -> None:
         """The rows of a ``StoreToTiers`` have their proofs."""
-        job = self._state.jobs.pop(job_id)
+        job = self._state.end_job(job_id)
         assert job.kind is JobKind.SEAL, job
         self._cascades.finish_sealing(job)
 
@@ -258,7 +257,7 @@ class Coordinator:
         if job is None or job.tier != finished.tier:
             self.on_fault(finished.tier, now)
             return
-        del state.jobs[job.id]
+        state.end_job(job.id)
         state.forget_answers_of(job)
         bad = self._bad_keys(job, finished)
         if bad is None:
@@ -346,7 +345,7 @@ class Coordinator:
                 self._withdraw(job)
                 self._promotions.quarantine(job)
             elif job.kind is JobKind.DEVICE_STORE:
-                job.overdue = True
+                state.give_up(job)
                 self._cascades.expire_device_store(job)
             elif job.kind is JobKind.LOOKUP and tiers:
                 self._withdraw(job)
@@ -360,7 +359,7 @@ class Coordinator:
 
     def _withdraw(self, job: Job) -> None:
         """Nobody waits for *job* any more, and its result will say nothing about the tier."""
-        job.overdue = True
+        self._state.give_up(job)
         self._state.tiers[job.tier].breaker_of(job.kind).withdrawn()
 
     def tier_ready(self, tier_name: str, resident: ResidentSource | None) -> None:
@@ -378,7 +377,7 @@ class Coordinator:
 
     def next_deadline(self) -> float | None:
         """When ``tick`` has something to do for a job at the latest; ``None`` when no job is waited for."""
-        return self._state.next_deadline()
+        return self._state.jobs.next_deadline()
 
     def store_room(self, now: float) -> int:
         """Blocks that could be stored now without any tier having to leave one out (C28), those under way counted."""
@@ -390,19 +389,12 @@ class Coordinator:
         ]
         if not rooms:
             return state.ledger.num_rows
-        under_way = sum(
-            len(job.blocks)
-            for job in state.jobs.values()
-            if job.kind is JobKind.DEVICE_STORE and not job.overdue
-        )
-        return min(*rooms, state.limits.max_cascade_rows - state.cascade_rows) - under_way
+        return min(*rooms, state.limits.max_cascade_rows - state.cascade_rows) - state.jobs.storing_rows
 
     @property
     def has_pending_work(self) -> bool:
         """Whether a job that somebody waits for is under way, or a promotion waits for the end of the step."""
-        return any(not job.overdue for job in self._state.jobs.values()) or any(
-            request.planned for request in self._state.requests.values()
-        )
+        return self._state.jobs.num_awaited > 0 or bool(self._state.planning)
 
     @property
     def counters(self) -> Counters:

@@ -7,7 +7,8 @@ write them (quarantine).
 from collections.abc import Collection
 
 from kvtier_core.coordinator.actions import CancelJobs, LoadFromTier
-from kvtier_core.coordinator.state import Job, JobKind, RequestState, State
+from kvtier_core.coordinator.jobs import Job, JobKind
+from kvtier_core.coordinator.state import RequestState, State
 from kvtier_core.keys import OffloadKey
 from kvtier_core.ledger import DETACHED, Block
 from kvtier_core.values import MissReason

@@ -9,7 +9,9 @@ from typing import cast
 
 from kvtier_core.coordinator.actions import AskTier
 from kvtier_core.coordinator.group_lookup import Verdict
-from kvtier_core.coordinator.state import JobKind, RequestState, State, TierState
+from kvtier_core.coordinator.jobs import JobKind
+from kvtier_core.coordinator.state import RequestState, State
+from kvtier_core.coordinator.tier_state import TierState
 from kvtier_core.keys import OffloadKey
 from kvtier_core.values import MissReason
 

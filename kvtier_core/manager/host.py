@@ -69,6 +69,8 @@ class TierHost:
         self._open_retry_s = limits.open_retry
         self._inbox = Inbox(limits.max_waiting)
         self._running: dict[int, _Running] = {}
+        self._overdue: dict[int, _Running] = {}
+        """Jobs under way whose deadline has passed: perhaps very many, so nothing here walks them."""
         self._refused: dict[str, list[OffloadKey]] = {}
         """Of each request that the tier gets as a whole: keys whose store came too late to reach it."""
         self._unheard: dict[str, RequestInfo] = {}
@@ -166,7 +168,7 @@ class TierHost:
             if call is not None:
                 self._pause = _FIRST_POLL_S
                 self._guarded(call)
-            if self._running and not self._stopping:
+            if (self._running or self._overdue) and not self._stopping:
                 self._guarded(self._collect)
             due = self._opening.due
             if due is not None and due <= self._clock() and not self._stopping:
@@ -180,10 +182,12 @@ class TierHost:
     def _poll_timeout(self) -> float | None:
         now = self._clock()
         until_retry = None if self._opening.due is None else max(0.0, self._opening.due - now)
-        if not self._running:
+        if not self._running and not self._overdue:
             return until_retry
-        if all(running.plan.deadline <= now for running in self._running.values()):
-            return _OVERDUE_POLL_S
+        for job_id in [i for i, running in self._running.items() if running.plan.deadline <= now]:
+            self._overdue[job_id] = self._running.pop(job_id)
+        if not self._running:
+            return _OVERDUE_POLL_S if until_retry is None else min(until_retry, _OVERDUE_POLL_S)
         pause = self._pause
         self._pause = min(pause * 2, _LAST_POLL_S)
         return pause
@@ -249,7 +253,7 @@ class TierHost:
     def _take(self, result: object) -> None:
         """Pass on one result. One for a job that is not running is never passed on: its rows may be another's."""
         job_id = job_id_of(result)
-        running = self._running.pop(job_id, None) if job_id is not None else None
+        running = self._take_running(job_id) if job_id is not None else None
         if running is None or not isinstance(result, JobResult):
             text = f"{text_of(result)} fits no job that this tier has under way"
             self._guard.report("get_finished_jobs", "foreign", text)
@@ -266,6 +270,9 @@ class TierHost:
             self._verify(running.plan, plain, running.sealer)
         else:
             self._report(plain)
+
+    def _take_running(self, job_id: int) -> _Running | None:
+        return self._running.pop(job_id, None) or self._overdue.pop(job_id, None)
 
     def _report(self, result: JobResult) -> None:
         self._emit(Finished(self.identity.name, result))

@@ -465,6 +465,8 @@ class TierManager:
                 "loads": tier.load_breaker.state.value,
                 "stores": tier.store_breaker.state.value,
                 "quarantined_rows": tier.quarantined_rows,
+                "unanswered_lookups": tier.unanswered_lookups,
+                "unanswered_stores": tier.unanswered_stores,
                 "load_seconds": tier.load_times.describe(),
                 "passed_over": tier.probe_at is not None,
             }

@@ -3,14 +3,15 @@
 from collections.abc import Iterable, Sequence
 
 from kvtier_core.coordinator import Lookup
-from kvtier_core.coordinator.state import State, TierState
+from kvtier_core.coordinator.state import State
+from kvtier_core.coordinator.tier_state import TierState
 from kvtier_core.ledger import BlockState, Ledger
 from kvtier_core.testing.hook_order import InvariantError
 from kvtier_core.testing.scripted import Content, DeviceTransfer, JobHook, Payload, RunningJob
 
 
 def check_limits(state: State) -> None:
-    """Rows lent to cascades and promotions are within their limits (C21, C28)."""
+    """Rows lent to cascades and promotions, and jobs left unanswered, are within their limits (C21, C28, C31)."""
     over = [name for name, tier in state.tiers.items() if tier.cascade_rows > tier.max_cascade_rows]
     if over or state.cascade_rows > state.limits.max_cascade_rows:
         raise InvariantError(
@@ -23,6 +24,14 @@ def check_limits(state: State) -> None:
             f"{state.promoting_rows} rows are reserved for promotions while overdue loads hold "
             f"{state.quarantined_rows} (C31)"
         )
+    # Each store has a row at least, so that no more than this can have been under way when the last was allowed.
+    owing = {
+        name: tier.unanswered_stores
+        for name, tier in state.tiers.items()
+        if tier.unanswered_stores >= tier.limits.max_unanswered + tier.max_cascade_rows
+    }
+    if owing:
+        raise InvariantError(f"tiers got stores though they left so many unanswered: {owing} (C31)")
 
 
 def check_lent(tier: TierState, before: int) -> None:

@@ -40,6 +40,7 @@ OUTCOMES = frozenset(
         "a reset took what was promised",
         "a result came twice",
         "a result came from another tier",
+        "a tier got no more until it answered",
         "a tier was lent no more until a load comes in time",
         "a tier wrote into quarantined rows",
         "a whole block of another epoch was caught",
@@ -136,6 +137,7 @@ class Watcher:
             self.note("a block waited for a tier that was behind", bool(tier.late))
             is_full = tier.quarantined_rows >= tier.max_quarantined_rows
             self.note("the quarantine was full", is_full)
+            self.note("a tier got no more until it answered", tier.owes_lookups or tier.owes_stores)
             waits = tier.load_room <= 0 and not is_full
             self.note("a tier was lent no more until a load comes in time", waits)
 

@@ -84,6 +84,7 @@ def _draw_tier(random: Random, name: str) -> TierScript:
             presence_ttl=random.choice((0.5, 3.0)),
             max_quarantined=random.choice((0.1, 0.5, 1.0, 1.0)),
             max_cascade=random.choice((0.25, 1.0)),
+            max_unanswered=random.choice((2, 1000)),
             breaker_failures=random.choice((2, 3)),
             breaker_pause=1.0,
             breaker_max_pause=8.0,

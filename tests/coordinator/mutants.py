@@ -152,6 +152,20 @@ MUTANTS: Sequence[Mutant] = (
         test_quarantine.test_c21_behind_a_block_that_has_to_wait_for_its_tier_nothing_is_promoted,
     ),
     _m(
+        "a tier is asked however many answers it owes",
+        "coordinator.tier_state",
+        "            and not self.owes_lookups\n",
+        "",
+        test_faults.test_c31_a_tier_that_answers_no_lookup_is_asked_no_more_than_its_limit,
+    ),
+    _m(
+        "a tier gets stores however many answers it owes",
+        "coordinator.tier_state",
+        "self.serving and not self.owes_stores and",
+        "self.serving and",
+        test_faults.test_c31_a_tier_that_answers_no_store_gets_no_more_than_its_limit_and_serves_what_it_holds,
+    ),
+    _m(
         "a promotion leaves twice",
         "coordinator.promotions",
         "            request.planned.clear()\n        state.planning.clear()\n        state.sharing",
@@ -300,7 +314,7 @@ MUTANTS: Sequence[Mutant] = (
     _m(
         "a reset forgets the device stores under way",
         "coordinator.coordinator",
-        "                job.overdue = True\n                self._cascades.expire_device_store(job)\n",
+        "                state.give_up(job)\n                self._cascades.expire_device_store(job)\n",
         "                pass\n",
     ),
     _m(
