@@ -27,7 +27,7 @@ class TierLimits(BaseModel):
     store_timeout: Duration = 60.0
     """Seconds until a cascade's rows are unpinned."""
     miss_ttl: Duration = 30.0
-    """Seconds for which a key that could not be loaded is not asked of the tier again."""
+    """Seconds for which a key that could not be loaded is not asked of the tier again; 0: the next request asks."""
     presence_ttl: Duration = 5.0
     """Seconds for which a tier's answer about a key is believed, on top of the longest ``lookup_timeout``."""
     max_quarantined: Annotated[float, Field(gt=0, le=1)] = 0.10

@@ -185,6 +185,9 @@ class Coordinator:
     ) -> PreparedTransfer | None:
         """Rows for new blocks (C11). ``None`` when the room can't be made; no keys when nothing is new."""
         request = self._state.requests[request_id]
+        for lost in request.not_loaded.values():
+            for key in keys:
+                lost.pop(key, None)
         prepared = self._cascades.prepare(request, keys, now, admit_all=bool(request.whole))
         self._request_level.offer(request, keys, prepared.keys if prepared is not None else (), now)
         return prepared
@@ -220,6 +223,7 @@ class Coordinator:
         leases.expire(self._state, now)
 
     def _expire(self, job: Job, now: float) -> None:
+        waiting = list(job.waiters)
         self._state.forget_answers_of(job)
         if job.kind is JobKind.DEVICE_STORE:
             self._cascades.expire_device_store(job)
@@ -233,7 +237,7 @@ class Coordinator:
             self._request_level.give_late(now)
         elif job.kind is JobKind.TIER_LOAD:
             self._lookups.break_even.note(job, len(job.keys), now)
-            self._promotions.expire(job, now)
+            self._promotions.expire(job, now, waiting)
             self._request_level.lost(job.blocks)
         else:
             tier.presence.unask(job.keys, job.id)
@@ -258,6 +262,7 @@ class Coordinator:
             self.on_fault(finished.tier, now)
             return
         state.end_job(job.id)
+        waiting = list(job.waiters)
         state.forget_answers_of(job)
         bad = self._bad_keys(job, finished)
         if bad is None:
@@ -282,7 +287,7 @@ class Coordinator:
             tier.counters.load_failed += why[MissReason.TIER_FAILED]
             if not job.overdue and not faulty:
                 self._lookups.break_even.note(job, len(job.keys) - len(bad), now)
-            self._promotions.finish(job, bad, now)
+            self._promotions.finish(job, bad, now, waiting)
             self._request_level.arrived(job.blocks, None, now)
 
     @staticmethod
@@ -336,6 +341,7 @@ class Coordinator:
         for request in state.requests.values():
             leases.give_back(state, request)
             request.waited.clear()
+            request.not_loaded.clear()
             request.wait_until = None
         for job in state.jobs.values():
             job.stale = job.stale or tiers

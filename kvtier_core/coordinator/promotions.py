@@ -4,7 +4,7 @@ A load that passes its deadline loses its keys at once and keeps its rows until 
 write them (quarantine).
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable, Mapping
 
 from kvtier_core.coordinator.actions import CancelJobs, LoadFromTier
 from kvtier_core.coordinator.jobs import Job, JobKind
@@ -12,6 +12,9 @@ from kvtier_core.coordinator.state import RequestState, State
 from kvtier_core.keys import OffloadKey
 from kvtier_core.ledger import DETACHED, Block
 from kvtier_core.values import MissReason
+
+_TRY_AGAIN_S = 10.0
+"""Seconds for which a request does not try again what it could not load, where ``miss_ttl`` is shorter."""
 
 
 class Promotions:
@@ -80,8 +83,9 @@ class Promotions:
         job: Job,
         lost: dict[OffloadKey, MissReason],
         now: float,
+        waiting: Iterable[RequestState],
     ) -> None:
-        """The tier's result: every key of *job* outside *lost* is in its row, checked."""
+        """The tier's result: every key of *job* outside *lost* is in its row, checked. *waiting* waited for it."""
         state = self._state
         tier = state.tiers[job.tier]
         if job.overdue:
@@ -103,14 +107,25 @@ class Promotions:
             else:
                 tier.presence.lost(block.key, reason, now)
                 self._drop(block)
+        self._note_lost(job, lost, now, waiting)
 
-    def expire(self, job: Job, now: float) -> None:
+    def _note_lost(
+        self, job: Job, lost: Mapping[OffloadKey, MissReason], now: float, waiting: Iterable[RequestState]
+    ) -> None:
+        """Let nobody who waited for *job* wait for its lost keys again, however soon others may ask anew (K6)."""
+        until = now + max(self._state.tiers[job.tier].limits.miss_ttl, _TRY_AGAIN_S)
+        noted = {key: (until, reason) for key, reason in lost.items()}
+        for request in (job.request, *waiting) if noted else ():
+            request.not_loaded.setdefault(job.tier, {}).update(noted)
+
+    def expire(self, job: Job, now: float, waiting: Iterable[RequestState]) -> None:
         """The deadline of *job* passed (it is marked overdue): its requests go on without it."""
         tier = self._state.tiers[job.tier]
         tier.loads_in_time = False
         self.quarantine(job)
         for key in job.keys:
             tier.presence.lost(key, MissReason.TIER_SLOW, now)
+        self._note_lost(job, dict.fromkeys(job.keys, MissReason.TIER_SLOW), now, waiting)
         self._state.outbox.append(CancelJobs(job.tier, [job.id]))
 
     def quarantine(self, job: Job) -> None:

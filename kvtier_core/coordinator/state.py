@@ -48,6 +48,8 @@ class RequestState:
     """Device stores under way for this request."""
     waited: set[OffloadKey] = field(default_factory=set)
     """Keys that a promotion brought while this request waited for them."""
+    not_loaded: dict[str, dict[OffloadKey, tuple[float, MissReason]]] = field(default_factory=dict)
+    """By tier: keys whose loads failed or came too late while it waited, and until when it does not try them again."""
     unsure: list[OffloadKey] = field(default_factory=list)
     """Keys under which the request is entered in ``State.unsure``, each once."""
     passed_over: set[OffloadKey] = field(default_factory=set)

@@ -80,7 +80,7 @@ def _draw_tier(random: Random, name: str) -> TierScript:
             lookup_timeout=2.0,
             load_timeout=5.0,
             store_timeout=6.0,
-            miss_ttl=random.choice((1.0, 4.0)),
+            miss_ttl=random.choice((0.0, 1.0, 4.0)),
             presence_ttl=random.choice((0.5, 3.0)),
             max_quarantined=random.choice((0.1, 0.5, 1.0, 1.0)),
             max_cascade=random.choice((0.25, 1.0)),

@@ -166,6 +166,18 @@ MUTANTS: Sequence[Mutant] = (
         test_faults.test_c31_a_tier_that_answers_no_store_gets_no_more_than_its_limit_and_serves_what_it_holds,
     ),
     _m(
+        "a request tries what it could not load for ever",
+        "coordinator.tier_answers",
+        "            told.append(reason if until > now else answer)\n",
+        "            told.append(answer)\n",
+        partial(
+            test_promotions.test_k6_o1_however_soon_a_lost_key_may_be_asked_for_again_no_request_waits_for_it_twice,
+            0.0,
+            Answer.MISSING,
+            "r",
+        ),
+    ),
+    _m(
         "a promotion leaves twice",
         "coordinator.promotions",
         "            request.planned.clear()\n        state.planning.clear()\n        state.sharing",
