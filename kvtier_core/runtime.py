@@ -61,6 +61,7 @@ def plan_geometry(settings: Settings, namespace: Namespace) -> PoolGeometry:
 def _limits(settings: Settings, num_rows: int) -> PoolLimits:
     return PoolLimits(
         max_promotion_rows=max(1, int(num_rows * settings.pool.max_promotion)),
+        max_loading_rows=max(1, int(num_rows * settings.pool.max_loading)),
         max_cascade_rows=max(1, int(num_rows * settings.pool.max_cascade)),
         lease_timeout_s=settings.pool.lease_timeout,
         device_timeout_s=_DEVICE_TIMEOUT_S,

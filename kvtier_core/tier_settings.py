@@ -27,11 +27,11 @@ class TierLimits(BaseModel):
     store_timeout: Duration = 60.0
     """Seconds until a cascade's rows are unpinned."""
     miss_ttl: Duration = 30.0
-    """Seconds for which a key that could not be loaded is not asked of the tier again."""
+    """Seconds for which a key that could not be loaded is not asked of the tier again; 0: the next request asks."""
     presence_ttl: Duration = 5.0
     """Seconds for which a tier's answer about a key is believed, on top of the longest ``lookup_timeout``."""
     max_quarantined: Annotated[float, Field(gt=0, le=1)] = 0.10
-    """Fraction of the pool that overdue loads may keep quarantined before the tier gets no more promotions."""
+    """Fraction of the pool that overdue loads may hold until no more go; all that is lent until a load is in time."""
     max_cascade: Annotated[float, Field(gt=0, le=1)] = 0.25
     """Fraction of the pool that may be pinned for stores to this tier."""
     max_late_blocks: Annotated[int, Field(ge=0)] = 10_000
@@ -48,6 +48,8 @@ class TierLimits(BaseModel):
     """Calls that may wait for a tier's hook thread before the tier hears of no new request."""
     max_remembered: Annotated[int, Field(ge=1)] = 100_000
     """Answers about keys, and keys that could not be loaded, that are remembered of a tier."""
+    max_unanswered: Annotated[int, Field(ge=1)] = 1_000
+    """Overdue lookups, and overdue stores, that the tier may leave unanswered; past it no more go until it answers."""
     max_events: Annotated[int, Field(ge=1)] = 65_536
     """Changes kept for events; past it the next events are the whole contents anew."""
     max_retired: Annotated[int, Field(ge=1)] = 4

@@ -2,6 +2,9 @@
 
 Order that must hold for each tier: a request's ``TellNewRequest`` comes before its jobs, its ``TellRequestFinished``
 after its last job. Loads may overtake stores, and nothing else may overtake anything.
+
+All actions of one request carry the same ``RequestInfo`` object, and no other request does, whatever its id: ids may be
+used again.
 """
 
 from collections.abc import Sequence
@@ -58,10 +61,11 @@ class TellNewRequest:
 
 @dataclass(frozen=True, slots=True)
 class TellRequestFinished:
-    """Call ``on_request_finished``, after every store job handed out before; *request* says what was not stored."""
+    """Call ``on_request_finished``, after every store job handed out before; *not_stored* is for the tier's copy."""
 
     tier: str
     request: RequestInfo
+    not_stored: Sequence[OffloadKey] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,8 @@ from collections.abc import Callable, Sequence
 
 from kvtier_core.coordinator.endpoints import find_end
 from kvtier_core.coordinator.group_lookup import GroupLookup
-from kvtier_core.coordinator.state import Job, State
+from kvtier_core.coordinator.jobs import Job
+from kvtier_core.coordinator.state import State
 
 RecomputeCost = float | Callable[[int, int], float]
 """Seconds to compute a token, or a function of (first token, number of tokens) to the seconds for all of them."""

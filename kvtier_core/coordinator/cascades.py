@@ -10,7 +10,9 @@ from itertools import chain
 
 from kvtier_core.coordinator import leases
 from kvtier_core.coordinator.actions import CancelJobs, JobPlan, StoreToTiers
-from kvtier_core.coordinator.state import Job, JobKind, PreparedTransfer, RequestState, State, TierState
+from kvtier_core.coordinator.jobs import Job, JobKind
+from kvtier_core.coordinator.state import PreparedTransfer, RequestState, State
+from kvtier_core.coordinator.tier_state import TierState
 from kvtier_core.keys import OffloadKey
 from kvtier_core.ledger import DETACHED, READY, Block
 from kvtier_core.values import MissReason

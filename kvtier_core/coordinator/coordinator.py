@@ -6,7 +6,7 @@ thread, clock, I/O or logging. Used by one thread, the engine's.
 
 from collections import Counter
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kvtier_core.coordinator import leases
 from kvtier_core.coordinator.actions import (
@@ -18,22 +18,21 @@ from kvtier_core.coordinator.actions import (
 from kvtier_core.coordinator.break_even import RecomputeCost
 from kvtier_core.coordinator.cascades import Cascades
 from kvtier_core.coordinator.endpoints import GroupShape
+from kvtier_core.coordinator.jobs import Job, JobKind
 from kvtier_core.coordinator.lookups import Lookups
 from kvtier_core.coordinator.presence import ResidentSource
 from kvtier_core.coordinator.promotions import Promotions
 from kvtier_core.coordinator.request_level import RequestLevel
 from kvtier_core.coordinator.state import (
     EndPoint,
-    Job,
-    JobKind,
     Lookup,
     PoolLimits,
     PreparedTransfer,
     RequestState,
     State,
-    TierSpec,
 )
 from kvtier_core.coordinator.stats import Counters
+from kvtier_core.coordinator.tier_state import TierSpec
 from kvtier_core.keys import OffloadKey
 from kvtier_core.ledger import READY, Block, Ledger
 from kvtier_core.policies.base import EvictionPolicy
@@ -85,6 +84,7 @@ class Coordinator:
         state = self._state
         if info.request_id in state.requests:
             raise ValueError(f"request {info.request_id!r} is still known: request ids must be unique")
+        info = replace(info)  # by this very object the request is told from later ones of its id
         request = RequestState(info, load_tiers, store_tiers, now)
         state.requests[info.request_id] = request
         if info.wants_remote_decode:
@@ -175,7 +175,7 @@ class Coordinator:
 
     def complete_load(self, job_id: int, *, success: bool = True) -> None:
         """A device load ended, well or not: its rows are no longer read."""
-        job = self._state.jobs.pop(job_id)
+        job = self._state.end_job(job_id)
         assert job.kind is JobKind.DEVICE_LOAD, job
         self._state.ledger.unpin(job.blocks)
         self._state.counters.device_loaded += len(job.blocks) if success else 0
@@ -185,13 +185,16 @@ class Coordinator:
     ) -> PreparedTransfer | None:
         """Rows for new blocks (C11). ``None`` when the room can't be made; no keys when nothing is new."""
         request = self._state.requests[request_id]
+        for lost in request.not_loaded.values():
+            for key in keys:
+                lost.pop(key, None)
         prepared = self._cascades.prepare(request, keys, now, admit_all=bool(request.whole))
         self._request_level.offer(request, keys, prepared.keys if prepared is not None else (), now)
         return prepared
 
     def complete_store(self, job_id: int, *, success: bool, now: float) -> None:
         """A device store ended (C12)."""
-        job = self._state.jobs.pop(job_id)
+        job = self._state.end_job(job_id)
         assert job.kind is JobKind.DEVICE_STORE, job
         state = self._state
         state.forget_answers_of(job)
@@ -220,6 +223,7 @@ class Coordinator:
         leases.expire(self._state, now)
 
     def _expire(self, job: Job, now: float) -> None:
+        waiting = list(job.waiters)
         self._state.forget_answers_of(job)
         if job.kind is JobKind.DEVICE_STORE:
             self._cascades.expire_device_store(job)
@@ -233,7 +237,7 @@ class Coordinator:
             self._request_level.give_late(now)
         elif job.kind is JobKind.TIER_LOAD:
             self._lookups.break_even.note(job, len(job.keys), now)
-            self._promotions.expire(job, now)
+            self._promotions.expire(job, now, waiting)
             self._request_level.lost(job.blocks)
         else:
             tier.presence.unask(job.keys, job.id)
@@ -244,7 +248,7 @@ class Coordinator:
 
     def on_sealed(self, job_id: int) -> None:
         """The rows of a ``StoreToTiers`` have their proofs."""
-        job = self._state.jobs.pop(job_id)
+        job = self._state.end_job(job_id)
         assert job.kind is JobKind.SEAL, job
         self._cascades.finish_sealing(job)
 
@@ -257,7 +261,8 @@ class Coordinator:
         if job is None or job.tier != finished.tier:
             self.on_fault(finished.tier, now)
             return
-        del state.jobs[job.id]
+        state.end_job(job.id)
+        waiting = list(job.waiters)
         state.forget_answers_of(job)
         bad = self._bad_keys(job, finished)
         if bad is None:
@@ -282,7 +287,7 @@ class Coordinator:
             tier.counters.load_failed += why[MissReason.TIER_FAILED]
             if not job.overdue and not faulty:
                 self._lookups.break_even.note(job, len(job.keys) - len(bad), now)
-            self._promotions.finish(job, bad, now)
+            self._promotions.finish(job, bad, now, waiting)
             self._request_level.arrived(job.blocks, None, now)
 
     @staticmethod
@@ -336,6 +341,7 @@ class Coordinator:
         for request in state.requests.values():
             leases.give_back(state, request)
             request.waited.clear()
+            request.not_loaded.clear()
             request.wait_until = None
         for job in state.jobs.values():
             job.stale = job.stale or tiers
@@ -345,7 +351,7 @@ class Coordinator:
                 self._withdraw(job)
                 self._promotions.quarantine(job)
             elif job.kind is JobKind.DEVICE_STORE:
-                job.overdue = True
+                state.give_up(job)
                 self._cascades.expire_device_store(job)
             elif job.kind is JobKind.LOOKUP and tiers:
                 self._withdraw(job)
@@ -359,7 +365,7 @@ class Coordinator:
 
     def _withdraw(self, job: Job) -> None:
         """Nobody waits for *job* any more, and its result will say nothing about the tier."""
-        job.overdue = True
+        self._state.give_up(job)
         self._state.tiers[job.tier].breaker_of(job.kind).withdrawn()
 
     def tier_ready(self, tier_name: str, resident: ResidentSource | None) -> None:
@@ -377,7 +383,7 @@ class Coordinator:
 
     def next_deadline(self) -> float | None:
         """When ``tick`` has something to do for a job at the latest; ``None`` when no job is waited for."""
-        return self._state.next_deadline()
+        return self._state.jobs.next_deadline()
 
     def store_room(self, now: float) -> int:
         """Blocks that could be stored now without any tier having to leave one out (C28), those under way counted."""
@@ -389,12 +395,7 @@ class Coordinator:
         ]
         if not rooms:
             return state.ledger.num_rows
-        under_way = sum(
-            len(job.blocks)
-            for job in state.jobs.values()
-            if job.kind is JobKind.DEVICE_STORE and not job.overdue
-        )
-        return min(*rooms, state.limits.max_cascade_rows - state.cascade_rows) - under_way
+        return min(*rooms, state.limits.max_cascade_rows - state.cascade_rows) - state.jobs.storing_rows
 
     @property
     def max_store_room(self) -> int:
@@ -405,9 +406,7 @@ class Coordinator:
     @property
     def has_pending_work(self) -> bool:
         """Whether a job that somebody waits for is under way, or a promotion waits for the end of the step."""
-        return any(not job.overdue for job in self._state.jobs.values()) or any(
-            request.planned for request in self._state.requests.values()
-        )
+        return self._state.jobs.num_awaited > 0 or bool(self._state.planning)
 
     @property
     def counters(self) -> Counters:

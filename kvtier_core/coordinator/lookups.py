@@ -97,7 +97,7 @@ class Lookups:
             return Lookup((_HIT,) * len(blocks))
         for block in arriving:
             if block.source:
-                request.waited.add(block.key)
+                self._share(request, block)
         return Lookup(tuple([_HIT if block.state is READY else _PENDING for block in blocks]))
 
     def _until_miss(
@@ -186,7 +186,7 @@ class Lookups:
             group.verdicts = [next(verdicts) if block is None else None for block in group.blocks]
         if len(groups) == 1 and groups[0].shape.window is None:
             groups[0].end_at_first_doubt()
-        promotions = state.limits.max_promotion_rows - state.promoting_rows
+        promotions = state.promotion_room
         if promotions <= 0 and not request.promoting and not request.planned:
             for group in groups:
                 group.verdicts = [
@@ -227,14 +227,15 @@ class Lookups:
             group.count_costs(ledger.is_idle)
         return find_end([group.costs for group in groups], ledger.room, max_tokens)
 
-    @staticmethod
-    def _choose(groups: Sequence[GroupLookup], end: int, promotions: int) -> _Plan:
+    def _choose(self, groups: Sequence[GroupLookup], end: int, promotions: float) -> _Plan:
         """What to hold and to promote for *end*: nothing behind a key that no tier has spoken about yet.
 
         While there is such a key the end point may still move. A lone prefix is needed all the same as far as it is
-        known; of anything else nothing is promoted then.
+        known; of anything else nothing is promoted then. What finds no room among the *promotions*, or at its tier,
+        waits, and all that comes after it.
         """
         plan = _Plan(end)
+        rooms = {name: tier.load_room for name, tier in self._state.tiers.items()}
         is_certain = (len(groups) == 1 and groups[0].shape.window is None) or all(
             group.blocks[index] is not None or group.verdicts[index] is not None
             for group in groups
@@ -253,11 +254,13 @@ class Lookups:
                     break
                 if key in plan.promote:
                     continue
-                if is_certain and len(plan.promote) < promotions:
-                    assert isinstance(tier, str)
+                assert isinstance(tier, str)
+                if is_certain and len(plan.promote) < promotions and rooms[tier] > 0:
                     plan.promote[key] = tier
+                    rooms[tier] -= 1
                 else:
                     plan.retry[key] = None
+                    promotions = 0
         return plan
 
     def _explain(
@@ -282,7 +285,7 @@ class Lookups:
         leases.grant(state, request, plan.hold)
         for block in plan.hold:
             if block.state is ARRIVING and block.source:
-                request.waited.add(block.key)
+                self._share(request, block)
         if not plan.promote:
             return
         reserved = state.ledger.reserve(list(plan.promote))
@@ -292,9 +295,16 @@ class Lookups:
         state.promoting_rows += len(new)
         for block in new:
             block.source = plan.promote[block.key]
+            state.tiers[block.source].loading_rows += 1
             request.waited.add(block.key)
             state.plan_promotion(request, block)
         leases.grant(state, request, new)
+
+    def _share(self, request: RequestState, block: Block) -> None:
+        """*request* waits for a promotion that may be another's."""
+        request.waited.add(block.key)
+        if not block.writer:  # it has not left: should its request end before, another takes it over
+            self._state.sharing.setdefault(block, {})[request] = None
 
     def _count_miss(self, request: RequestState, key: OffloadKey, reason: MissReason) -> MissReason:
         """Why *key* missed, as far as it is known, counted once per request and key."""

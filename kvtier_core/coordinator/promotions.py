@@ -4,13 +4,17 @@ A load that passes its deadline loses its keys at once and keeps its rows until 
 write them (quarantine).
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable, Mapping
 
 from kvtier_core.coordinator.actions import CancelJobs, LoadFromTier
-from kvtier_core.coordinator.state import Job, JobKind, RequestState, State
+from kvtier_core.coordinator.jobs import Job, JobKind
+from kvtier_core.coordinator.state import RequestState, State
 from kvtier_core.keys import OffloadKey
 from kvtier_core.ledger import DETACHED, Block
 from kvtier_core.values import MissReason
+
+_TRY_AGAIN_S = 10.0
+"""Seconds for which a request does not try again what it could not load, where ``miss_ttl`` is shorter."""
 
 
 class Promotions:
@@ -34,12 +38,13 @@ class Promotions:
                 state.outbox.append(LoadFromTier(state.plan(job)))
             request.planned.clear()
         state.planning.clear()
+        state.sharing.clear()
         state.forget_answers(state.awaiting_step)
 
     def hand_over_planned(self, request: RequestState) -> list[Block]:
         """*request* ends before its reservations left: others that wait for a block take it over.
 
-        The rest is freed, and returned.
+        The rest is freed, and returned. Cost: proportional to the blocks, and to who waits for them.
         """
         dropped: list[Block] = []
         for name, blocks in request.planned.items():
@@ -48,7 +53,7 @@ class Promotions:
                 if heir is not None:
                     self._state.plan_promotion(heir, block)
                 else:
-                    self._state.promoting_rows -= 1
+                    self._release(name, 1)
                     self._drop(block)
                     dropped.append(block)
         request.planned.clear()
@@ -58,12 +63,18 @@ class Promotions:
         return dropped
 
     def _waiter(self, block: Block, tier: str, leaver: RequestState) -> RequestState | None:
-        for other in self._state.requests.values():
+        for other in self._state.sharing.get(block, ()):
             if other is not leaver and other.may_load_from(tier) and block in other.leases:
                 return other
         return None
 
+    def _release(self, tier: str, rows: int) -> None:
+        """So many rows are no longer reserved for loads from *tier*."""
+        self._state.promoting_rows -= rows
+        self._state.tiers[tier].loading_rows -= rows
+
     def _drop(self, block: Block) -> None:
+        self._state.sharing.pop(block, None)
         self._state.ledger.detach([block])
         self._state.ledger.unpin([block])
 
@@ -72,16 +83,20 @@ class Promotions:
         job: Job,
         lost: dict[OffloadKey, MissReason],
         now: float,
+        waiting: Iterable[RequestState],
     ) -> None:
-        """The tier's result: every key of *job* outside *lost* is in its row, checked."""
+        """The tier's result: every key of *job* outside *lost* is in its row, checked. *waiting* waited for it."""
         state = self._state
         tier = state.tiers[job.tier]
         if job.overdue:
             tier.quarantined_rows -= len(job.blocks)
+            state.quarantined_rows -= len(job.blocks)
             state.ledger.unpin(job.blocks)
             return
         job.request.promoting -= 1
-        state.promoting_rows -= len(job.blocks)
+        self._release(job.tier, len(job.blocks))
+        if MissReason.TIER_FAILED not in lost.values():
+            tier.loads_in_time = True
         loaded = [block for block in job.blocks if block.key not in lost]
         state.ledger.make_ready(loaded)
         tier.counters.loaded += len(loaded)
@@ -92,28 +107,41 @@ class Promotions:
             else:
                 tier.presence.lost(block.key, reason, now)
                 self._drop(block)
+        self._note_lost(job, lost, now, waiting)
 
-    def expire(self, job: Job, now: float) -> None:
+    def _note_lost(
+        self, job: Job, lost: Mapping[OffloadKey, MissReason], now: float, waiting: Iterable[RequestState]
+    ) -> None:
+        """Let nobody who waited for *job* wait for its lost keys again, however soon others may ask anew (K6)."""
+        until = now + max(self._state.tiers[job.tier].limits.miss_ttl, _TRY_AGAIN_S)
+        noted = {key: (until, reason) for key, reason in lost.items()}
+        for request in (job.request, *waiting) if noted else ():
+            request.not_loaded.setdefault(job.tier, {}).update(noted)
+
+    def expire(self, job: Job, now: float, waiting: Iterable[RequestState]) -> None:
         """The deadline of *job* passed (it is marked overdue): its requests go on without it."""
-        presence = self._state.tiers[job.tier].presence
+        tier = self._state.tiers[job.tier]
+        tier.loads_in_time = False
         self.quarantine(job)
         for key in job.keys:
-            presence.lost(key, MissReason.TIER_SLOW, now)
+            tier.presence.lost(key, MissReason.TIER_SLOW, now)
+        self._note_lost(job, dict.fromkeys(job.keys, MissReason.TIER_SLOW), now, waiting)
         self._state.outbox.append(CancelJobs(job.tier, [job.id]))
 
     def quarantine(self, job: Job) -> None:
         """Part the keys of a load under way from its rows, which stay out of use until the job's result."""
         state = self._state
         job.request.promoting -= 1
-        state.promoting_rows -= len(job.blocks)
+        self._release(job.tier, len(job.blocks))
         state.tiers[job.tier].quarantined_rows += len(job.blocks)
+        state.quarantined_rows += len(job.blocks)
         state.ledger.detach(block for block in job.blocks if block.state is not DETACHED)
 
     def drop_planned(self, requests: Collection[RequestState]) -> None:
         """A reset: reservations that have not left are taken back."""
         for request in requests:
-            for blocks in request.planned.values():
-                self._state.promoting_rows -= len(blocks)
+            for name, blocks in request.planned.items():
+                self._release(name, len(blocks))
                 for block in blocks:
                     self._drop(block)
             request.planned.clear()

@@ -9,7 +9,8 @@ not is told at the request's end.
 from collections.abc import Iterable, Sequence
 
 from kvtier_core.coordinator.cascades import Cascades
-from kvtier_core.coordinator.state import RequestState, State, TierState
+from kvtier_core.coordinator.state import RequestState, State
+from kvtier_core.coordinator.tier_state import TierState
 from kvtier_core.keys import OffloadKey
 from kvtier_core.ledger import READY, Block
 

@@ -3,60 +3,23 @@
 Used by one thread. Nothing here decides; the modules beside it do.
 """
 
-import enum
-import heapq
 import math
-from collections import Counter, OrderedDict, deque
+from collections import Counter
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from kvtier_core.coordinator.actions import Action, JobPlan, TellRequestFinished
 from kvtier_core.coordinator.admission import Admission
-from kvtier_core.coordinator.breaker import Breaker
+from kvtier_core.coordinator.jobs import Job, JobKind, JobTable
 from kvtier_core.coordinator.key_memory import KeyMemory
-from kvtier_core.coordinator.load_times import LoadTimes
-from kvtier_core.coordinator.presence import Presence
-from kvtier_core.coordinator.stats import Counters, TierCounters
+from kvtier_core.coordinator.stats import Counters
+from kvtier_core.coordinator.tier_state import TierSpec, TierState
 from kvtier_core.keys import OffloadKey
 from kvtier_core.ledger import ARRIVING, Block, Ledger
-from kvtier_core.tier_settings import TierLimits
-from kvtier_core.values import LookupState, MissReason, RequestInfo, TierInfo
+from kvtier_core.values import LookupState, MissReason, RequestInfo
 
 _HIT, _MISS = LookupState.HIT, LookupState.MISS
-
-
-class JobKind(enum.Enum):
-    """What a job moves, and between whom."""
-
-    LOOKUP = "lookup"
-    SEAL = "seal"
-    TIER_STORE = "tier_store"
-    TIER_LOAD = "tier_load"
-    DEVICE_STORE = "device_store"
-    DEVICE_LOAD = "device_load"
-
-
-@dataclass(eq=False, slots=True)
-class Job:
-    """A job from its submission to its one result."""
-
-    id: int
-    kind: JobKind
-    tier: str
-    """Empty for device transfers and sealing."""
-    request: "RequestState"
-    keys: Sequence[OffloadKey]
-    blocks: Sequence[Block]
-    deadline: float
-    overdue: bool = False
-    """Nobody waits for it any more: only its rows' pins are still of interest."""
-    rows: Sequence[int] = ()
-    """The rows of its blocks, where they have been listed."""
-    stale: bool = False
-    """A reset came after it: its result says nothing about the tier's present contents."""
-    waiters: dict["RequestState", None] = field(default_factory=dict)
-    """Requests whose pending answer may change when it ends."""
 
 
 @dataclass(eq=False, slots=True)
@@ -85,6 +48,8 @@ class RequestState:
     """Device stores under way for this request."""
     waited: set[OffloadKey] = field(default_factory=set)
     """Keys that a promotion brought while this request waited for them."""
+    not_loaded: dict[str, dict[OffloadKey, tuple[float, MissReason]]] = field(default_factory=dict)
+    """By tier: keys whose loads failed or came too late while it waited, and until when it does not try them again."""
     unsure: list[OffloadKey] = field(default_factory=list)
     """Keys under which the request is entered in ``State.unsure``, each once."""
     passed_over: set[OffloadKey] = field(default_factory=set)
@@ -118,6 +83,8 @@ class PoolLimits:
     max_cascade_rows: int
     lease_timeout_s: float
     device_timeout_s: float
+    max_loading_rows: float = math.inf
+    """Rows that loads from all tiers may hold, those that are overdue included."""
     max_events: int = 65_536
     """Changes of the pool's contents kept for whoever takes events."""
     store_threshold: int = 1
@@ -128,83 +95,6 @@ class PoolLimits:
     """How much longer than computing the same tokens a load may take, as a factor."""
     break_even_probe_s: float = 10.0
     """How often a tier that is passed over gets a load all the same."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class TierSpec:
-    """One configured tier as the deciding part needs it."""
-
-    name: str
-    info: TierInfo
-    limits: TierLimits
-    store_threshold: int = 1
-    """Offers from which on the tier is given a block."""
-
-
-class TierState:
-    """One tier: what it holds as far as known, whether it is in the path, how much of the pool it has."""
-
-    def __init__(self, spec: TierSpec, num_rows: int, slowest_lookup_s: float) -> None:
-        limits = spec.limits
-        self.name = spec.name
-        self.limits = limits
-        self.store_threshold = spec.store_threshold
-        self.presence = Presence(
-            complete=not spec.info.shared,
-            ttl_s=limits.presence_ttl + slowest_lookup_s,
-            miss_ttl_s=limits.miss_ttl,
-            limit=limits.max_remembered,
-        )
-        self.load_breaker = Breaker(limits.breaker_failures, limits.breaker_pause, limits.breaker_max_pause)
-        self.store_breaker = Breaker(limits.breaker_failures, limits.breaker_pause, limits.breaker_max_pause)
-        """Apart from loads, so that a full disk still serves what it holds."""
-        self.lookup_breaker = Breaker(limits.breaker_failures, limits.breaker_pause, limits.breaker_max_pause)
-        """Apart from loads, so that quick answers do not hide that every load stalls."""
-        self.max_quarantined_rows = max(1, int(num_rows * limits.max_quarantined))
-        self.max_cascade_rows = max(1, int(num_rows * limits.max_cascade))
-        self.quarantined_rows = 0
-        self.cascade_rows = 0
-        self.late: deque[tuple[RequestState, Block]] = deque()
-        """Blocks of whole requests that wait for room among ``max_cascade_rows``; evictable meanwhile."""
-        self.load_times = LoadTimes()
-        self.probe_at: float | None = None
-        """When it gets a load though that would be a loss; ``None`` while it is not passed over (C35)."""
-        self.has_jobs_this_step = False
-        """It was given a job since the last end of a step."""
-        self.serving = False
-        """It is open and serves the current namespace; until then it is neither asked nor given anything."""
-        self.counters = TierCounters()
-
-    @property
-    def breakers(self) -> tuple[Breaker, ...]:
-        """All of the tier's breakers."""
-        return self.lookup_breaker, self.load_breaker, self.store_breaker
-
-    def breaker_of(self, kind: JobKind) -> Breaker:
-        """The breaker that jobs of *kind* count for."""
-        match kind:
-            case JobKind.TIER_STORE:
-                return self.store_breaker
-            case JobKind.TIER_LOAD:
-                return self.load_breaker
-            case _:
-                return self.lookup_breaker
-
-    def may_ask(self, now: float) -> bool:
-        """Whether lookups may go to this tier: only where a load could follow."""
-        return self.serving and self.lookup_breaker.allows(now) and self.load_breaker.allows(now)
-
-    def may_store(self, now: float) -> bool:
-        """Whether cascades may go to this tier."""
-        return self.serving and self.store_breaker.allows(now)
-
-    def may_promote(self, now: float) -> bool:
-        """Whether loads from this tier may start."""
-        return (
-            self.serving
-            and self.load_breaker.allows(now)
-            and self.quarantined_rows < self.max_quarantined_rows
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,7 +161,7 @@ class State:
         """An answer must outlive the wait for the slowest tier, or a request could wait for ever for all at once."""
         self.tiers = {spec.name: TierState(spec, ledger.num_rows, self.slowest_lookup_s) for spec in tiers}
         self.requests: dict[str, RequestState] = {}
-        self.jobs: OrderedDict[int, Job] = OrderedDict()
+        self.jobs = JobTable()
         self.outbox: list[Action] = []
         self.counters = Counters(tiers={name: tier.counters for name, tier in self.tiers.items()})
         self.admission = Admission(
@@ -283,6 +173,8 @@ class State:
         """The clock's time up to which ``leases.expire`` has nothing to do."""
         self.following: dict[Block, dict[RequestState, None]] = {}
         """Arriving blocks, and the whole requests as part of which tiers get them once they are ready."""
+        self.sharing: dict[Block, dict[RequestState, None]] = {}
+        """Blocks reserved in this step, and the requests that wait for each beside the one that reserved it."""
         self.planning: dict[RequestState, None] = {}
         """Requests that have reservations in ``planned``."""
         self.awaiting_step: dict[RequestState, None] = {}
@@ -290,10 +182,10 @@ class State:
         self.unsure: dict[OffloadKey, dict[RequestState, None]] = {}
         """Keys that a tier has been asked about, and the requests whose pending answer may change when they come."""
         self.promoting_rows = 0
+        self.quarantined_rows = 0
         self.cascade_rows = 0
         self.next_job = 1
         """The number that the next job will have."""
-        self._deadlines: list[tuple[float, int]] = []
 
     def start_job(
         self,
@@ -308,20 +200,38 @@ class State:
         # A tuple: a tier that changed its job's keys would change ours.
         job = Job(self.next_job, kind, tier, request, tuple(keys), blocks, deadline)
         self.next_job += 1
-        self.jobs[job.id] = job
+        self.jobs.add(job)
         if tier:
             self.tiers[tier].has_jobs_this_step = True
         if kind is JobKind.TIER_LOAD:
             for block in blocks:
                 block.writer = job.id
-        if deadline < math.inf:
-            heapq.heappush(self._deadlines, (deadline, job.id))
         return job
+
+    def end_job(self, job_id: int) -> Job:
+        """A job is over: take it out of the table. Raises ``KeyError`` when there is none of this number."""
+        job = self.jobs.end(job_id)
+        if job.overdue and job.tier:
+            self.tiers[job.tier].count_unanswered(job.kind, -1)
+        return job
+
+    def give_up(self, job: Job) -> None:
+        """Nobody waits for *job* any more; where it is a tier's, its answer is owed all the same."""
+        self.jobs.give_up(job)
+        if job.tier:
+            self.tiers[job.tier].count_unanswered(job.kind, 1)
 
     def plan_promotion(self, request: RequestState, block: Block) -> None:
         """*block* is to be loaded for *request*, from its source, when the step ends."""
         request.planned.setdefault(block.source, []).append(block)
         self.planning[request] = None
+
+    @property
+    def promotion_room(self) -> float:
+        """Rows that may still be reserved for promotions, as far as the pool is concerned (C21, C31)."""
+        limits = self.limits
+        loading = self.promoting_rows + self.quarantined_rows
+        return min(limits.max_promotion_rows - self.promoting_rows, limits.max_loading_rows - loading)
 
     def forget_answer(self, request: RequestState) -> None:
         """The pending answer of *request* is found anew when it is asked for."""
@@ -353,22 +263,11 @@ class State:
         rows = job.rows or tuple([block.row for block in job.blocks])
         return JobPlan(job.id, job.tier, job.request.info, job.keys, rows, job.deadline)
 
-    def next_deadline(self) -> float | None:
-        """When the first job that somebody still waits for, and that has a deadline, is due."""
-        while self._deadlines:
-            deadline, job_id = self._deadlines[0]
-            job = self.jobs.get(job_id)
-            if job is not None and not job.overdue:
-                return deadline
-            heapq.heappop(self._deadlines)
-        return None
-
     def take_overdue(self, now: float) -> list[Job]:
-        """Mark and return the jobs whose deadline has passed."""
+        """Give up and return the jobs whose deadline has passed."""
         due: list[Job] = []
-        while (deadline := self.next_deadline()) is not None and deadline <= now:
-            job = self.jobs[heapq.heappop(self._deadlines)[1]]
-            job.overdue = True
+        while (job := self.jobs.next_due(now)) is not None:
+            self.give_up(job)
             due.append(job)
         return due
 
@@ -386,16 +285,18 @@ class State:
         del self.requests[request.info.request_id]
         for name in self.tiers:
             not_stored = tuple(key for key, given in request.whole.get(name, {}).items() if not given)
-            info = replace(request.info, not_stored=not_stored) if not_stored else request.info
-            self.outbox.append(TellRequestFinished(name, info))
+            self.outbox.append(TellRequestFinished(name, request.info, not_stored))
 
     def check(self) -> None:
         """Assert that the books agree with one another. Cost: proportional to the pool."""
         self.ledger.check()
         live = [job for job in self.jobs.values() if not job.overdue]
+        assert self.jobs.num_awaited == len(live)
+        assert self.jobs.storing_rows == sum(len(j.blocks) for j in live if j.kind is JobKind.DEVICE_STORE)
         planned = [b for r in self.requests.values() for blocks in r.planned.values() for b in blocks]
         loading = [b for job in live if job.kind is JobKind.TIER_LOAD for b in job.blocks]
         assert self.promoting_rows == len(loading) + len(planned)
+        assert self.quarantined_rows == sum(tier.quarantined_rows for tier in self.tiers.values())
         cascading = [b for job in live if job.kind is JobKind.TIER_STORE for b in job.blocks]
         assert self.cascade_rows == len(set(cascading))
         for name, tier in self.tiers.items():
@@ -404,7 +305,12 @@ class State:
             assert tier.cascade_rows == sum(len(j.blocks) for j in stores)
             quarantined = [j for j in mine if j.kind is JobKind.TIER_LOAD and j.overdue]
             assert tier.quarantined_rows == sum(len(j.blocks) for j in quarantined)
+            owed = Counter(j.kind for j in mine if j.overdue)
+            assert tier.unanswered_lookups == owed[JobKind.LOOKUP]
+            assert tier.unanswered_stores == owed[JobKind.TIER_STORE]
+            assert tier.loading_rows == sum(b.source == name for b in (*loading, *planned))
         assert {r for r in self.requests.values() if r.planned} == set(self.planning)
+        assert self.sharing.keys() <= set(planned)
         waiting = {r for job in live for r in job.waiters} | set(self.awaiting_step)
         assert waiting >= {r for r in self.requests.values() if r.remembered is not None}
         assert all(b.state is ARRIVING for b in self.following)

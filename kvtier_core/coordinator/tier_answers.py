@@ -9,7 +9,10 @@ from typing import cast
 
 from kvtier_core.coordinator.actions import AskTier
 from kvtier_core.coordinator.group_lookup import Verdict
-from kvtier_core.coordinator.state import JobKind, RequestState, State, TierState
+from kvtier_core.coordinator.jobs import JobKind
+from kvtier_core.coordinator.presence import Answer
+from kvtier_core.coordinator.state import RequestState, State
+from kvtier_core.coordinator.tier_state import TierState
 from kvtier_core.keys import OffloadKey
 from kvtier_core.values import MissReason
 
@@ -76,6 +79,8 @@ class TierAnswers:
         """What *tier* is known to hold; unknown keys are asked of it, all in one job."""
         presence = tier.presence
         answers = presence.classify(keys, now)
+        if tier.name in request.not_loaded:
+            answers = self._without_lost(request, tier, keys, answers, now)
         if None in answers:
             unknown = presence.not_asked(keys, answers)
             if unknown and tier.may_ask(now):
@@ -95,6 +100,22 @@ class TierAnswers:
             return cast("list[Verdict]", answers)
         there: Verdict = tier.name if tier.may_promote(now) else MissReason.TIER_FAILED
         return [there if answer is True else answer for answer in answers]
+
+    @staticmethod
+    def _without_lost(
+        request: RequestState,
+        tier: TierState,
+        keys: Sequence[OffloadKey],
+        answers: Sequence[Answer],
+        now: float,
+    ) -> list[Answer]:
+        """*answers*, but a miss for what *request* has tried to load in vain: it must not try for ever (K6)."""
+        lost = request.not_loaded[tier.name]
+        told: list[Answer] = []
+        for key, answer in zip(keys, answers, strict=True):
+            until, reason = lost.get(key, (now, None))
+            told.append(reason if until > now else answer)
+        return told
 
     def wait_for(self, request: RequestState, unknown: Iterable[OffloadKey]) -> bool:
         """Have *request* woken when a tier says what it holds of *unknown*; whether there is anything to wait for."""

@@ -14,6 +14,9 @@ _MAX_KINDS = 1000
 _MAX_TEXT = 2000
 """Characters of a tier's own words that a message repeats."""
 
+_CAUSE, _CONTEXT = BaseException.__dict__["__cause__"], BaseException.__dict__["__context__"]
+_EXCEPTIONS = BaseExceptionGroup.__dict__["exceptions"]
+
 
 @dataclass(frozen=True, kw_only=True)
 class TierIdentity:
@@ -57,7 +60,9 @@ class Guard:
             return function(**arguments)
         except BaseException as error:  # noqa: BLE001 - see the docstring
             kind = type(error).__name__
-            return self.report(hook, kind, f"{hook} raised {kind}: {text_of(error)}")
+            fault = self.report(hook, kind, f"{hook} raised {kind}: {text_of(error)}")
+            _forget_frames(error)
+            return fault
 
     def report(self, hook: str, kind: str, text: str) -> HookFault:
         """Log what a hook did wrong: the first of its kind and then ever more rarely (at powers of two)."""
@@ -76,6 +81,26 @@ class Guard:
         """*text* without the tier's secrets, and not longer than a message may be."""
         masked = mask_text(text[:_MAX_TEXT], self._secrets)
         return masked if len(text) <= _MAX_TEXT else f"{masked}..."
+
+
+def _forget_frames(error: BaseException) -> None:
+    """Let go of the frames that *error*, and those it came from, passed through.
+
+    They hold the job with its views of the pool's rows, and pluggy's hold the error itself: a circle that would keep
+    the mapping in use until the garbage collector comes by, if it ever does. What a tier's own class of errors makes of
+    these attributes is not asked.
+    """
+    waiting: list[BaseException | None] = [error]
+    seen: set[int] = set()
+    while waiting:
+        one = waiting.pop()
+        if one is None or id(one) in seen:
+            continue
+        seen.add(id(one))
+        BaseException.with_traceback(one, None)
+        waiting += (_CAUSE.__get__(one), _CONTEXT.__get__(one))
+        if isinstance(one, BaseExceptionGroup):
+            waiting += _EXCEPTIONS.__get__(one)
 
 
 def text_of(value: object) -> str:

@@ -69,6 +69,8 @@ class TierHost:
         self._open_retry_s = limits.open_retry
         self._inbox = Inbox(limits.max_waiting)
         self._running: dict[int, _Running] = {}
+        self._overdue: dict[int, _Running] = {}
+        """Jobs under way whose deadline has passed: perhaps very many, so nothing here walks them."""
         self._refused: dict[str, list[OffloadKey]] = {}
         """Of each request that the tier gets as a whole: keys whose store came too late to reach it."""
         self._unheard: dict[str, RequestInfo] = {}
@@ -118,22 +120,18 @@ class TierHost:
         self._put_job("submit_store", plan, None)
 
     def _put_job(self, hook: str, plan: JobPlan, sealer: Sealer | None) -> None:
-        if self._inbox.knows(plan.request.request_id):
-            self._inbox.put(partial(self._submit, hook, plan, sealer))
-        else:
+        if not self._inbox.put_job(plan.request, partial(self._submit, hook, plan, sealer)):
             self._report(
                 JobResult(job_id=plan.id, error="the tier is too far behind to hear of this request")
             )
 
     def begin_request(self, request: RequestInfo) -> None:
         """Tell the tier that a request began, before any job of it."""
-        call = partial(self._begin, request)
-        self._inbox.begin_request(request.request_id, call)
+        self._inbox.begin_request(request, partial(self._begin, request))
 
-    def end_request(self, request: RequestInfo) -> None:
+    def end_request(self, request: RequestInfo, not_stored: Sequence[OffloadKey]) -> None:
         """Tell the tier that a request is over, after every job of it."""
-        call = partial(self._end, request)
-        self._inbox.end_request(request.request_id, call)
+        self._inbox.end_request(request, partial(self._end, request, not_stored))
 
     def tell(self, hook: str, **arguments: object) -> None:
         """Call a hook whose answer nobody waits for, unless the tier is far behind."""
@@ -170,7 +168,7 @@ class TierHost:
             if call is not None:
                 self._pause = _FIRST_POLL_S
                 self._guarded(call)
-            if self._running and not self._stopping:
+            if (self._running or self._overdue) and not self._stopping:
                 self._guarded(self._collect)
             due = self._opening.due
             if due is not None and due <= self._clock() and not self._stopping:
@@ -184,10 +182,12 @@ class TierHost:
     def _poll_timeout(self) -> float | None:
         now = self._clock()
         until_retry = None if self._opening.due is None else max(0.0, self._opening.due - now)
-        if not self._running:
+        if not self._running and not self._overdue:
             return until_retry
-        if all(running.plan.deadline <= now for running in self._running.values()):
-            return _OVERDUE_POLL_S
+        for job_id in [i for i, running in self._running.items() if running.plan.deadline <= now]:
+            self._overdue[job_id] = self._running.pop(job_id)
+        if not self._running:
+            return _OVERDUE_POLL_S if until_retry is None else min(until_retry, _OVERDUE_POLL_S)
         pause = self._pause
         self._pause = min(pause * 2, _LAST_POLL_S)
         return pause
@@ -253,7 +253,7 @@ class TierHost:
     def _take(self, result: object) -> None:
         """Pass on one result. One for a job that is not running is never passed on: its rows may be another's."""
         job_id = job_id_of(result)
-        running = self._running.pop(job_id, None) if job_id is not None else None
+        running = self._take_running(job_id) if job_id is not None else None
         if running is None or not isinstance(result, JobResult):
             text = f"{text_of(result)} fits no job that this tier has under way"
             self._guard.report("get_finished_jobs", "foreign", text)
@@ -270,6 +270,9 @@ class TierHost:
             self._verify(running.plan, plain, running.sealer)
         else:
             self._report(plain)
+
+    def _take_running(self, job_id: int) -> _Running | None:
+        return self._running.pop(job_id, None) or self._overdue.pop(job_id, None)
 
     def _report(self, result: JobResult) -> None:
         self._emit(Finished(self.identity.name, result))
@@ -290,13 +293,13 @@ class TierHost:
         if answer is OffloadPolicy.REQUEST_LEVEL or request.wants_remote_decode:
             self._refused[request.request_id] = []
 
-    def _end(self, request: RequestInfo) -> None:
+    def _end(self, request: RequestInfo, not_stored: Sequence[OffloadKey]) -> None:
         """Tell the tier that a request is over, and which of its blocks never reached the tier."""
         if self._unheard.pop(request.request_id, None) is not None:
             return
-        refused = self._refused.pop(request.request_id, None)
-        if refused:
-            request = replace(request, not_stored=(*request.not_stored, *refused))
+        refused = self._refused.pop(request.request_id, ())
+        if not_stored or refused:
+            request = replace(request, not_stored=(*not_stored, *refused))
         self._tell("on_request_finished", {"request": request})
 
     def _tell(self, hook: str, arguments: Mapping[str, Any]) -> None:

@@ -3,52 +3,97 @@
 Jobs are bounded by their limits and the breakers, so they always get in. News (a request began, a block was used) is
 not: when the tier is more than ``max_waiting`` calls behind, it is not told of new requests, and gets no jobs for
 requests it was not told of (C26).
+
+An id may be used again once its request is over, while the news of that still waits for the last rows to be sealed:
+calls for the later request of that id are held back until then. So a tier never knows two requests of one id. Which
+request a call is for is told by the ``RequestInfo`` object itself, one for each request's life.
 """
 
 import threading
+from collections import deque
 from collections.abc import Callable
 from queue import Empty, SimpleQueue
+
+from kvtier_core.values import RequestInfo
+
+Call = Callable[[], None]
+
+
+class _Life:
+    """One request, from the news of its beginning to that of its end."""
+
+    __slots__ = ("held_back", "request")
+
+    def __init__(self, request: RequestInfo) -> None:
+        self.request = request
+        self.held_back: list[Call] = []
+        """Its calls so far, in order, while an earlier request of its id is not over."""
 
 
 class Inbox:
     """Calls for one hook thread. Safe from any thread."""
 
     def __init__(self, max_waiting: int) -> None:
-        self._calls: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._calls: SimpleQueue[Call | None] = SimpleQueue()
         self._max_waiting = max_waiting
         self._lock = threading.Lock()
-        self._known: set[str] = set()
-        """Requests that the tier has been told of and that are not over."""
+        self._lives: dict[str, deque[_Life]] = {}
+        """By id: requests that the tier was told of, or will be, and that are not over. The first is current,
+        the others wait for its end."""
+        self._num_held_back = 0
         self._is_wake_pending = False
 
-    def put(self, call: Callable[[], None]) -> None:
+    def put(self, call: Call) -> None:
         """Add a call, whatever waits already."""
         self._calls.put(call)
 
-    def put_news(self, call: Callable[[], None]) -> None:
+    def put_news(self, call: Call) -> None:
         """Add a call that may be left out when the tier is far behind."""
-        if self._calls.qsize() < self._max_waiting:
+        if not self._is_far_behind():
             self._calls.put(call)
 
-    def begin_request(self, request_id: str, call: Callable[[], None]) -> None:
+    def _is_far_behind(self) -> bool:
+        return self._calls.qsize() + self._num_held_back >= self._max_waiting
+
+    def begin_request(self, request: RequestInfo, call: Call) -> None:
         """Add the news that a request began, unless the tier is far behind."""
-        if self._calls.qsize() < self._max_waiting:
-            with self._lock:
-                self._known.add(request_id)
-            self._calls.put(call)
-
-    def end_request(self, request_id: str, call: Callable[[], None]) -> None:
-        """Add the news that a request is over, if the tier was told of its beginning."""
         with self._lock:
-            was_known = request_id in self._known
-            self._known.discard(request_id)
-        if was_known:
-            self._calls.put(call)
+            if not self._is_far_behind():
+                life = _Life(request)
+                self._lives.setdefault(request.request_id, deque()).append(life)
+                self._put_for(life, call)
 
-    def knows(self, request_id: str) -> bool:
-        """Whether the tier was told of this request, and not yet of its end."""
+    def put_job(self, request: RequestInfo, call: Call) -> bool:
+        """Add a job of *request*; False, and nothing added, when the tier was not told of it."""
         with self._lock:
-            return request_id in self._known
+            for life in self._lives.get(request.request_id, ()):
+                if life.request is request:
+                    self._put_for(life, call)
+                    return True
+        return False
+
+    def _put_for(self, life: _Life, call: Call) -> None:
+        if self._lives[life.request.request_id][0] is life:
+            self._calls.put(call)
+        else:
+            life.held_back.append(call)
+            self._num_held_back += 1
+
+    def end_request(self, request: RequestInfo, call: Call) -> None:
+        """Add the news that a request is over, if the tier was told of its beginning, and what it held back."""
+        with self._lock:
+            lives = self._lives.get(request.request_id)
+            if lives is None or lives[0].request is not request:
+                return
+            self._calls.put(call)
+            lives.popleft()
+            if not lives:
+                del self._lives[request.request_id]
+                return
+            for held_back in lives[0].held_back:
+                self._calls.put(held_back)
+            self._num_held_back -= len(lives[0].held_back)
+            lives[0].held_back.clear()
 
     def wake(self) -> None:
         """Let ``get`` return; one pending wake is enough, however often it is asked for."""
@@ -58,7 +103,7 @@ class Inbox:
             self._is_wake_pending = True
         self._calls.put(None)
 
-    def get(self, timeout_s: float | None) -> Callable[[], None] | None:
+    def get(self, timeout_s: float | None) -> Call | None:
         """The next call; ``None`` after *timeout_s*, or when woken."""
         try:
             call = self._calls.get(timeout=timeout_s)

@@ -462,8 +462,8 @@ class TierManager:
                 self._store(seal, jobs)
             case TellNewRequest(tier, request):
                 self._hosts[tier].begin_request(request)
-            case TellRequestFinished(tier, request):
-                self._integrity.after_sealing(partial(self._hosts[tier].end_request, request))
+            case TellRequestFinished(tier, request, not_stored):
+                self._integrity.after_sealing(partial(self._hosts[tier].end_request, request, not_stored))
             case CancelJobs(tier, job_ids):
                 self._hosts[tier].tell("cancel_jobs", job_ids=job_ids)
             case TellStepEnd(tier, step):
@@ -483,6 +483,8 @@ class TierManager:
                 "loads": tier.load_breaker.state.value,
                 "stores": tier.store_breaker.state.value,
                 "quarantined_rows": tier.quarantined_rows,
+                "unanswered_lookups": tier.unanswered_lookups,
+                "unanswered_stores": tier.unanswered_stores,
                 "load_seconds": tier.load_times.describe(),
                 "passed_over": tier.probe_at is not None,
             }

@@ -1,4 +1,6 @@
-"""Tells people when a tier leaves the path, when it is back, and that its work takes too long. Decides nothing else.
+"""Tells people when a tier leaves the path, when it is back, and that its work takes too long, or never ends.
+
+Decides nothing else.
 
 What an engine sees of a faulty tier is misses and time; this is what says which tier, and what to do.
 """
@@ -7,7 +9,7 @@ import logging
 from collections.abc import Mapping
 
 from kvtier_core.coordinator.breaker import BreakerState
-from kvtier_core.coordinator.state import TierState
+from kvtier_core.coordinator.tier_state import TierState
 from kvtier_core.manager.guard import TierIdentity
 
 _KINDS = ("lookups", "loads", "stores")
@@ -22,6 +24,7 @@ class PathLog:
         self._log = log
         self._identities = identities
         self._out: dict[str, list[str]] = {}
+        self._owing: dict[str, list[str]] = {}
         self._timeouts: dict[str, int] = {}
 
     def look(self, tiers: Mapping[str, TierState]) -> None:
@@ -32,6 +35,12 @@ class PathLog:
             if out != self._out.get(name, []):
                 self._tell_path(self._identities[name], out)
                 self._out[name] = out
+            owing = [
+                kind for kind, owes in (("lookups", tier.owes_lookups), ("stores", tier.owes_stores)) if owes
+            ]
+            if owing != self._owing.get(name, []):
+                self._tell_owing(self._identities[name], owing, tier.limits.max_unanswered)
+                self._owing[name] = owing
             late = tier.counters.timeouts
             if late != self._timeouts.get(name, 0):
                 self._tell_late(self._identities[name], self._timeouts.get(name, 0), late)
@@ -47,6 +56,18 @@ class PathLog:
             )
         else:
             self._log.warning("%s is in the path again", identity)
+
+    def _tell_owing(self, identity: TierIdentity, owing: list[str], limit: int) -> None:
+        if owing:
+            self._log.warning(
+                "%s has left %d overdue %s without any answer: it gets no more of them until it hands out results for "
+                "some (limits.max_unanswered). Every job must get a result, if only an error: tell the plugin's author",
+                identity,
+                limit,
+                " and as many ".join(owing),
+            )
+        else:
+            self._log.warning("%s has answered overdue jobs, and gets new ones again", identity)
 
     def _tell_late(self, identity: TierIdentity, before: int, now: int) -> None:
         if before.bit_length() != now.bit_length():  # the first, and then ever more rarely

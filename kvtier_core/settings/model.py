@@ -41,6 +41,8 @@ class PoolSettings(BaseModel):
     """Changes of the pool's contents kept for events; past it the next events are the whole contents anew."""
     max_promotion: Annotated[float, Field(gt=0, le=1)] = 0.5
     """Fraction of the pool that may be reserved for promotions at a time."""
+    max_loading: Annotated[float, Field(gt=0, le=1)] = 0.75
+    """Fraction of the pool that promotions and overdue loads of all tiers may hold together; the rest is for stores."""
     break_even_margin: Annotated[float, Field(gt=0)] = 1.25
     """How much longer loading may take than computing, as a factor, where the engine says what computing costs."""
     break_even_probe: Duration = 10.0

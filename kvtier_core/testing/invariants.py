@@ -4,13 +4,14 @@ from collections.abc import Iterable, Sequence
 
 from kvtier_core.coordinator import Lookup
 from kvtier_core.coordinator.state import State
+from kvtier_core.coordinator.tier_state import TierState
 from kvtier_core.ledger import BlockState, Ledger
 from kvtier_core.testing.hook_order import InvariantError
 from kvtier_core.testing.scripted import Content, DeviceTransfer, JobHook, Payload, RunningJob
 
 
 def check_limits(state: State) -> None:
-    """Rows lent to cascades and promotions are within their limits (C21, C28)."""
+    """Rows lent to cascades and promotions, and jobs left unanswered, are within their limits (C21, C28, C31)."""
     over = [name for name, tier in state.tiers.items() if tier.cascade_rows > tier.max_cascade_rows]
     if over or state.cascade_rows > state.limits.max_cascade_rows:
         raise InvariantError(
@@ -18,6 +19,31 @@ def check_limits(state: State) -> None:
         )
     if state.promoting_rows > state.limits.max_promotion_rows:
         raise InvariantError(f"{state.promoting_rows} rows are reserved for promotions (C21)")
+    if state.promoting_rows + state.quarantined_rows > state.limits.max_loading_rows:
+        raise InvariantError(
+            f"{state.promoting_rows} rows are reserved for promotions while overdue loads hold "
+            f"{state.quarantined_rows} (C31)"
+        )
+    # Each store has a row at least, so that no more than this can have been under way when the last was allowed.
+    owing = {
+        name: tier.unanswered_stores
+        for name, tier in state.tiers.items()
+        if tier.unanswered_stores >= tier.limits.max_unanswered + tier.max_cascade_rows
+    }
+    if owing:
+        raise InvariantError(f"tiers got stores though they left so many unanswered: {owing} (C31)")
+
+
+def check_lent(tier: TierState, before: int) -> None:
+    """A lookup before which *tier* was lent *before* rows for loads lent no more than it may be trusted with (C31)."""
+    lent = tier.loading_rows + tier.quarantined_rows
+    if lent > max(before, tier.max_quarantined_rows) and not tier.loads_in_time:
+        raise InvariantError(
+            f"{tier.name}, which has not shown that its loads come in time, was lent {lent - before} more rows, "
+            f"{lent} in all, of which {tier.quarantined_rows} are overdue (C31)"
+        )
+    if lent > before and tier.quarantined_rows >= tier.max_quarantined_rows:
+        raise InvariantError(f"{tier.name} was lent more rows though its quarantine is full (C31)")
 
 
 def check_rows_in_use(running: Iterable[RunningJob], transfers: Iterable[DeviceTransfer]) -> None:

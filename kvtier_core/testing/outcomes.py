@@ -40,10 +40,13 @@ OUTCOMES = frozenset(
         "a reset took what was promised",
         "a result came twice",
         "a result came from another tier",
+        "a tier got no more until it answered",
+        "a tier was lent no more until a load comes in time",
         "a tier wrote into quarantined rows",
         "a whole block of another epoch was caught",
         "a whole block of another key was caught",
         "groups could be loaded in part at once",
+        "loads of all tiers hold what they may",
         "no room for a store",
         "several groups could be loaded",
         "several groups have to wait",
@@ -121,7 +124,10 @@ class Watcher:
 
     def after_step(self) -> None:
         """A step is over."""
-        for name, tier in self._world.coordinator.state.tiers.items():
+        state = self._world.coordinator.state
+        loading = state.promoting_rows + state.quarantined_rows
+        self.note("loads of all tiers hold what they may", loading == state.limits.max_loading_rows)
+        for name, tier in state.tiers.items():
             for index, breaker in enumerate(tier.breakers):
                 if breaker.state is self._breakers.get((name, index), BreakerState.CLOSED):
                     continue
@@ -129,10 +135,14 @@ class Watcher:
                 self.note("a breaker opened", breaker.state is BreakerState.OPEN)
                 self.note("a breaker closed again", breaker.state is BreakerState.CLOSED)
             self.note("a block waited for a tier that was behind", bool(tier.late))
-            self.note("the quarantine was full", tier.quarantined_rows >= tier.max_quarantined_rows)
+            is_full = tier.quarantined_rows >= tier.max_quarantined_rows
+            self.note("the quarantine was full", is_full)
+            self.note("a tier got no more until it answered", tier.owes_lookups or tier.owes_stores)
+            waits = tier.load_room <= 0 and not is_full
+            self.note("a tier was lent no more until a load comes in time", waits)
 
         self.note("a block followed when it was ready", self._some_followed())
-        self._following = list(self._world.coordinator.state.following)
+        self._following = list(state.following)
 
     def _some_followed(self) -> bool:
         return any(block.state is BlockState.READY for block in self._following)

@@ -143,7 +143,7 @@ class World:
         for request_id in request_ids:
             info = RequestInfo(request_id=request_id, params={"do_remote_decode": remote_decode})
             self.coordinator.new_request(info, self.now, load_tiers=load_tiers, store_tiers=store_tiers)
-            self._infos[request_id] = info
+            self._infos[request_id] = self.coordinator.state.requests[request_id].info
             for name in self.tiers if remote_decode else ():
                 if store_tiers is None or name in store_tiers:
                     self.hooks.whole(name, request_id)
@@ -157,7 +157,9 @@ class World:
 
     def lookup(self, request_id: str, keys: Sequence[OffloadKey]) -> Lookup:
         """Look a prefix up, once."""
+        lent = self._lent()
         answer = self.coordinator.lookup(request_id, keys, self.now)
+        self._check_lent(lent)
         self._act()
         return answer
 
@@ -165,7 +167,9 @@ class World:
         self, request_id: str, keys: Sequence[Sequence[OffloadKey]], max_tokens: int
     ) -> EndPoint:
         """Look an end point of all groups up, once."""
+        lent = self._lent()
         answer = self.coordinator.lookup_groups(request_id, keys, max_tokens, self.now)
+        self._check_lent(lent)
         unit = unit_of(self.groups)
         if not 0 <= answer.ready_tokens <= answer.tokens <= max_tokens or answer.tokens % unit:
             raise InvariantError(f"{answer} is no end point of at most {max_tokens} tokens for {self.groups}")
@@ -174,6 +178,15 @@ class World:
             raise InvariantError(f"{request_id} was promised {answer} and has leases on {leased} (C13, C21)")
         self._act()
         return answer
+
+    def _lent(self) -> dict[str, int]:
+        """The rows that each tier may write."""
+        tiers = self.coordinator.state.tiers
+        return {name: tier.loading_rows + tier.quarantined_rows for name, tier in tiers.items()}
+
+    def _check_lent(self, before: dict[str, int]) -> None:
+        for name, tier in self.coordinator.state.tiers.items():
+            invariants.check_lent(tier, before[name])
 
     def prepare_store(self, request_id: str, keys: Sequence[OffloadKey]) -> PreparedTransfer | None:
         """Begin a device store: from now on its rows are half-written."""
@@ -438,8 +451,8 @@ class World:
         match action:
             case TellNewRequest(tier, request):
                 self.hooks.new_request(tier, request.request_id)
-            case TellRequestFinished(tier, request):
-                self.hooks.request_finished(tier, request.request_id, request.not_stored)
+            case TellRequestFinished(tier, request, not_stored):
+                self.hooks.request_finished(tier, request.request_id, not_stored)
             case CancelJobs(tier, job_ids):
                 for job_id in job_ids:
                     if job_id in self.running:  # else it still waits for its sealing

@@ -3,6 +3,7 @@
 import pytest
 
 from kvtier_core.coordinator.breaker import Breaker, BreakerState
+from kvtier_core.coordinator.jobs import JobTable
 from kvtier_core.testing.scripted import Answer, JobHook, TierScript
 from kvtier_core.testing.world import World, generous_limits, make_keys
 from kvtier_core.values import JobResult, LookupState, MissReason
@@ -191,6 +192,51 @@ def test_c31_quarantine_of_the_first_tier_leaves_its_keys_to_the_second():
     assert len(world.jobs(JobHook.LOAD, "y")) == 1
 
 
+def test_c31_a_tier_that_answers_no_lookup_is_asked_no_more_than_its_limit():
+    world = World(4, [TierScript.limited("a", breaker_failures=100, max_unanswered=3)])
+    world.new_request("r")
+    for key in "abcdef":
+        world.lookup("r", make_keys(key))
+        world.advance(2.0)
+    assert len(world.jobs(JobHook.LOOKUP)) == 3
+    assert world.lookup("r", make_keys("f")).reason is MissReason.TIER_FAILED
+    world.answer(world.jobs(JobHook.LOOKUP)[0])
+    world.advance(60.0)
+    assert list(world.lookup("r", make_keys("f")).states) == [RETRY]
+
+
+def test_c31_a_tier_that_answers_no_store_gets_no_more_than_its_limit_and_serves_what_it_holds():
+    world = world_behind("z", 8, TierScript.limited("a", breaker_failures=100, max_unanswered=3))
+    for key in "abcdef":
+        world.put("w", make_keys(key), cascade=False)
+        world.advance(60.0)
+    assert len(world.jobs(JobHook.STORE)) == 3
+    assert world.coordinator.counters.tiers["a"].dropped == 3
+    assert world.fetch("r", make_keys("z")).hits == 1
+    world.answer(world.jobs(JobHook.STORE)[0])
+    world.put("w", make_keys("g"))
+    assert world.coordinator.counters.tiers["a"].stored == 2
+    world.settle()
+    world.check_at_rest()
+
+
+@pytest.mark.parametrize(("limit", "left"), [(500, 500), (5000, 1000)])
+def test_c31_k3_o4_what_a_tier_leaves_unanswered_costs_the_engine_no_time(monkeypatch, limit, left):
+    world = World(4, [TierScript.limited("a", breaker_failures=10**6, max_unanswered=limit)], check_every=100)
+    world.new_request("w")
+    for number in range(1000):
+        world.put("w", make_keys(chr(1000 + number)), cascade=False)
+        world.advance(60.0)
+    coordinator = world.coordinator
+    assert len(coordinator.state.jobs) == left
+    monkeypatch.setattr(JobTable, "values", None)  # nobody may walk them
+    assert not coordinator.has_pending_work
+    assert coordinator.store_room(world.now) == 4
+    assert coordinator.prepare_store("w", make_keys("xy"), world.now) is not None
+    assert coordinator.has_pending_work
+    assert coordinator.store_room(world.now) == (4 if left == limit else 2), "no tier, no limit"
+
+
 # -- the breaker in the path
 
 
@@ -339,5 +385,5 @@ def test_k3_o3_deadlines_of_finished_jobs_are_not_kept():
     pending = world.prepare_store("w", make_keys("b"))
     for _ in range(100):
         world.complete_load(world.prepare_load("r", make_keys("a")).job_id)
-    assert len(world.coordinator.state._deadlines) <= 2
+    assert len(world.coordinator.state.jobs._deadlines) <= 2
     world.complete_store(pending.job_id)

@@ -1,10 +1,13 @@
 """Promotions (C21 to C23, K6): what is asked of which tier, what is reserved for it, and how every wait ends."""
 
+from functools import partial
+
 import pytest
 
 from kvtier_core.testing.scripted import Answer, JobHook, TierScript
 from kvtier_core.testing.world import World, generous_limits, make_keys
 from kvtier_core.values import LookupState, MissReason
+from tests.coordinator.test_groups import count_calls
 
 HIT, PENDING, RETRY, MISS = LookupState.HIT, LookupState.HIT_PENDING, LookupState.RETRY, LookupState.MISS
 
@@ -275,6 +278,24 @@ def test_c27_a_promotion_is_not_handed_to_a_request_that_may_not_load_from_that_
     assert world.fetch("s", make_keys("a")).hits == 1
 
 
+@pytest.mark.parametrize("waiting", [0, 3])
+def test_k11_ending_a_request_with_reservations_looks_at_no_request_that_does_not_wait_for_them(waiting):
+    calls = {}
+    for others in (1, 200):
+        world = world_behind("abcdefgh", 16)
+        world.new_request(*map(str, range(others)), "s", "t", "u")
+        keys = make_keys("abcdefgh")
+        world.lookup("r", keys)
+        world.answer_all(JobHook.LOOKUP)
+        world.lookup("r", keys)
+        for name in "stu"[:waiting]:
+            assert states(world, name, "abcdefgh") == [PENDING] * 8
+        calls[others] = count_calls(partial(world.coordinator.request_finished, "r"))
+        world.end_step()
+        assert len(asked(world, "submit_load")) == (1 if waiting else 0)
+    assert calls[200] == calls[1]
+
+
 # -- partial success and other bad ends
 
 
@@ -311,6 +332,46 @@ def test_k6_o1_a_bad_block_is_loaded_once_and_then_missed(answer, resident):
         world.advance(0.1)
     assert len(asked(world, "submit_load")) == 1
     assert states(world, "r", "a") == [MISS]
+
+
+@pytest.mark.parametrize("miss_ttl", [0.0, 0.001])
+@pytest.mark.parametrize("answer", [Answer.MISSING, Answer.FAILED, None])
+@pytest.mark.parametrize("names", ["r", "rstu"])
+def test_k6_o1_however_soon_a_lost_key_may_be_asked_for_again_no_request_waits_for_it_twice(
+    miss_ttl, answer, names
+):
+    tier = TierScript.limited("a", miss_ttl=miss_ttl, load_timeout=0.05, breaker_failures=1000)
+    world = world_behind("a", 4, tier)
+    world.new_request(*names[1:])
+    keys = tuple(make_keys("a"))
+    for number in range(30):
+        for name in names:
+            settled = world.lookup(name, keys).is_settled
+            assert settled or number < 20, "each request may wait for every other one's load, and no longer"
+        world.answer_all(JobHook.LOOKUP)
+        world.end_step()
+        if answer is not None:
+            world.answer_all(JobHook.LOAD, answer=answer)
+        world.advance(0.1)
+    assert len(asked(world, "submit_load")) <= len(names)
+    world.answer_all(JobHook.LOAD)
+    world.new_request("next")
+    assert world.fetch("next", keys).hits == 1, "the next request tries again"
+
+
+def test_k6_c23_a_request_that_stored_a_lost_key_itself_may_load_it():
+    world = world_behind("a", 4, TierScript.limited("a", miss_ttl=0.0))
+    world.lookup("r", make_keys("a"))
+    world.answer_all(JobHook.LOOKUP)
+    world.lookup("r", make_keys("a"))
+    world.end_step()
+    world.answer_all(JobHook.LOAD, answer=Answer.FAILED)
+    assert states(world, "r", "a") == [MISS]
+    world.put("r", make_keys("a"))
+    world.new_request("s")
+    world.put("s", make_keys("wxyz"))
+    world.finish("s")
+    assert world.fetch("r", make_keys("a")).hits == 1
 
 
 def test_c23_a_lost_key_is_asked_again_after_a_while():

@@ -231,6 +231,27 @@ def test_c31_work_that_is_late_is_told_with_the_limits_it_passed(make_bench, cap
     assert "limits.lookup_timeout" in caplog.text
 
 
+def test_c31_a_tier_that_loses_answers_is_told_of_and_gets_no_more_until_it_answers(make_bench, caplog):
+    bench = make_bench(store_timeout=0.05, breaker_failures=100, max_unanswered=2)
+    tier = bench.tiers["one"]
+    tier.hold.add("store")
+    bench.new("a")
+    for number in range(5):
+        bench.store("a", number)
+        bench.settle()
+    assert len(tier.held) == 2
+    assert bench.manager.counters.tiers["one"].dropped == 3
+    assert bench.manager.describe_tiers()["one"]["unanswered_stores"] == 2
+    assert caplog.text.count("has left 2 overdue stores without any answer") == 1
+    tier.hold.clear()
+    tier.release()
+    bench.until(lambda: bench.manager.describe_tiers()["one"]["unanswered_stores"] == 0)
+    bench.store("a", 10)
+    bench.settle()
+    assert bench.manager.counters.tiers["one"].stored == 1
+    assert caplog.text.count("has answered overdue jobs, and gets new ones again") == 1
+
+
 def test_c30_one_fault_of_many_blocks_is_logged_ever_more_rarely(make_bench, caplog):
     bench = make_bench(breaker_failures=100)
     bench.tiers["one"].hold.add("store")

@@ -42,7 +42,7 @@ def test_c03_corrupt_bytes_are_a_miss_counted_and_the_rest_of_the_job_is_kept(ma
 
 
 def test_c03_swapped_blocks_are_a_miss(make_bench):
-    bench = make_bench()
+    bench = make_bench(max_quarantined=1.0)
     bench.new("a")
     bench.store("a", 1, 2)
     bench.settle()
