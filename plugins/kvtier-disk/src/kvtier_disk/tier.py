@@ -86,6 +86,11 @@ class DiskTier(BlockTier):
             self._open()
         except RootRefusedError as error:
             raise TierOpenError(f"tier {self.context.name!r} (kvtier-disk): {error}") from error
+        except IndexDamagedError as error:
+            raise TierOpenError(
+                f"tier {self.context.name!r} (kvtier-disk): {error.strerror}: {error.filename}; it is made anew where "
+                f"root can be written, or by kvtier disk rebuild {self.settings.root}"
+            ) from error
         except OSError as error:
             raise TierOpenError(
                 f"tier {self.context.name!r} (kvtier-disk): can't write below root {str(self.settings.root)!r}: "
@@ -160,12 +165,7 @@ class DiskTier(BlockTier):
 
     def store_many(self, keys: Sequence[OffloadKey], blocks: Sequence[memoryview]) -> Sequence[Outcome]:
         """Store blocks in neighbouring slots with as few writes as can be, and one sync."""
-        store = self._opened()
-        try:
-            return store.store(keys, blocks)
-        except IndexDamagedError as damage:
-            self._note(damage)
-            raise
+        return self._opened().store(keys, blocks)
 
     def load(self, key: OffloadKey, into: memoryview) -> bool:
         """Read one block. Raises ``OSError``."""
@@ -176,12 +176,7 @@ class DiskTier(BlockTier):
 
     def load_many(self, keys: Sequence[OffloadKey], intos: Sequence[memoryview]) -> Sequence[Outcome]:
         """Read blocks, neighbouring ones together."""
-        store = self._opened()
-        try:
-            return store.load(keys, intos)
-        except IndexDamagedError as damage:
-            self._note(damage)
-            raise
+        return self._opened().load(keys, intos)
 
     def delete(self, keys: Sequence[OffloadKey]) -> None:
         """Free the slots of these blocks. Raises ``OSError``."""
@@ -210,10 +205,6 @@ class DiskTier(BlockTier):
         if self._store is None:
             raise OSError(errno.EBADF, "the tier is not open")
         return self._store
-
-    def _note(self, damage: IndexDamagedError) -> None:
-        if self._upkeep is not None:
-            self._upkeep.note_damage(damage)
 
     def _warn(self, text: str) -> None:
         self.context.log.warning("tier %r (kvtier-disk): %s", self.context.name, text)

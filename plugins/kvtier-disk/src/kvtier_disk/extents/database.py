@@ -26,7 +26,10 @@ _ERRNO = {
     sqlite3.SQLITE_NOMEM: errno.ENOMEM,
     sqlite3.SQLITE_PERM: errno.EACCES,
 }
-_DAMAGE = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR})
+_DAMAGE = frozenset(
+    {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR, sqlite3.SQLITE_SCHEMA}
+    | {sqlite3.SQLITE_CONSTRAINT, sqlite3.SQLITE_MISMATCH, sqlite3.SQLITE_TOOBIG, sqlite3.SQLITE_FORMAT}
+)
 
 
 class IndexDamagedError(OSError):
@@ -46,6 +49,8 @@ class Database:
         """
         self.path = path
         self.read_only = read_only
+        self.damage: str | None = None
+        """What was found to be wrong with the file, by whatever call met it: it has to be made anew."""
         self._lock = threading.RLock()
         self._pid = os.getpid()
         self._journal = Path(f"{path}-wal")
@@ -96,6 +101,19 @@ class Database:
                     self._connection.execute("ROLLBACK")
                 raise
 
+    def check(self) -> None:
+        """Raises ``IndexDamagedError`` when the file's structure is not sound, ``OSError``. Cost: reads all of it."""
+        with self.reading() as connection:
+            (found,) = connection.execute("PRAGMA quick_check(1)").fetchone()
+        if found != "ok":
+            raise self.damaged(str(found).rpartition("\n")[2])  # the first line only names the database
+
+    def damaged(self, why: str) -> "IndexDamagedError":
+        """The error to raise for contents that can't be right; the damage is remembered."""
+        error = IndexDamagedError(self.path, why)
+        self.damage = str(error.strerror)
+        return error
+
     def version(self) -> int:
         """A number that changes when another connection has committed."""
         with self.reading() as connection:
@@ -136,8 +154,9 @@ class Database:
             yield
         except sqlite3.Error as error:
             code = getattr(error, "sqlite_errorcode", 0) & _PRIMARY_CODE
-            if code in _DAMAGE:
-                raise IndexDamagedError(self.path, str(error)) from error
+            # Text that is no text has no code of SQLite's.
+            if code in _DAMAGE or (code == 0 and type(error) is sqlite3.OperationalError):
+                raise self.damaged(str(error)) from error
             raise OSError(_ERRNO.get(code, errno.EIO), f"index: {error}", str(self.path)) from error
 
 

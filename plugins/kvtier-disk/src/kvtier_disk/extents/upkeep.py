@@ -79,7 +79,6 @@ class Upkeep:
             False  # the first `follow` belongs to the start, which a million blocks must not hold up
         )
         self._is_ordered = False
-        self._damage: str | None = None
         self._next_reap = 0.0
 
     def attach(self, store: BlockStore) -> None:
@@ -187,6 +186,9 @@ class Upkeep:
 
     def start(self) -> None:
         """Learn everything the namespace holds, and make the root fit its limits. Raises ``OSError``."""
+        self._mended(self._start)
+
+    def _start(self) -> None:
         self._learn_all()
         if self._blocks.refusal is None:
             self.give_back()
@@ -200,11 +202,7 @@ class Upkeep:
             self._follow_reading(database)
             return
         self._check_index()
-        try:
-            self._follow()
-        except IndexDamagedError as damage:
-            self.note_damage(damage)
-            raise
+        self._mended(self._follow)
 
     def _follow(self) -> None:
         blocks, opened = self._blocks, self._blocks.opened
@@ -227,9 +225,9 @@ class Upkeep:
 
     def _order(self) -> None:
         """Let the policy know what is there."""
-        self._is_ordered = True
         opened = self._blocks.opened
         opened.contents.order(key for key, _ in opened.index.times_of(opened.namespace))
+        self._is_ordered = True
 
     def give_back(self) -> None:
         """Remove what is beyond the capacity or the free-space floor. Raises ``OSError``."""
@@ -292,18 +290,24 @@ class Upkeep:
 
     # An index that is not what it was.
 
-    def note_damage(self, damage: IndexDamagedError) -> None:
-        """A call met a damaged index: the next ``follow`` makes it anew."""
-        self._damage = str(damage.strerror)
+    def _mended(self, act: Callable[[], None]) -> None:
+        """Do *act*; where it meets a damaged index, make that anew and do it again. Raises ``OSError``."""
+        try:
+            act()
+        except IndexDamagedError:
+            if self._blocks.opened.index.database.read_only:
+                raise
+            self._check_index()
+            act()
 
     def _check_index(self) -> None:
         """Change over to another index if this one is damaged, or another process has made one anew."""
         database = self._blocks.opened.index.database
         if not self._root.home.is_dir():
             raise OSError(errno.ENOENT, "the root is gone, or not mounted", str(self._root.path))
-        if self._damage is None and self._is_in_use(database):
+        damage = database.damage
+        if damage is None and self._is_in_use(database):
             return
-        damage, self._damage = self._damage, None
         if damage is not None:
             with self._root.exclusively():
                 if self._is_in_use(database):
