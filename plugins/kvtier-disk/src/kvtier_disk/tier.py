@@ -20,8 +20,10 @@ from kvtier_core import (
     format_size,
     make_policy,
 )
+from kvtier_disk.extents.bounds import Bounds, least_capacity
 from kvtier_disk.extents.contents import Contents
 from kvtier_disk.extents.database import IndexDamagedError
+from kvtier_disk.extents.full_disk import join
 from kvtier_disk.extents.place import (
     RootRefusedError,
     check_local,
@@ -30,7 +32,7 @@ from kvtier_disk.extents.place import (
 )
 from kvtier_disk.extents.root import Membership, Root
 from kvtier_disk.extents.store import BlockStore, Opened, Outcome
-from kvtier_disk.extents.upkeep import Bounds, Upkeep, least_capacity
+from kvtier_disk.extents.upkeep import Upkeep
 from kvtier_disk.files_tier import FilesTier
 from kvtier_disk.settings import DEFAULT_CAPACITY, DiskSettings
 
@@ -132,7 +134,9 @@ class DiskTier(BlockTier):
         refusal = OSError(errno.EROFS, "the tier is configured read_only")
         if not self.settings.read_only:
             try:
-                return root.join(context.namespace, context.row_bytes, context.description), None
+                return join(
+                    root, self._bounds, context.namespace, context.row_bytes, context.description
+                ), None
             except OSError as error:
                 refusal = error
         member = root.look_in(context.namespace, context.row_bytes)

@@ -16,9 +16,12 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from urllib.parse import quote
 
+from kvtier_disk.extents.shared_memory import SharedMemory
+
 PAGE_BYTES = 4096
 _BUSY_TIMEOUT_S = 30.0  # another process's transactions take milliseconds; a dead one's lock is gone with it
 _PRIMARY_CODE = 0xFF
+_MEMORY = Path("/dev/shm")  # noqa: S108 - a directory of our own is made in it
 _ERRNO = {
     sqlite3.SQLITE_FULL: errno.ENOSPC,
     sqlite3.SQLITE_READONLY: errno.EROFS,
@@ -30,6 +33,9 @@ _DAMAGE = frozenset(
     {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR, sqlite3.SQLITE_SCHEMA}
     | {sqlite3.SQLITE_CONSTRAINT, sqlite3.SQLITE_MISMATCH, sqlite3.SQLITE_TOOBIG, sqlite3.SQLITE_FORMAT}
 )
+
+
+_NOT_WRITABLE = frozenset({errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOENT})
 
 
 class IndexDamagedError(OSError):
@@ -63,12 +69,24 @@ class Database:
                 check_same_thread=False,
                 uri=True,
             )
+        self._shared: SharedMemory | None = None
         try:
+            if not options:
+                self._shared = self._take_shared_memory()
             with self._translated():
                 self._set_up(journal_bytes)
             self._identity = path.stat()
         except OSError:
             self.close()
+            raise
+
+    def _take_shared_memory(self) -> SharedMemory | None:
+        """``None`` where nothing can be written, by SQLite neither. Raises ``OSError`` where there is no room."""
+        try:
+            return SharedMemory(self.path)
+        except OSError as error:
+            if self.read_only and error.errno in _NOT_WRITABLE:
+                return None
             raise
 
     def _set_up(self, journal_bytes: int) -> None:
@@ -143,6 +161,9 @@ class Database:
         if self._pid == os.getpid():
             with self._lock:
                 self._connection.close()
+                if self._shared is not None:
+                    self._shared.release()
+                    self._shared = None
 
     @contextmanager
     def _translated(self) -> Iterator[None]:
@@ -171,15 +192,29 @@ class Snapshot(Database):
         try:
             super().__init__(path, journal_bytes=0, read_only=True)
         except OSError:
-            if not Path(f"{path}-wal").exists():
+            journal = Path(f"{path}-wal")
+            if not journal.exists() or journal.stat().st_size == 0:
                 super().__init__(path, journal_bytes=0, read_only=True, options="&immutable=1")
-            else:
-                self._copy = tempfile.TemporaryDirectory(prefix="kvtier-index-")
-                copied = Path(self._copy.name) / path.name
-                for suffix in ("", "-wal"):
-                    shutil.copyfile(f"{path}{suffix}", f"{copied}{suffix}")
-                super().__init__(copied, journal_bytes=0)
-                self.read_only = True
+                return
+            try:
+                self._open_copy(None)
+            except OSError:
+                if not _MEMORY.is_dir():
+                    raise
+                self._open_copy(_MEMORY)  # the disk may be full, with the directory of temporary files on it
+            self.read_only = True
+
+    def _open_copy(self, directory: Path | None) -> None:
+        copy = tempfile.TemporaryDirectory(prefix="kvtier-index-", dir=directory)
+        copied = Path(copy.name) / self._source.name
+        try:
+            for suffix in ("", "-wal"):
+                shutil.copyfile(f"{self._source}{suffix}", f"{copied}{suffix}")
+            super().__init__(copied, journal_bytes=0)
+        except BaseException:
+            copy.cleanup()
+            raise
+        self._copy = copy
 
     @property
     def is_stale(self) -> bool:

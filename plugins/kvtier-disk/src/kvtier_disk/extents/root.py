@@ -30,6 +30,7 @@ from kvtier_disk.extents.form import HEADER_BYTES, Shape, extent_of, place_of, r
 from kvtier_disk.extents.index import NOBODY, Index
 from kvtier_disk.extents.lock import LifeSign, exclusively, is_alive
 from kvtier_disk.extents.place import check_namespace, why_not_direct
+from kvtier_disk.extents.shared_memory import ALLOCATED_BYTES
 from kvtier_disk.extents.tables import ExtentRow, Namespace
 
 _INDEX_NAME = re.compile(r"index-(\d{6})\.db")
@@ -270,12 +271,17 @@ class Root:
     # Index and files.
 
     def can_be_written(self) -> bool:
-        """Whether files can be made and locked here. Raises no error."""
+        """Whether files can be made and locked here, and there is room to open the index. Raises no error."""
+        probe = self.home / "probe"
         try:
             with self.exclusively():
-                return True
+                try:
+                    probe.write_bytes(bytes(2 * ALLOCATED_BYTES))
+                finally:
+                    probe.unlink(missing_ok=True)
         except OSError:
             return False
+        return True
 
     def reap(self, index: Index, member: Membership | None = None) -> None:
         """Free what dead processes had claimed; *member* lives, whatever its lock says. Raises ``OSError``."""
