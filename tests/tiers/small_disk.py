@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -42,8 +43,8 @@ def fill(mnt: Path, left_kib: int = 0) -> None:
         file.truncate(max(0, file.tell() - (left_kib << 10)))
 
 
-def child_ended(work) -> int:
-    """What *work* returns as an exit status, in a process of its own; -N where signal N ended that."""
+def child(work: Callable[[], int]) -> int:
+    """The number of a process that ends with what *work* returns."""
     pid = os.fork()
     if pid == 0:
         status = 99
@@ -53,7 +54,12 @@ def child_ended(work) -> int:
             traceback.print_exc()
         finally:
             os._exit(status)
-    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    return pid
+
+
+def child_ended(work: Callable[[], int]) -> int:
+    """What *work* returns as an exit status, in a process of its own; -N where signal N ended that."""
+    return os.waitstatus_to_exitcode(os.waitpid(child(work), 0)[1])
 
 
 def run_on(kind: str, place: Path, text: str) -> None:
