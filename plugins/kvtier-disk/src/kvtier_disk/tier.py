@@ -20,8 +20,10 @@ from kvtier_core import (
     format_size,
     make_policy,
 )
+from kvtier_disk.extents.bounds import Bounds, least_capacity
 from kvtier_disk.extents.contents import Contents
 from kvtier_disk.extents.database import IndexDamagedError
+from kvtier_disk.extents.full_disk import join
 from kvtier_disk.extents.place import (
     RootRefusedError,
     check_local,
@@ -30,7 +32,7 @@ from kvtier_disk.extents.place import (
 )
 from kvtier_disk.extents.root import Membership, Root
 from kvtier_disk.extents.store import BlockStore, Opened, Outcome
-from kvtier_disk.extents.upkeep import Bounds, Upkeep, least_capacity
+from kvtier_disk.extents.upkeep import Upkeep
 from kvtier_disk.files_tier import FilesTier
 from kvtier_disk.settings import DEFAULT_CAPACITY, DiskSettings
 
@@ -86,6 +88,11 @@ class DiskTier(BlockTier):
             self._open()
         except RootRefusedError as error:
             raise TierOpenError(f"tier {self.context.name!r} (kvtier-disk): {error}") from error
+        except IndexDamagedError as error:
+            raise TierOpenError(
+                f"tier {self.context.name!r} (kvtier-disk): {error.strerror}: {error.filename}; it is made anew where "
+                f"root can be written, or by kvtier disk rebuild {self.settings.root}"
+            ) from error
         except OSError as error:
             raise TierOpenError(
                 f"tier {self.context.name!r} (kvtier-disk): can't write below root {str(self.settings.root)!r}: "
@@ -127,7 +134,9 @@ class DiskTier(BlockTier):
         refusal = OSError(errno.EROFS, "the tier is configured read_only")
         if not self.settings.read_only:
             try:
-                return root.join(context.namespace, context.row_bytes, context.description), None
+                return join(
+                    root, self._bounds, context.namespace, context.row_bytes, context.description
+                ), None
             except OSError as error:
                 refusal = error
         member = root.look_in(context.namespace, context.row_bytes)
@@ -160,12 +169,7 @@ class DiskTier(BlockTier):
 
     def store_many(self, keys: Sequence[OffloadKey], blocks: Sequence[memoryview]) -> Sequence[Outcome]:
         """Store blocks in neighbouring slots with as few writes as can be, and one sync."""
-        store = self._opened()
-        try:
-            return store.store(keys, blocks)
-        except IndexDamagedError as damage:
-            self._note(damage)
-            raise
+        return self._opened().store(keys, blocks)
 
     def load(self, key: OffloadKey, into: memoryview) -> bool:
         """Read one block. Raises ``OSError``."""
@@ -176,12 +180,7 @@ class DiskTier(BlockTier):
 
     def load_many(self, keys: Sequence[OffloadKey], intos: Sequence[memoryview]) -> Sequence[Outcome]:
         """Read blocks, neighbouring ones together."""
-        store = self._opened()
-        try:
-            return store.load(keys, intos)
-        except IndexDamagedError as damage:
-            self._note(damage)
-            raise
+        return self._opened().load(keys, intos)
 
     def delete(self, keys: Sequence[OffloadKey]) -> None:
         """Free the slots of these blocks. Raises ``OSError``."""
@@ -210,10 +209,6 @@ class DiskTier(BlockTier):
         if self._store is None:
             raise OSError(errno.EBADF, "the tier is not open")
         return self._store
-
-    def _note(self, damage: IndexDamagedError) -> None:
-        if self._upkeep is not None:
-            self._upkeep.note_damage(damage)
 
     def _warn(self, text: str) -> None:
         self.context.log.warning("tier %r (kvtier-disk): %s", self.context.name, text)

@@ -115,12 +115,20 @@ class ExtentFiles:
 
     def remove(self, extent: int) -> None:
         """Remove an extent and give its room back at once, also where other processes have it open."""
+        self.cut(extent)
+        with suppress(FileNotFoundError, IsADirectoryError):  # a directory is somebody's, and in nobody's way
+            self.path_of(extent).unlink()
+
+    def cut(self, extent: int) -> bool:
+        """Give an extent's room back at once: what is left is no extent. False if it had none. Raises ``OSError``."""
         self.forget([extent])
         path = self.path_of(extent)
-        with suppress(FileNotFoundError, IsADirectoryError):  # a directory is somebody's, and in nobody's way
-            if stat.S_ISREG(path.lstat().st_mode):
+        with suppress(FileNotFoundError):
+            status = path.lstat()
+            if stat.S_ISREG(status.st_mode):
                 os.truncate(path, 0)
-            path.unlink()
+                return status.st_size > 0
+        return False
 
     def forget(self, extents: Sequence[int]) -> None:
         """Close these extents as soon as nobody uses them."""

@@ -136,7 +136,7 @@ class Index:
 
         *victims* is asked for as many blocks as there are free slots too few. Returns places in order.
         """
-        with self.database.transaction() as connection:
+        with self.database.transaction(for_store=True) as connection:
             places = [
                 place
                 for (place,) in connection.execute(
@@ -236,11 +236,7 @@ class Index:
         self, number: int, namespace: int, owner: int
     ) -> tuple[int, list[tuple[bool, list[Pair]]]] | None:
         """The last change, and what others stored (or removed) since *number*, in order; ``None`` when that is lost."""
-        with (
-            self.database.transaction()
-            if not self.database.read_only
-            else self.database.reading() as connection
-        ):
+        with self.database.view() as connection:
             last = self._last_change(connection)
             if last == number:
                 return last, []
@@ -256,12 +252,8 @@ class Index:
     # Extents.
 
     def census(self, journal_bytes: int) -> Census:
-        """What the root holds, and who has used it when."""
-        with (
-            self.database.transaction()
-            if not self.database.read_only
-            else self.database.reading() as connection
-        ):
+        """What the root holds, and who has used it when. The journal counts as *journal_bytes*, or as what it takes."""
+        with self.database.view() as connection:
             rows = connection.execute("SELECT id, namespace, bytes, slots, state FROM extents").fetchall()
             busy = {
                 extent_of(place)
@@ -269,6 +261,7 @@ class Index:
             }
             used = dict(connection.execute("SELECT id, used FROM namespaces"))
             pages = connection.execute("PRAGMA page_count").fetchone()[0]
+        journal_bytes = max(journal_bytes, self.database.journal_size())
         index_bytes = max(pages * PAGE_BYTES, BASE_BYTES + sum(row[3] for row in rows) * SLOT_BYTES)
         extents = [
             ExtentInfo(id=id_, namespace=namespace, bytes=size, is_busy=state != _READY or id_ in busy)
@@ -289,7 +282,7 @@ class Index:
 
     def begin_extent(self, namespace: int, owner: int, slots: int, size: int) -> int:
         """An extent is about to be made: it counts from now on. Returns its id, which nobody had before."""
-        with self.database.transaction() as connection:
+        with self.database.transaction(for_store=True) as connection:
             id_ = connection.execute(
                 "INSERT INTO extents (namespace, bytes, slots, state, owner) VALUES (?, ?, ?, ?, ?)",
                 (namespace, size, slots, _MAKING, owner),

@@ -30,6 +30,7 @@ from kvtier_disk.extents.form import HEADER_BYTES, Shape, extent_of, place_of, r
 from kvtier_disk.extents.index import NOBODY, Index
 from kvtier_disk.extents.lock import LifeSign, exclusively, is_alive
 from kvtier_disk.extents.place import check_namespace, why_not_direct
+from kvtier_disk.extents.shared_memory import ALLOCATED_BYTES
 from kvtier_disk.extents.tables import ExtentRow, Namespace
 
 _INDEX_NAME = re.compile(r"index-(\d{6})\.db")
@@ -113,22 +114,30 @@ class Root:
         with self.exclusively():
             self._find_out_direct()
             index = self.open_index()
-            life_sign: LifeSign | None = None
             try:
-                self.reap(index)
-                self.reconcile(index)
-                life_sign = LifeSign(self.home / "alive")
-                (self.path / name).mkdir(exist_ok=True)
-                namespace = index.add_namespace(name, row_bytes, time.time())
-                owner = index.add_owner(life_sign.path.name, namespace.id)
-            except BaseException:
-                index.database.close()
-                if life_sign is not None:
-                    life_sign.end()
-                raise
+                member = self._take_part(index, name, row_bytes)
+            except IndexDamagedError as damage:
+                member = self._take_part(self.rebuild(str(damage.strerror)), name, row_bytes)
             self._describe(name, description)
-            files = self.files_of(namespace)
-            return Membership(namespace=namespace, index=index, owner=owner, life_sign=life_sign, files=files)
+            return member
+
+    def _take_part(self, index: Index, name: str, row_bytes: int) -> Membership:
+        """Bring index and files into step, and enter this process. Closes the index when that fails."""
+        life_sign: LifeSign | None = None
+        try:
+            self.reap(index)
+            self.reconcile(index)
+            life_sign = LifeSign(self.home / "alive")
+            (self.path / name).mkdir(exist_ok=True)
+            namespace = index.add_namespace(name, row_bytes, time.time())
+            owner = index.add_owner(life_sign.path.name, namespace.id)
+        except BaseException:
+            index.database.close()
+            if life_sign is not None:
+                life_sign.end()
+            raise
+        files = self.files_of(namespace)
+        return Membership(namespace=namespace, index=index, owner=owner, life_sign=life_sign, files=files)
 
     def look_in(self, name: str, row_bytes: int) -> Membership | None:
         """Look at what there is without writing anything; ``None`` without an index. Raises ``OSError``."""
@@ -149,7 +158,9 @@ class Root:
         """Take part no more; with *remove* nothing stays of a namespace that holds nothing. Raises ``OSError``."""
         try:
             if member.owner != NOBODY:
-                member.index.remove_owner(member.owner)
+                # A full disk or a damaged index: without its sign of life the owner is found dead by who comes next.
+                with suppress(OSError):
+                    member.index.remove_owner(member.owner)
                 if remove:
                     with self.exclusively():
                         self.remove_empty(member.index, {member.namespace.id: member.namespace})
@@ -210,9 +221,15 @@ class Root:
                 return self.rebuild("it is lost")
             return self._open(self.home / "index-000001.db")
         try:
-            return self._open(path)
+            index = self._open(path)
+            try:
+                index.database.check()
+            except BaseException:
+                index.database.close()
+                raise
         except IndexDamagedError as damage:
             return self.rebuild(str(damage.strerror))
+        return index
 
     def _open(self, path: Path) -> Index:
         database = Database(path, journal_bytes=self.journal_bytes)
@@ -254,12 +271,17 @@ class Root:
     # Index and files.
 
     def can_be_written(self) -> bool:
-        """Whether files can be made and locked here. Raises no error."""
+        """Whether files can be made and locked here, and there is room to open the index. Raises no error."""
+        probe = self.home / "probe"
         try:
             with self.exclusively():
-                return True
+                try:
+                    probe.write_bytes(bytes(2 * ALLOCATED_BYTES))
+                finally:
+                    probe.unlink(missing_ok=True)
         except OSError:
             return False
+        return True
 
     def reap(self, index: Index, member: Membership | None = None) -> None:
         """Free what dead processes had claimed; *member* lives, whatever its lock says. Raises ``OSError``."""
@@ -282,6 +304,8 @@ class Root:
         for row in rows.values():
             _, size = on_disk.get(row.id, (None, -1))
             if (row.is_ready and size < row.bytes) or (not row.is_ready and row.owner is None):
+                if row.namespace not in namespaces:
+                    raise index.database.damaged(f"extent {row.id} is in no namespace")
                 self.take_away(index, row, namespaces[row.namespace], owner=None)
         unknown = [(extent, path) for extent, (path, _) in on_disk.items() if extent not in rows]
         if unknown:

@@ -5,19 +5,19 @@ time to time. What has to go is decided by ``room``; what is where, by the index
 """
 
 import errno
-import os
 import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from kvtier_core import OffloadKey, format_size
+from kvtier_disk.extents.bounds import Bounds, shape_for
 from kvtier_disk.extents.database import Database, IndexDamagedError, Snapshot
 from kvtier_disk.extents.form import Shape
-from kvtier_disk.extents.index import BASE_BYTES, SLOT_BYTES
-from kvtier_disk.extents.room import Census, Grow, Limits, Recycle, Take, find_room, surplus
+from kvtier_disk.extents.full_disk import cut, cut_surplus, full_disk_waits, is_out_of_room, join
+from kvtier_disk.extents.index import SLOT_BYTES
+from kvtier_disk.extents.room import Census, Grow, Recycle, Take, find_room, surplus
 from kvtier_disk.extents.root import Membership, Root
 from kvtier_disk.extents.store import BlockStore
 
@@ -27,30 +27,6 @@ if TYPE_CHECKING:
 _REAP_EVERY_S = 10.0
 _MAX_EXPIRED = 1024
 _ORDERED_AT_ONCE = 10_000  # blocks whose order is learned before the tier is open: that takes some 50 ms
-_SMALLEST_SHARE = 8
-"""An extent is no more than this part of the capacity, so that there are a few to choose from."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Bounds:
-    """What the settings allow. ``None`` means without bound."""
-
-    capacity: int | None
-    min_free: int
-    extent_bytes: int
-    ttl: float | None
-
-
-def shape_for(row_bytes: int, bounds: Bounds) -> Shape:
-    """The shape of new extents."""
-    share = bounds.extent_bytes if bounds.capacity is None else bounds.capacity // _SMALLEST_SHARE
-    return Shape.fitting(row_bytes, min(bounds.extent_bytes, share))
-
-
-def least_capacity(row_bytes: int, journal_bytes: int) -> int:
-    """The smallest capacity with which one block can be kept."""
-    shape = Shape(row_bytes=row_bytes, slots=1)
-    return shape.file_bytes + SLOT_BYTES + BASE_BYTES + journal_bytes
 
 
 class Upkeep:
@@ -79,7 +55,6 @@ class Upkeep:
             False  # the first `follow` belongs to the start, which a million blocks must not hold up
         )
         self._is_ordered = False
-        self._damage: str | None = None
         self._next_reap = 0.0
 
     def attach(self, store: BlockStore) -> None:
@@ -116,7 +91,9 @@ class Upkeep:
         shape = shape_for(opened.member.namespace.row_bytes, self._bounds)
         census = opened.index.census(self._root.journal_bytes)
         new_bytes = shape.file_bytes + shape.slots * SLOT_BYTES
-        choice = find_room(census, self._limits(), opened.namespace, new_bytes, time.time())
+        choice = find_room(
+            census, self._bounds.limits_at(self._root.path), opened.namespace, new_bytes, time.time()
+        )
         match choice:
             case Grow():
                 self._grow(shape)
@@ -166,16 +143,8 @@ class Upkeep:
         self._catch_up()
         return any(taken)
 
-    def _limits(self) -> Limits:
-        status = os.statvfs(self._root.path)
-        return Limits(
-            capacity=self._bounds.capacity,
-            free_bytes=status.f_bavail * status.f_frsize,
-            min_free=self._bounds.min_free,
-        )
-
     def _no_room(self, census: Census) -> OSError:
-        limits = self._limits()
+        limits = self._bounds.limits_at(self._root.path)
         capacity = "no capacity" if limits.capacity is None else format_size(limits.capacity)
         return OSError(
             errno.ENOSPC,
@@ -187,9 +156,13 @@ class Upkeep:
 
     def start(self) -> None:
         """Learn everything the namespace holds, and make the root fit its limits. Raises ``OSError``."""
+        self._mended(self._start)
+
+    def _start(self) -> None:
         self._learn_all()
         if self._blocks.refusal is None:
-            self.give_back()
+            with full_disk_waits():
+                self.give_back()
         if len(self._blocks.opened.contents) <= _ORDERED_AT_ONCE:
             self._order()
 
@@ -200,43 +173,51 @@ class Upkeep:
             self._follow_reading(database)
             return
         self._check_index()
-        try:
-            self._follow()
-        except IndexDamagedError as damage:
-            self.note_damage(damage)
-            raise
+        self._mended(self._follow)
 
     def _follow(self) -> None:
         blocks, opened = self._blocks, self._blocks.opened
         now = time.time()
-        if blocks.was_used:
-            blocks.was_used = False
-            opened.index.mark_used(opened.namespace, now)
         self._catch_up()
-        blocks.give_back_claims()
         self._is_full = False
         if not self._is_ordered and self._is_started:
             self._order()
         self._is_started = True
-        self._expire(now)
-        self.give_back()
-        if now >= self._next_reap:
-            self._next_reap = now + _REAP_EVERY_S
-            self._root.reap(opened.index, opened.member)
+        with full_disk_waits():
+            self.give_back()  # before all else: the rest takes room
+            if blocks.was_used:
+                opened.index.mark_used(opened.namespace, now)
+                blocks.was_used = False
+            blocks.give_back_claims()
+            self._expire(now)
+            if now >= self._next_reap:
+                self._next_reap = now + _REAP_EVERY_S
+                self._root.reap(opened.index, opened.member)
         opened.index.database.tidy()
 
     def _order(self) -> None:
         """Let the policy know what is there."""
-        self._is_ordered = True
         opened = self._blocks.opened
         opened.contents.order(key for key, _ in opened.index.times_of(opened.namespace))
+        self._is_ordered = True
 
     def give_back(self) -> None:
         """Remove what is beyond the capacity or the free-space floor. Raises ``OSError``."""
         opened = self._blocks.opened
-        going = surplus(opened.index.census(self._root.journal_bytes), self._limits(), opened.namespace)
-        if going:
+        going = surplus(
+            opened.index.census(self._root.journal_bytes),
+            self._bounds.limits_at(self._root.path),
+            opened.namespace,
+        )
+        if not going:
+            return
+        try:
             self._take(going)
+        except OSError as error:
+            if not is_out_of_room(error):
+                raise
+            cut(self._root, opened.index, going)
+            self._take(going, lost=True)
 
     def remove_namespace(self) -> None:
         """Remove everything of the namespace. Raises ``OSError``."""
@@ -274,8 +255,7 @@ class Upkeep:
                     self._report_stored(fresh)
                 else:
                     self._report_evicted(opened.contents.lose(pairs))
-            if doubles and not opened.index.database.read_only:
-                opened.index.forget(opened.namespace, opened.owner, doubles)
+            self._free(doubles)
 
     def _learn_all(self) -> None:
         blocks, opened = self._blocks, self._blocks.opened
@@ -287,23 +267,34 @@ class Upkeep:
                 self._report_evicted(opened.contents.retain(pairs))
             fresh, doubles = opened.contents.learn(pairs)
             self._report_stored(fresh)
-            if doubles and not opened.index.database.read_only:
+            self._free(doubles)
+
+    def _free(self, doubles: Sequence["Pair"]) -> None:
+        opened = self._blocks.opened
+        if doubles and not opened.index.database.read_only:
+            with full_disk_waits():
                 opened.index.forget(opened.namespace, opened.owner, doubles)
 
     # An index that is not what it was.
 
-    def note_damage(self, damage: IndexDamagedError) -> None:
-        """A call met a damaged index: the next ``follow`` makes it anew."""
-        self._damage = str(damage.strerror)
+    def _mended(self, act: Callable[[], None]) -> None:
+        """Do *act*; where it meets a damaged index, make that anew and do it again. Raises ``OSError``."""
+        try:
+            act()
+        except IndexDamagedError:
+            if self._blocks.opened.index.database.read_only:
+                raise
+            self._check_index()
+            act()
 
     def _check_index(self) -> None:
         """Change over to another index if this one is damaged, or another process has made one anew."""
         database = self._blocks.opened.index.database
         if not self._root.home.is_dir():
             raise OSError(errno.ENOENT, "the root is gone, or not mounted", str(self._root.path))
-        if self._damage is None and self._is_in_use(database):
+        damage = database.damage
+        if damage is None and self._is_in_use(database):
             return
-        damage, self._damage = self._damage, None
         if damage is not None:
             with self._root.exclusively():
                 if self._is_in_use(database):
@@ -316,7 +307,10 @@ class Upkeep:
 
     def _rejoin(self) -> None:
         old = self._blocks.opened.member
-        self._change_over(self._root.join(old.namespace.name, old.namespace.row_bytes, self._description))
+        namespace = old.namespace
+        self._change_over(
+            join(self._root, self._bounds, namespace.name, namespace.row_bytes, self._description)
+        )
         self._blocks.refusal = None
 
     def _change_over(self, member: Membership) -> None:
@@ -330,17 +324,27 @@ class Upkeep:
 
     def _follow_reading(self, database: Snapshot) -> None:
         """Look whether the index has changed, and whether the root can be written by now."""
-        if self._may_write and self._root.can_be_written():
+        if self._may_write and (self._root.can_be_written() or self._sheds()):
             # SQLite shares what it knows of a file within a process: one reader that may not write spoils the writer.
             database.close()
             try:
                 self._rejoin()
-            except OSError:
+            except OSError as error:
+                self._blocks.refusal = error
                 self._look_again()
-                raise
+                return
             self._root.warn_once("writable", f"{self._root.path} can be written again: blocks are stored")
         elif database.is_stale:
             self._look_again()
+
+    def _sheds(self) -> bool:
+        """On a full disk: whether room could be given back, so that the index can be opened."""
+        blocks = self._blocks
+        return (
+            blocks.refusal is not None
+            and is_out_of_room(blocks.refusal)
+            and cut_surplus(self._root, self._bounds, blocks.opened.index, blocks.opened.namespace)
+        )
 
     def _look_again(self) -> None:
         old = self._blocks.opened.member.namespace

@@ -1,0 +1,44 @@
+"""What the settings allow a root to take, and the shape of extents that follows from it.
+
+Decides sizes alone; what has to go is up to ``room``.
+"""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from kvtier_disk.extents.form import Shape
+from kvtier_disk.extents.index import BASE_BYTES, SLOT_BYTES
+from kvtier_disk.extents.room import Limits
+
+_SMALLEST_SHARE = 8
+"""An extent is no more than this part of the capacity, so that there are a few to choose from."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bounds:
+    """What the settings allow. ``None`` means without bound."""
+
+    capacity: int | None
+    min_free: int
+    extent_bytes: int
+    ttl: float | None
+
+    def limits_at(self, root: Path) -> Limits:
+        """What *root* may take now, with what its file system has left. Raises ``OSError``."""
+        status = os.statvfs(root)
+        return Limits(
+            capacity=self.capacity, free_bytes=status.f_bavail * status.f_frsize, min_free=self.min_free
+        )
+
+
+def shape_for(row_bytes: int, bounds: Bounds) -> Shape:
+    """The shape of new extents."""
+    share = bounds.extent_bytes if bounds.capacity is None else bounds.capacity // _SMALLEST_SHARE
+    return Shape.fitting(row_bytes, min(bounds.extent_bytes, share))
+
+
+def least_capacity(row_bytes: int, journal_bytes: int) -> int:
+    """The smallest capacity with which one block can be kept."""
+    shape = Shape(row_bytes=row_bytes, slots=1)
+    return shape.file_bytes + SLOT_BYTES + BASE_BYTES + journal_bytes
