@@ -84,19 +84,17 @@ class Index:
         with self.database.transaction() as connection:
             connection.execute("UPDATE namespaces SET used = ? WHERE id = ?", (now, namespace))
 
-    def remove_namespaces(self, ids: Iterable[int]) -> list[int]:
-        """Forget those of these namespaces that have neither an extent nor an owner; returns them."""
+    def empty_namespaces(self) -> list[Namespace]:
+        """The namespaces that have neither an extent nor an owner."""
+        with self.database.reading() as connection:
+            return self._empty_namespaces(connection)
+
+    def remove_namespaces(self) -> list[Namespace]:
+        """Forget the namespaces that have neither an extent nor an owner; returns them."""
         with self.database.transaction() as connection:
-            return [
-                id_
-                for id_ in ids
-                if connection.execute(
-                    "DELETE FROM namespaces WHERE id = ?1"
-                    " AND NOT EXISTS (SELECT 1 FROM extents WHERE namespace = ?1)"
-                    " AND NOT EXISTS (SELECT 1 FROM owners WHERE namespace = ?1)",
-                    (id_,),
-                ).rowcount
-            ]
+            empty = self._empty_namespaces(connection)
+            connection.executemany("DELETE FROM namespaces WHERE id = ?", ((space.id,) for space in empty))
+        return empty
 
     def add_owner(self, lock: str, namespace: int) -> int:
         """A process whose life is shown by the file *lock* works on a namespace."""
@@ -355,6 +353,14 @@ class Index:
             connection.execute("DELETE FROM extents WHERE id = ?", (id_,))
 
     # Inside a transaction.
+
+    @staticmethod
+    def _empty_namespaces(connection: sqlite3.Connection) -> list[Namespace]:
+        rows = connection.execute(
+            "SELECT id, name, row_bytes FROM namespaces WHERE id IN (SELECT id FROM namespaces"
+            " EXCEPT SELECT namespace FROM extents EXCEPT SELECT namespace FROM owners)"
+        )
+        return [Namespace(id=id_, name=name, row_bytes=size) for id_, name, size in rows]
 
     def _add_slots(self, connection: sqlite3.Connection, id_: int, namespace: int, slots: int) -> None:
         connection.executemany(

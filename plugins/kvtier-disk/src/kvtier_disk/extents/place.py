@@ -27,9 +27,14 @@ class RootRefusedError(KvtierError):
     """The root can't be used, in words that end with what to change."""
 
 
+def is_namespace(name: str) -> bool:
+    """Whether a namespace can have this name, which is its directory's."""
+    return _NAMESPACE.fullmatch(name) is not None
+
+
 def check_namespace(name: str) -> None:
     """Raises ``RootRefusedError`` for a name that is no plain directory name: nothing may leave the root."""
-    if not _NAMESPACE.fullmatch(name):
+    if not is_namespace(name):
         raise RootRefusedError(
             f"{name!r} can't be the name of a directory: use letters, digits, '.', '_' and '-'"
         )

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from kvtier_core import OffloadKey, format_size
-from kvtier_disk.extents.database import Database, IndexDamagedError, Snapshot
+from kvtier_disk.extents.database import IndexDamagedError, Snapshot
 from kvtier_disk.extents.form import Shape
 from kvtier_disk.extents.index import BASE_BYTES, SLOT_BYTES
 from kvtier_disk.extents.room import Census, Grow, Limits, Recycle, Take, find_room, surplus
@@ -113,6 +113,7 @@ class Upkeep:
         met blocks whose extents others have taken: those behind them may still be there.
         """
         opened = self._blocks.opened
+        self._root.check_in_use(opened.index.database)
         shape = shape_for(opened.member.namespace.row_bytes, self._bounds)
         census = opened.index.census(self._root.journal_bytes)
         new_bytes = shape.file_bytes + shape.slots * SLOT_BYTES
@@ -134,14 +135,18 @@ class Upkeep:
 
     def _grow(self, shape: Shape) -> None:
         opened = self._blocks.opened
-        extent = opened.index.begin_extent(opened.namespace, opened.owner, shape.slots, shape.file_bytes)
-        try:
-            opened.files.make(extent, shape)
-        except BaseException:
-            opened.index.drop_extent(extent)
-            raise
-        if not opened.index.finish_extent(extent):
-            opened.files.remove(extent)
+        with self._root.keeping(opened.index.database):  # an older index would number two extents alike
+            extent = opened.index.begin_extent(opened.namespace, opened.owner, shape.slots, shape.file_bytes)
+            try:
+                opened.files.make(extent, shape)
+            except FileExistsError:
+                opened.index.drop_extent(extent)  # somebody's file: the next turn takes the next number
+                return
+            except BaseException:
+                opened.index.drop_extent(extent)
+                raise
+            if not opened.index.finish_extent(extent):
+                opened.files.remove(extent)
 
     def forget_extents(self, extents: Sequence[int]) -> None:
         """These extents are lost: nothing is found or stored in them any more. Raises ``OSError``."""
@@ -162,7 +167,6 @@ class Upkeep:
             for id_ in extents
             if id_ in rows
         ]
-        self._root.remove_empty(opened.index, namespaces)
         self._catch_up()
         return any(taken)
 
@@ -212,6 +216,7 @@ class Upkeep:
         if blocks.was_used:
             blocks.was_used = False
             opened.index.mark_used(opened.namespace, now)
+        self._root.heal_directory(opened.member, self._description)
         self._catch_up()
         blocks.give_back_claims()
         self._is_full = False
@@ -223,6 +228,9 @@ class Upkeep:
         if now >= self._next_reap:
             self._next_reap = now + _REAP_EVERY_S
             self._root.reap(opened.index, opened.member)
+            if opened.index.empty_namespaces():
+                with self._root.keeping(opened.index.database):
+                    self._root.remove_empty(opened.index)
         opened.index.database.tidy()
 
     def _order(self) -> None:
@@ -301,18 +309,14 @@ class Upkeep:
         database = self._blocks.opened.index.database
         if not self._root.home.is_dir():
             raise OSError(errno.ENOENT, "the root is gone, or not mounted", str(self._root.path))
-        if self._damage is None and self._is_in_use(database):
+        if self._damage is None and self._root.is_in_use(database):
             return
         damage, self._damage = self._damage, None
         if damage is not None:
             with self._root.exclusively():
-                if self._is_in_use(database):
+                if self._root.is_in_use(database):
                     self._root.rebuild(damage).database.close()
         self._rejoin()
-
-    def _is_in_use(self, database: Database) -> bool:
-        """Whether this is still the root's index."""
-        return self._root.index_path() == database.path and database.is_in_place
 
     def _rejoin(self) -> None:
         old = self._blocks.opened.member
