@@ -31,7 +31,7 @@ from kvtier_disk.extents.extent_files import ExtentFiles
 from kvtier_disk.extents.found import FoundExtent, find_extents, identify, is_plain_directory
 from kvtier_disk.extents.index import NOBODY, Index
 from kvtier_disk.extents.lock import LifeSign, exclusively, is_alive
-from kvtier_disk.extents.place import RootRefusedError, check_namespace, why_not_direct
+from kvtier_disk.extents.place import check_namespace, refuse_link, why_not_direct
 from kvtier_disk.extents.tables import ExtentRow, Namespace
 
 _INDEX_NAME = re.compile(r"index-(\d{6})\.db")
@@ -82,7 +82,7 @@ class Root:
     @contextmanager
     def exclusively(self) -> Iterator[None]:
         """Keep other processes from opening the root meanwhile. Raises ``OSError``; ``RootRefusedError`` for a link."""
-        self._check_directory(self.home.name)
+        refuse_link(self.home)
         with exclusively(self.home / "lock", _OPEN_TIMEOUT_S):
             yield
 
@@ -140,7 +140,7 @@ class Root:
         Cost: a look at every extent's file, for all namespaces; much more when the index has to be made anew.
         """
         check_namespace(name)
-        self._check_directory(name)
+        refuse_link(self.path / name)
         with self.exclusively():
             self._find_out_direct()
             index = self.open_index()
@@ -163,8 +163,8 @@ class Root:
     def look_in(self, name: str, row_bytes: int) -> Membership | None:
         """Look at what there is without writing anything; ``None`` without an index. Raises ``OSError``."""
         check_namespace(name)
-        self._check_directory(self.home.name)
-        self._check_directory(name)
+        refuse_link(self.home)
+        refuse_link(self.path / name)
         index = self.snapshot()
         if index is None:
             return None
@@ -377,16 +377,8 @@ class Root:
         try:
             directory.mkdir()
         except FileExistsError:
-            self._check_directory(name)
+            refuse_link(directory)
         self._describe(name, description)
-
-    def _check_directory(self, name: str) -> None:
-        directory = self.path / name
-        if directory.is_symlink() or (directory.exists() and not directory.is_dir()):
-            raise RootRefusedError(
-                f"{str(directory)!r} is a link or a file, and nothing may lead out of the root: put a directory, or"
-                " nothing, in its place"
-            )
 
     def _describe(self, name: str, description: Mapping[str, Any]) -> None:
         """Put *description* beside the extents, unless it is there."""
