@@ -49,9 +49,16 @@ def drive(
     )
 
 
-def direct(root: Path, *, capacity: int | None = None, namespace: str = "ns", **changes: object) -> DiskTier:
+def direct(
+    root: Path,
+    *,
+    capacity: int | None = None,
+    namespace: str = "ns",
+    row_bytes: int = ROW,
+    **changes: object,
+) -> DiskTier:
     """The tier without the core around it, open; ``follow`` is the test's to call."""
-    context = TierContext(name="disk", namespace=namespace, row_bytes=ROW, capacity_bytes=capacity)
+    context = TierContext(name="disk", namespace=namespace, row_bytes=row_bytes, capacity_bytes=capacity)
     tier = DiskTier(settings(root, **changes), context)
     tier.open()
     tier.follow()

@@ -119,7 +119,12 @@ class DiskTier(BlockTier):
             report_evicted=context.report_evicted,
         )
         store = BlockStore(
-            opened, Sealer(context.namespace), upkeep.make_room, upkeep.forget_extents, context.report_evicted
+            opened,
+            Sealer(context.namespace),
+            upkeep.make_room,
+            upkeep.forget_extents,
+            context.report_evicted,
+            ttl=self._bounds.ttl,
         )
         store.refusal = refusal
         upkeep.attach(store)

@@ -31,6 +31,7 @@ BASE_BYTES = 256 << 10
 """What the index takes without any slot, with everything that is neither extent, slot nor journal."""
 NOBODY = 0
 """No namespace's and no owner's number."""
+_EVER, _NEVER = float("-inf"), float("inf")
 _MIN_CHANGES = 256
 _MAKING, _READY, _LEAVING = 0, 1, 2
 
@@ -145,7 +146,7 @@ class Index:
             ]
             if victims is not None and len(places) < count:
                 evicted = victims(count - len(places))
-                there = self._pairs_at(connection, sorted(place for _, place in evicted))
+                there = self._pairs_at(connection, sorted(place for _, place in evicted), _EVER)
                 places += [place for key, place in evicted if (key, place) in there]
                 places.sort()
                 self._record(connection, namespace, owner, stored=False, pairs=evicted)
@@ -194,34 +195,44 @@ class Index:
             with self.database.transaction() as connection:
                 self._forget(connection, namespace, owner, chunk)
 
-    def pairs_at(self, places: Sequence[int]) -> set[Pair]:
-        """What blocks these places hold now. Cheap where they are neighbours."""
+    def pairs_at(self, places: Sequence[int], since: float = _EVER) -> set[Pair]:
+        """What blocks these places hold now, of those stored *since*. Cheap where they are neighbours."""
         with self.database.reading() as connection:
-            return self._pairs_at(connection, sorted(places))
+            return self._pairs_at(connection, sorted(places), since)
 
-    def pairs_of(self, namespace: int) -> Iterator[Pair]:
-        """Every block of a namespace, in order of place. Read in parts, so that no writer's journal has to wait."""
+    def pairs_of(self, namespace: int, since: float = _EVER, before: float = _NEVER) -> Iterator[Pair]:
+        """Every block of a namespace stored *since* and *before*, in order of place.
+
+        Read in parts, so that no writer's journal has to wait.
+        """
         after = -1
         while True:
             with self.database.reading() as connection:
                 rows = connection.execute(
                     "SELECT key, place FROM slots WHERE place > ? AND namespace = ? AND key IS NOT NULL"
-                    " ORDER BY place LIMIT 20000",
-                    (after, namespace),
+                    " AND time >= ? AND time < ? ORDER BY place LIMIT 20000",
+                    (after, namespace, since, before),
                 ).fetchall()
             if not rows:
                 return
             yield from rows
             after = rows[-1][1]
 
-    def times_of(self, namespace: int, before: float | None = None, limit: int = -1) -> list[Pair]:
-        """Blocks in the order in which they were stored; with *before*, those stored earlier. Reads all slots."""
+    def by_age(self, namespace: int) -> list[Pair]:
+        """Blocks in the order in which they were stored. Reads all slots."""
         with self.database.reading() as connection:
             return connection.execute(
-                "SELECT key, place FROM slots WHERE namespace = ? AND key IS NOT NULL AND time < ?"
-                " ORDER BY time LIMIT ?",
-                (namespace, float("inf") if before is None else before, limit),
+                "SELECT key, place FROM slots WHERE namespace = ? AND key IS NOT NULL ORDER BY time",
+                (namespace,),
             ).fetchall()
+
+    def set_times_back(self, namespace: int, now: float) -> None:
+        """Let what seems to have been stored later than *now* have been stored now: the clock was put back."""
+        with self.database.transaction() as connection:
+            connection.execute(
+                "UPDATE slots SET time = ?1 WHERE namespace = ?2 AND key IS NOT NULL AND time > ?1",
+                (now, namespace),
+            )
 
     # Changes.
 
@@ -413,12 +424,12 @@ class Index:
         return number
 
     @staticmethod
-    def _pairs_at(connection: sqlite3.Connection, places: Sequence[int]) -> set[Pair]:
+    def _pairs_at(connection: sqlite3.Connection, places: Sequence[int], since: float) -> set[Pair]:
         return {
             (OffloadKey(key), place)
             for first, length in runs(places)
             for key, place in connection.execute(
-                "SELECT key, place FROM slots WHERE place BETWEEN ? AND ? AND key IS NOT NULL",
-                (first, first + length - 1),
+                "SELECT key, place FROM slots WHERE place BETWEEN ? AND ? AND key IS NOT NULL AND time >= ?",
+                (first, first + length - 1, since),
             )
         }

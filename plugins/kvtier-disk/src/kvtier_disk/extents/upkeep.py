@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from kvtier_core import OffloadKey, format_size
@@ -20,12 +21,13 @@ from kvtier_disk.extents.index import BASE_BYTES, SLOT_BYTES
 from kvtier_disk.extents.room import Census, Grow, Limits, Recycle, Take, find_room, surplus
 from kvtier_disk.extents.root import Membership, Root
 from kvtier_disk.extents.store import BlockStore
+from kvtier_disk.extents.tables import CHUNK
 
 if TYPE_CHECKING:
     from kvtier_disk.extents.contents import Pair
 
 _REAP_EVERY_S = 10.0
-_MAX_EXPIRED = 1024
+_EXPIRED_PARTS = 64  # of CHUNK blocks, whose slots one look frees: that takes up to a second
 _ORDERED_AT_ONCE = 10_000  # blocks whose order is learned before the tier is open: that takes some 50 ms
 _SMALLEST_SHARE = 8
 """An extent is no more than this part of the capacity, so that there are a few to choose from."""
@@ -81,6 +83,9 @@ class Upkeep:
         self._is_ordered = False
         self._damage: str | None = None
         self._next_reap = 0.0
+        self._last_look = float(
+            "inf"
+        )  # for blocks past their time; a block's time may be ahead of the first look
 
     def attach(self, store: BlockStore) -> None:
         """The store this is for."""
@@ -237,7 +242,7 @@ class Upkeep:
         """Let the policy know what is there."""
         self._is_ordered = True
         opened = self._blocks.opened
-        opened.contents.order(key for key, _ in opened.index.times_of(opened.namespace))
+        opened.contents.order(key for key, _ in opened.index.by_age(opened.namespace))
 
     def give_back(self) -> None:
         """Remove what is beyond the capacity or the free-space floor. Raises ``OSError``."""
@@ -253,14 +258,24 @@ class Upkeep:
         self._root.remove_directory(opened.member.namespace.name)
 
     def _expire(self, now: float) -> None:
+        """Serve no block that is past its time any more, and free the slots of as many as one look can.
+
+        In parts, each of which holds others up for little.
+        """
         if self._bounds.ttl is None:
             return
         opened = self._blocks.opened
-        old = opened.index.times_of(opened.namespace, now - self._bounds.ttl, _MAX_EXPIRED)
-        if old:
+        may_change = not opened.index.database.read_only
+        if may_change and now < self._last_look:
+            opened.index.set_times_back(opened.namespace, now)
+        self._last_look = now
+        old = opened.index.pairs_of(opened.namespace, before=now - self._bounds.ttl)
+        parts = iter(lambda: list(islice(old, CHUNK)), [])
+        for number, pairs in enumerate(parts):
             with self._blocks.lock:
-                opened.index.forget(opened.namespace, opened.owner, old)
-                self._report_evicted(opened.contents.lose(old))
+                if may_change and number < _EXPIRED_PARTS:
+                    opened.index.forget(opened.namespace, opened.owner, pairs)
+                self._report_evicted(opened.contents.lose(pairs))
 
     # The changes of others.
 
@@ -290,7 +305,8 @@ class Upkeep:
         with blocks.lock:
             opened.version = opened.index.database.version()
             opened.seen = opened.index.last_change()
-            pairs = list(opened.index.pairs_of(opened.namespace))
+            since = float("-inf") if self._bounds.ttl is None else time.time() - self._bounds.ttl
+            pairs = list(opened.index.pairs_of(opened.namespace, since))
             if len(opened.contents):
                 self._report_evicted(opened.contents.retain(pairs))
             fresh, doubles = opened.contents.learn(pairs)
@@ -345,6 +361,7 @@ class Upkeep:
             self._root.warn_once("writable", f"{self._root.path} can be written again: blocks are stored")
         elif database.is_stale:
             self._look_again()
+        self._expire(time.time())
 
     def _look_again(self) -> None:
         old = self._blocks.opened.member.namespace
