@@ -41,9 +41,9 @@ def warnings(caplog):
     return lambda: [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
 
 
-def small(root: Path, namespace: str = "ns", **changes: object) -> DiskTier:
+def small(root: Path, namespace: str = "ns", *, read_only: bool = False) -> DiskTier:
     """A tier with extents of 15 blocks."""
-    return direct(root, capacity=CAPACITY, namespace=namespace, extent_size="1MiB", **changes)
+    return direct(root, capacity=CAPACITY, namespace=namespace, extent_size="1MiB", read_only=read_only)
 
 
 def fill(root: Path, namespace: str, count: int) -> None:
@@ -107,6 +107,74 @@ def test_c13_of_two_extents_with_one_number_the_newer_stays_when_the_index_is_ma
     assert load(tier, *KEYS[:15]) == rows(*KEYS[:15], namespace="moved")
     assert len(numbers(doubled)) == len(set(numbers(doubled)))
     tier.close()
+
+
+# An index is one root's.
+
+
+@pytest.fixture
+def foreign_index(tmp_path) -> Path:
+    """The index of another root, whose extents have the numbers of this one's."""
+    fill(tmp_path / "other root", "theirs", 100)
+    return index_file(tmp_path / "other root")
+
+
+def assert_whole(tier: DiskTier, root: Path) -> None:
+    """Everything is there, and the capacity holds."""
+    assert load(tier, *KEYS[:100]) == rows(*KEYS[:100])
+    assert store(tier, *KEYS[100:399]) == [True] * 299
+    assert used_bytes(root) <= CAPACITY
+    assert {path.parent.name for path in extent_files(root)} == {"ns"}
+    tier.close()
+
+
+def test_c32_the_index_of_another_root_is_made_anew_at_once(tmp_path, foreign_index, warnings):
+    root = tmp_path / "root"
+    fill(root, "ns", 100)
+    shutil.copy(foreign_index, index_file(root))
+    assert_whole(small(root), root)
+    assert any(
+        "because the index is damaged (it is the index of another root)" in text for text in warnings()
+    )
+
+
+def test_c32_the_index_of_another_root_under_a_running_tier_is_made_anew_at_once(tmp_path, foreign_index):
+    root = tmp_path / "root"
+    tier = small(root)
+    store(tier, *KEYS[:100])
+    shutil.copy(foreign_index, tmp_path / "copy")
+    (tmp_path / "copy").replace(index_file(root))
+    tier.follow()
+    assert_whole(tier, root)
+
+
+def test_c32_with_all_that_belongs_to_the_index_of_another_root_the_extents_are_entered_at_once(
+    tmp_path, foreign_index
+):
+    root = tmp_path / "root"
+    fill(root, "ns", 100)
+    shutil.rmtree(root / ".kvtier")
+    shutil.copytree(foreign_index.parent, root / ".kvtier")
+    assert_whole(small(root), root)
+
+
+def test_c32_a_root_that_is_copied_whole_keeps_its_index(tmp_path, warnings):
+    fill(tmp_path / "root", "ns", 100)
+    shutil.copytree(tmp_path / "root", tmp_path / "copy")
+    assert_whole(small(tmp_path / "copy"), tmp_path / "copy")
+    assert warnings() == []
+
+
+@pytest.mark.parametrize("content", [None, b"", b"noise\xff"])
+def test_c32_a_root_that_lost_its_number_keeps_its_blocks(tmp_path, content):
+    fill(tmp_path, "ns", 100)
+    number = tmp_path / ".kvtier" / "id"
+    number.unlink() if content is None else number.write_bytes(content)
+    small(tmp_path).close()
+    before = index_file(tmp_path)
+    tier = small(tmp_path)
+    assert index_file(tmp_path) == before
+    assert_whole(tier, tmp_path)
 
 
 def test_c33_somebodys_file_in_the_place_of_the_next_extent_stays_and_stops_no_store(tmp_path):

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from kvtier_core import OffloadKey
 from kvtier_disk.extents.contents import Pair
-from kvtier_disk.extents.database import PAGE_BYTES, Database
+from kvtier_disk.extents.database import PAGE_BYTES, Database, IndexDamagedError
 from kvtier_disk.extents.form import MAX_SLOTS, extent_of, place_of
 from kvtier_disk.extents.room import Census, ExtentInfo
 from kvtier_disk.extents.tables import (
@@ -39,8 +39,11 @@ _MAKING, _READY, _LEAVING = 0, 1, 2
 class Index:
     """The tables. Safe from any thread; other processes use the same file."""
 
-    def __init__(self, database: Database) -> None:
-        """On a database that is new or has these tables. Raises ``IndexDamagedError`` for another one."""
+    def __init__(self, database: Database, root: int) -> None:
+        """On a database that is new or has these tables, for the root of this number.
+
+        Raises ``IndexDamagedError`` for another one, and for the index of another root.
+        """
         self.database = database
         self._unpruned = 0
         with database.reading() as connection:
@@ -50,9 +53,13 @@ class Index:
                 if connection.execute("PRAGMA user_version").fetchone()[0] == 0:
                     for statement in SCHEMA.split(";\n"):
                         connection.execute(statement)
+                    connection.execute(f"PRAGMA application_id = {root}")
                     connection.execute(f"PRAGMA user_version = {VERSION}")
         with database.reading() as connection:  # an index of another form raises here
             connection.execute("SELECT max(number) FROM changes").fetchone()
+            found = connection.execute("PRAGMA application_id").fetchone()[0]
+        if found != root:
+            raise IndexDamagedError(database.path, "it is the index of another root")
 
     # Namespaces and owners.
 

@@ -3,6 +3,7 @@
 ::
 
     <root>/.kvtier/index-<number>.db   the index, the highest number counts
+    <root>/.kvtier/id                  the root's number, which its indexes carry
     <root>/.kvtier/alive/              a locked file for every process at work
     <root>/<namespace>/namespace.json  what the namespace stands for, for people
     <root>/<namespace>/<number>.ext    extents
@@ -15,6 +16,7 @@ import errno
 import json
 import os
 import re
+import secrets
 import shutil
 import stat
 import time
@@ -234,7 +236,7 @@ class Root:
             return None
         database = Snapshot(path)
         try:
-            return Index(database)
+            return Index(database, self._identity())
         except BaseException:
             database.close()
             raise
@@ -257,10 +259,28 @@ class Root:
     def _open(self, path: Path) -> Index:
         database = Database(path, journal_bytes=self.journal_bytes)
         try:
-            return Index(database)
+            return Index(database, self._identity(make=True))
         except BaseException:
             database.close()
             raise
+
+    def _identity(self, *, make: bool = False) -> int:
+        """The number that this root's indexes carry, to tell them from another root's; 0 where there is none yet.
+
+        Raises ``OSError``.
+        """
+        path = self.home / "id"
+        with suppress(FileNotFoundError, ValueError):
+            known = int.from_bytes(bytes.fromhex(path.read_text(errors="replace")))
+            if known or not make:
+                return known
+        if not make:
+            return 0
+        number = 1 + secrets.randbelow((1 << 31) - 1)  # what SQLite has room for
+        draft = self.home / "id.draft"
+        draft.write_text(number.to_bytes(4).hex())
+        draft.rename(path)
+        return number
 
     def rebuild(self, why: str) -> Index:
         """Make a new index from what the extents hold. Call it ``exclusively``. Raises ``OSError``.
@@ -324,7 +344,7 @@ class Root:
                 self.take_away(index, row, namespaces[row.namespace], owner=None)
         unknown = [found for id_, found in on_disk.items() if id_ not in rows]
         if unknown:
-            self._adopt(index, unknown, {number for _, number in rows})
+            self._adopt(index, unknown, {row.id for row in index.extents()})
         self.remove_empty(index)
 
     def heal_directory(self, member: Membership, description: Mapping[str, Any]) -> bool:
