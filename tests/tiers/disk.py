@@ -27,7 +27,7 @@ def drive(
 ) -> TierDriver:
     return TierDriver(
         FilesTier,
-        FilesTier.Settings.model_validate({"type": "disk", "root": root, **settings}),
+        FilesTier.Settings.model_validate({"type": "disk", "root": root, "min_free": 0, **settings}),
         row_bytes=ROW,
         namespace=namespace,
         capacity_bytes=None if capacity_blocks is None else capacity_blocks * ROW,
@@ -37,7 +37,7 @@ def drive(
 
 def direct(root: Path) -> FilesTier:
     """The tier without the core around it."""
-    settings = FilesTier.Settings.model_validate({"type": "disk", "root": root})
+    settings = FilesTier.Settings.model_validate({"type": "disk", "root": root, "min_free": 0})
     return FilesTier(settings, TierContext(name="disk", namespace="ns", row_bytes=ROW))
 
 
@@ -58,7 +58,7 @@ def run_program(name: str, *args: object, under: Sequence[str] = ()) -> subproce
     return subprocess.run(
         [*under, sys.executable, "-W", "error", HERE / name, *map(str, args)],
         cwd=HERE.parent.parent,
-        env={**os.environ, "PYTHONPATH": str(HERE.parent.parent)},
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(HERE.parent.parent), *sys.path])},
         capture_output=True,
         text=True,
         timeout=PATIENCE_S,

@@ -49,9 +49,16 @@ def drive(
     )
 
 
-def direct(root: Path, *, capacity: int | None = None, namespace: str = "ns", **changes: object) -> DiskTier:
+def direct(
+    root: Path,
+    *,
+    capacity: int | None = None,
+    namespace: str = "ns",
+    row_bytes: int = ROW,
+    **changes: object,
+) -> DiskTier:
     """The tier without the core around it, open; ``follow`` is the test's to call."""
-    context = TierContext(name="disk", namespace=namespace, row_bytes=ROW, capacity_bytes=capacity)
+    context = TierContext(name="disk", namespace=namespace, row_bytes=row_bytes, capacity_bytes=capacity)
     tier = DiskTier(settings(root, **changes), context)
     tier.open()
     tier.follow()
@@ -112,7 +119,7 @@ def program(text: str, *arguments: object) -> "subprocess.Popen[str]":
             *map(str, arguments),
         ],
         cwd=HERE.parent.parent,
-        env={**os.environ, "PYTHONPATH": str(HERE.parent.parent)},
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(HERE.parent.parent), *sys.path])},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

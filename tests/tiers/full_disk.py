@@ -44,7 +44,7 @@ def serve(root: Path, error: str) -> None:
 
 
 def main(root: Path) -> None:
-    mount(root, f"size={16 * ROW}", "-t", "tmpfs")
+    mount(root, f"size={16 * ROW},mode=755", "-t", "tmpfs")
     with drive(root) as tier:
         result = tier.store(rows(*KEYS))
         expect(0 < len(result.failed) < len(KEYS), result)

@@ -300,6 +300,14 @@ def test_c13_bounds_never_give_away_more_slots_than_there_are():
     assert outcomes == {"full", "0 victims", "1 victims", "itself", "expired"}
 
 
+def test_c52_a_time_ahead_of_now_counts_as_now_and_no_block_stays_for_ever():
+    bounds = Bounds(max_blocks=8, ttl=10.0, policy=LRU())
+    bounds.adopt([BlockInfo(key=KEYS[0], bytes=1, time=1000.0)], now=20.0)
+    assert bounds.serves(KEYS[0], 29.0)
+    assert not bounds.serves(KEYS[0], 31.0)
+    assert bounds.expired(31.0, 8) == [KEYS[0]]
+
+
 def test_c13_adopting_keeps_the_newest_that_fit_and_are_not_too_old():
     bounds = Bounds(max_blocks=3, ttl=10.0, policy=LRU())
     found = [BlockInfo(key=key, bytes=ROW, time=float(index)) for index, key in enumerate(KEYS[:8])]

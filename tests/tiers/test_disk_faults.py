@@ -377,7 +377,7 @@ def test_c33_k5_o2_a_file_system_that_is_full_and_then_is_not(tmp_path):
     done = subprocess.run(
         [*_OWN_MOUNTS, sys.executable, "-c", f"import tests.tiers.extents as t\n{FULL}", tmp_path],
         cwd=HERE.parent.parent,
-        env={**os.environ, "PYTHONPATH": str(HERE.parent.parent)},
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(HERE.parent.parent), *sys.path])},
         capture_output=True,
         text=True,
         timeout=2 * PATIENCE_S,

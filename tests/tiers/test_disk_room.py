@@ -4,13 +4,14 @@ import errno
 import os
 import threading
 import time
+from collections.abc import Callable
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from kvtier_core.errors import ConfigError, TierOpenError
-from kvtier_core.testing.rows import RowMaker
+from kvtier_core.testing.rows import RowMaker, similar_keys
 from kvtier_disk.extents.room import (
     IDLE_AFTER_S,
     Census,
@@ -27,6 +28,7 @@ from tests.tiers.extents import (
     MIB,
     ROW,
     A,
+    B,
     direct,
     drive,
     extent_files,
@@ -266,6 +268,71 @@ def test_c52_blocks_past_their_time_to_live_go(tmp_path, monkeypatch):
     tier.follow()
     assert tier.contains(KEYS[:4]) == [False, False, False, True]
     assert load(tier, *KEYS[:4]) == rows(KEYS[3])
+    tier.close()
+
+
+def at(monkeypatch: pytest.MonkeyPatch, seconds: float, real: Callable[[], float] = time.time) -> None:
+    """Let the clock be so far ahead."""
+    monkeypatch.setattr(time, "time", lambda: real() + seconds)
+
+
+def test_c52_a_block_past_its_time_is_not_served_although_nobody_has_looked_yet(tmp_path, monkeypatch):
+    tier = direct(tmp_path, ttl="10s")
+    store(tier, A, B)
+    at(monkeypatch, 9)
+    assert load(tier, A, B) == rows(A, B)
+    at(monkeypatch, 11)
+    assert load(tier, A, B) == {}
+    assert store(tier, A) == [True]
+    assert load(tier, A, B) == rows(A)
+    tier.close()
+
+
+@pytest.mark.parametrize("read_only", [False, True])
+def test_c52_any_number_of_blocks_past_their_time_is_gone_at_once(tmp_path, monkeypatch, read_only):
+    small = RowMaker("ns", 1000)
+    keys = similar_keys(3000)
+    writer = direct(tmp_path, row_bytes=small.row_bytes)
+    for begin in range(0, len(keys), 500):
+        part = keys[begin : begin + 500]
+        assert writer.store_many(part, [memoryview(small.make(key)) for key in part]) == [True] * len(part)
+    reader = direct(tmp_path, row_bytes=small.row_bytes, ttl="10s", read_only=read_only)
+    assert all(reader.contains(keys))
+    at(monkeypatch, 11)
+    reader.follow()
+    assert not any(reader.contains(keys))
+    again = direct(tmp_path, row_bytes=small.row_bytes, ttl="10s", read_only=read_only, refresh="1h")
+    assert not any(again.contains(keys))
+    for tier in (again, reader, writer):
+        tier.close()
+
+
+def test_c52_a_clock_that_is_put_back_lets_no_block_stay_for_ever(tmp_path, monkeypatch):
+    at(monkeypatch, 1000)
+    tier = direct(tmp_path, ttl="10s")
+    store(tier, A)
+    tier.follow()
+    at(monkeypatch, 0)
+    store(tier, B)
+    tier.follow()
+    assert load(tier, A, B) == rows(A, B)
+    at(monkeypatch, 11)
+    tier.follow()
+    assert tier.contains([A, B]) == [False, False]
+    tier.close()
+
+
+def test_c52_a_clock_that_was_put_back_between_two_starts_lets_no_block_stay_for_ever(tmp_path, monkeypatch):
+    at(monkeypatch, 1000)
+    tier = direct(tmp_path, ttl="10s")
+    store(tier, A)
+    tier.close()
+    at(monkeypatch, 0)
+    tier = direct(tmp_path, ttl="10s")
+    assert load(tier, A) == rows(A)
+    at(monkeypatch, 11)
+    tier.follow()
+    assert tier.contains([A]) == [False]
     tier.close()
 
 

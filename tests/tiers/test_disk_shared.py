@@ -344,7 +344,7 @@ def test_c33_a_root_that_is_mounted_read_only_serves_what_it_holds_and_stores_ag
             end,
         ],
         cwd=HERE.parent.parent,
-        env={**os.environ, "PYTHONPATH": str(HERE.parent.parent)},
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(HERE.parent.parent), *sys.path])},
         capture_output=True,
         text=True,
         timeout=PATIENCE_S,

@@ -52,14 +52,15 @@ class Bounds:
         """Take over the blocks of an earlier process: returns (kept, to be deleted).
 
         Expired blocks go, and the oldest of those beyond the capacity. They are unserved, and first to be evicted, as
-        long as they are not forgotten. Cost: a sort of all blocks, once.
+        long as they are not forgotten. A time ahead of *now* counts as now: a clock that was put back lets no block
+        stay for ever. Cost: a sort of all blocks, once.
         """
         by_age = sorted({block.key: block for block in found}.values(), key=lambda block: block.time)
         fresh = [block.key for block in by_age if not self._is_old(block.time, now)]
         room = len(fresh) if self._max_blocks is None else self._max_blocks
         kept = fresh[max(0, len(fresh) - room) :]
         for block in by_age:
-            self._enter(block.key, block.time)
+            self._enter(block.key, min(block.time, now))
         self._unserved.update(self._stored.keys() - kept)
         return kept, [block.key for block in by_age if block.key in self._unserved]
 

@@ -1,13 +1,14 @@
 """``kvtier disk``: look at a disk tier's root, or make its index anew from the extents.
 
-Decides what is shown; what is done is done by ``extents``. Works on roots with ``layout = "extents"``.
+Decides what is shown; what is done is done by ``extents``. Works on roots with ``layout = "extents"``, and
+changes nothing anywhere else.
 """
 
 import argparse
 import sys
 from pathlib import Path
 
-from kvtier_core import TierOpenError, format_size
+from kvtier_core import ConfigError, TierOpenError, format_size
 from kvtier_disk.extents.index import Index
 from kvtier_disk.extents.root import Root
 
@@ -25,12 +26,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Do it; 0. Raises ``TierOpenError`` when the root or its index can't be used."""
+    """Do it; 0. Raises ``ConfigError`` where no root is, ``TierOpenError`` when the root or its index can't be used."""
     root = Root(args.root.expanduser(), capacity=None, max_open=_MAX_OPEN, warn=_tell)
     try:
         if args.action == "rebuild":
-            if not args.root.is_dir():
-                raise TierOpenError(f"{args.root} is no directory: name the root of a disk tier")
+            if not (root.path.is_dir() and root.is_one()):
+                raise ConfigError(
+                    f"{args.root} holds neither an index nor an extent of a disk tier: name its root"
+                )
             with root.exclusively():
                 root.rebuild("that was asked for").database.close()
         _show(root)
@@ -44,7 +47,9 @@ def run(args: argparse.Namespace) -> int:
 def _show(root: Root) -> None:
     index = root.snapshot()
     if index is None:
-        raise TierOpenError(f"{root.path} holds no index of a disk tier: name its root")
+        raise ConfigError(
+            f"{root.path} holds no index of a disk tier: name its root, or make its index by `rebuild`"
+        )
     try:
         _show_index(root, index)
     finally:

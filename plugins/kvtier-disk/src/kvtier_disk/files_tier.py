@@ -3,9 +3,12 @@
 How blocks lie on the disk is ``FileLayout``'s; capacity, eviction and threads are the core's.
 """
 
+import errno
+import os
 from collections.abc import Iterable, Sequence
 
-from kvtier_core import BlockInfo, BlockTier, OffloadKey, TierContext, TierInfo, TierOpenError
+from kvtier_core import BlockInfo, BlockTier, OffloadKey, TierContext, TierInfo, TierOpenError, format_size
+from kvtier_disk.extents.place import RootRefusedError, check_namespace, open_root, refuse_link
 from kvtier_disk.layout import FileLayout
 from kvtier_disk.settings import DEFAULT_CAPACITY, DiskSettings
 from kvtier_disk.strangers import Strangers
@@ -22,9 +25,12 @@ class FilesTier(BlockTier):
     def __init__(self, settings: DiskSettings, context: TierContext) -> None:
         """Keep both; no I/O."""
         super().__init__(settings, context)
-        self._directory = settings.root.expanduser() / context.namespace
+        self._root = settings.root.expanduser()
+        self._directory = self._root / context.namespace
         strangers = Strangers(context.log, context.name)
-        self._layout = FileLayout(self._directory, context.row_bytes, strangers.note)
+        self._layout = FileLayout(
+            self._directory, context.row_bytes, strangers.note, read_only=settings.read_only
+        )
 
     def open(self) -> None:
         """Make what is missing and remove what dead writers left. Raises ``TierOpenError``.
@@ -33,7 +39,12 @@ class FilesTier(BlockTier):
         warning says so, and stores fail as they come.
         """
         try:
+            self._check()
+            if self.settings.read_only:
+                return
             self._layout.make()
+        except RootRefusedError as error:
+            raise TierOpenError(f"tier {self.context.name!r} (kvtier-disk): {error}") from error
         except OSError as error:
             raise TierOpenError(
                 f"tier {self.context.name!r} (kvtier-disk): can't write below root {str(self.settings.root)!r}: "
@@ -49,16 +60,39 @@ class FilesTier(BlockTier):
         except OSError as error:
             self._warn("can't write namespace.json", error, "Only people read it.")
 
+    def _check(self) -> None:
+        check_namespace(self.context.namespace)
+        open_root(
+            self._root,
+            layout="files",
+            shared_writes=self.settings.allow_writable_by_others,
+            read_only=self.settings.read_only,
+        )
+        refuse_link(self._directory)
+
     def contains(self, keys: Sequence[OffloadKey]) -> Sequence[bool]:
         """Which of *keys* are stored. Raises ``OSError``."""
         return [self._layout.has(key) for key in keys]
 
     def store(self, key: OffloadKey, block: memoryview) -> None:
         """Write one block. Raises ``OSError``, such as ``ENOSPC``, and then it is not there."""
+        if self.settings.min_free:
+            self._check_room(len(block))
         self._layout.put(key, block)
 
+    def _check_room(self, size: int) -> None:
+        status = os.statvfs(self._root)
+        free = status.f_bavail * status.f_frsize
+        # Of a read-only file system the write itself says more.
+        if free - size < self.settings.min_free and not status.f_flag & os.ST_RDONLY:
+            raise OSError(
+                errno.ENOSPC,
+                f"no room: the disk has {format_size(free)} free, and {format_size(self.settings.min_free)} (min_free)"
+                " stay free",
+            )
+
     def load(self, key: OffloadKey, into: memoryview) -> bool:
-        """Read one block; a file that is too short or too long is removed, and absent. Raises ``OSError``."""
+        """Read one block; a file that is too short or too long is absent, and goes. Raises ``OSError``."""
         return self._layout.get(key, into)
 
     def delete(self, keys: Sequence[OffloadKey]) -> None:

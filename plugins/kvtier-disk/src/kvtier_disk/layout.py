@@ -16,6 +16,7 @@ which the proof in every block turns into a miss.
 """
 
 import contextlib
+import errno
 import json
 import os
 import re
@@ -37,9 +38,15 @@ _WRITE_ATTEMPTS = 3
 class FileLayout:
     """The blocks of one namespace in one directory. Stateless: safe from any thread and beside other processes."""
 
-    def __init__(self, directory: Path, block_bytes: int, note: Callable[[str], None]) -> None:
-        """Blocks of *block_bytes* in *directory*; *note* is told what stood in a block's place. No I/O."""
+    def __init__(
+        self, directory: Path, block_bytes: int, note: Callable[[str], None], *, read_only: bool = False
+    ) -> None:
+        """Blocks of *block_bytes* in *directory*; *note* is told what stood in a block's place. No I/O.
+
+        With *read_only* every change raises ``OSError`` (``EROFS``), and what should go stays.
+        """
         self._directory = directory
+        self._read_only = read_only
         self._tmp = directory / "tmp"
         self._block_bytes = block_bytes
         self._note = note
@@ -102,6 +109,8 @@ class FileLayout:
 
     def scan(self) -> Iterator[BlockInfo]:
         """Every block; what has a name of ours and is neither folder nor block is removed. Raises ``OSError``."""
+        if self._read_only and not self._directory.is_dir():
+            return  # nobody has stored anything yet
         with os.scandir(self._directory) as entries:
             found = [entry for entry in entries if _FAN_OUT_NAME.fullmatch(entry.name)]
         for entry in found:
@@ -112,6 +121,7 @@ class FileLayout:
 
     def remove_all(self) -> None:
         """Remove the namespace's directory with all that is in it. Raises ``OSError``."""
+        self._check_writable()
         shutil.rmtree(self._directory)
 
     def _scan_folder(self, folder: os.DirEntry[str]) -> Iterator[BlockInfo]:
@@ -148,6 +158,7 @@ class FileLayout:
 
     def _publish(self, path: Path, content: memoryview) -> None:
         """Write *content* under a name of its own, then rename it to *path*."""
+        self._check_writable()
         for attempt in range(_WRITE_ATTEMPTS):
             temporary = self._temporary()
             try:
@@ -197,6 +208,7 @@ class FileLayout:
 
     def _clear(self, path: Path) -> str:
         """Remove *path*. A directory is no work of ours and may hold somebody's files: it only leaves the place."""
+        self._check_writable()
         try:
             path.unlink(missing_ok=True)
         except IsADirectoryError:
@@ -204,6 +216,10 @@ class FileLayout:
             path.rename(aside)
             return f"moved to {aside}"
         return "removed"
+
+    def _check_writable(self) -> None:
+        if self._read_only:
+            raise OSError(errno.EROFS, "the tier is configured read_only", str(self._directory))
 
 
 def _fill(fd: int, into: memoryview) -> str | None:

@@ -20,7 +20,7 @@ class DiskSettings(TierSettings):
     extent_size: Annotated[Size, Field(ge=1 << 20, le=64 << 30)] = 64 << 20
     """Bytes of a new extent, at most an eighth of the capacity; one block at least."""
     min_free: Size = 1 << 30
-    """Bytes of the file system that stay free: the tier gives room back before it takes them."""
+    """Bytes of the file system that stay free: nothing is stored beyond, and extents are given back for it."""
     refresh: Annotated[Duration, Field(gt=0)] = 1.0
     """Seconds after which what other processes stored and evicted is known, and blocks past their `ttl` are gone."""
     max_open_extents: Annotated[int, Field(ge=1)] = 128

@@ -28,7 +28,7 @@ from kvtier_disk.extents.place import (
     RootRefusedError,
     check_local,
     check_namespace,
-    make_root,
+    open_root,
 )
 from kvtier_disk.extents.root import Membership, Root
 from kvtier_disk.extents.store import BlockStore, Opened, Outcome
@@ -102,7 +102,12 @@ class DiskTier(BlockTier):
     def _open(self) -> None:
         context, root = self.context, self._root
         check_namespace(context.namespace)
-        make_root(root.path, shared_writes=self.settings.allow_writable_by_others)
+        open_root(
+            root.path,
+            layout="extents",
+            shared_writes=self.settings.allow_writable_by_others,
+            read_only=self.settings.read_only,
+        )
         check_local(root.path)
         least = least_capacity(context.row_bytes, root.journal_bytes)
         if self._bounds.capacity is not None and self._bounds.capacity < least:
@@ -121,7 +126,12 @@ class DiskTier(BlockTier):
             report_evicted=context.report_evicted,
         )
         store = BlockStore(
-            opened, Sealer(context.namespace), upkeep.make_room, upkeep.forget_extents, context.report_evicted
+            opened,
+            Sealer(context.namespace),
+            upkeep.make_room,
+            upkeep.forget_extents,
+            context.report_evicted,
+            ttl=self._bounds.ttl,
         )
         store.refusal = refusal
         upkeep.attach(store)
@@ -140,6 +150,11 @@ class DiskTier(BlockTier):
             except OSError as error:
                 refusal = error
         member = root.look_in(context.namespace, context.row_bytes)
+        if member is None and self.settings.read_only:
+            raise RootRefusedError(
+                f"root {str(root.path)!r} holds no index, and the tier is configured read_only: name a root that others"
+                " fill"
+            )
         if member is None:
             raise refusal
         if not self.settings.read_only:

@@ -24,6 +24,7 @@ from kvtier_disk.extents.form import (
     make_header,
     read_header,
 )
+from kvtier_disk.extents.found import is_plain_directory
 from kvtier_disk.extents.group_sync import GroupSync
 
 TAIL_BYTES = 64
@@ -88,11 +89,13 @@ class ExtentFiles:
 
     def make(self, extent: int, shape: Shape) -> None:
         """Make a new extent with room for all its rows. Raises ``OSError``; nothing is left then."""
+        self._check_directory()
         path = self.path_of(extent)
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
         try:
-            self._allocate(fd, shape.file_bytes)
             _write_all(fd, make_header(extent, shape, self._namespace), 0)
+            os.fsync(fd)  # whatever happens from here on, what takes room can be told to be ours
+            self._allocate(fd, shape.file_bytes)
             os.fsync(fd)
         except BaseException:
             with suppress(OSError):
@@ -123,6 +126,8 @@ class ExtentFiles:
         """Give an extent's room back at once: what is left is no extent. False if it had none. Raises ``OSError``."""
         self.forget([extent])
         path = self.path_of(extent)
+        if not is_plain_directory(self.directory):
+            return False  # gone, or a link: what is behind it is not ours
         with suppress(FileNotFoundError):
             status = path.lstat()
             if stat.S_ISREG(status.st_mode):
@@ -262,6 +267,7 @@ class ExtentFiles:
         return self._try_open(extent)
 
     def _try_open(self, extent: int) -> _Open:
+        self._check_directory()
         path = self.path_of(extent)
         flags = os.O_RDONLY if self._read_only else os.O_RDWR
         flags |= os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
@@ -282,6 +288,10 @@ class ExtentFiles:
             opened.close()
             raise
         return opened
+
+    def _check_directory(self) -> None:
+        if self.directory.is_symlink():
+            raise OSError(errno.ELOOP, "a link in the place of a namespace's directory", str(self.directory))
 
     def _checked_shape(self, extent: int, fd: int) -> Shape:
         path = self.path_of(extent)

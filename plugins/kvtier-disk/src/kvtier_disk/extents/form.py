@@ -25,7 +25,8 @@ MAX_KEY_BYTES = 48
 SLOT_BITS = 24
 MAX_SLOTS = 1 << SLOT_BITS
 
-_MAGIC = b"kvtier extent 1\n"
+MAGIC = b"kvtier extent 1\n"
+"""What an extent begins with, and nothing else does."""
 _HEADER = struct.Struct("<QQQH")  # extent, row bytes, slots, length of the namespace's name
 _CHECKSUM = struct.Struct("<I")
 _ENTRY = struct.Struct(f"<dB{MAX_KEY_BYTES}s3x")  # time, length of the key, key
@@ -81,16 +82,16 @@ class Shape:
 def make_header(extent: int, shape: Shape, namespace: str) -> bytes:
     """The first ``HEADER_BYTES`` of an extent."""
     name = namespace.encode()
-    content = _MAGIC + _HEADER.pack(extent, shape.row_bytes, shape.slots, len(name)) + name
+    content = MAGIC + _HEADER.pack(extent, shape.row_bytes, shape.slots, len(name)) + name
     return (content + _CHECKSUM.pack(zlib.crc32(content))).ljust(HEADER_BYTES, b"\0")
 
 
 def read_header(header: bytes) -> tuple[int, Shape, str] | None:
     """Extent, shape and namespace from a header; ``None`` when it is none, or damaged."""
-    if len(header) < HEADER_BYTES or not header.startswith(_MAGIC):
+    if len(header) < HEADER_BYTES or not header.startswith(MAGIC):
         return None
-    extent, row_bytes, slots, length = _HEADER.unpack_from(header, len(_MAGIC))
-    end = len(_MAGIC) + _HEADER.size + length
+    extent, row_bytes, slots, length = _HEADER.unpack_from(header, len(MAGIC))
+    end = len(MAGIC) + _HEADER.size + length
     if end + _CHECKSUM.size > HEADER_BYTES or not 0 < slots <= MAX_SLOTS or row_bytes == 0:
         return None
     if _CHECKSUM.unpack_from(header, end)[0] != zlib.crc32(header[:end]):

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from kvtier_core import OffloadKey
 from kvtier_disk.extents.contents import Pair
-from kvtier_disk.extents.database import PAGE_BYTES, Database
+from kvtier_disk.extents.database import PAGE_BYTES, Database, IndexDamagedError
 from kvtier_disk.extents.form import MAX_SLOTS, extent_of, place_of
 from kvtier_disk.extents.room import Census, ExtentInfo
 from kvtier_disk.extents.tables import (
@@ -31,6 +31,7 @@ BASE_BYTES = 256 << 10
 """What the index takes without any slot, with everything that is neither extent, slot nor journal."""
 NOBODY = 0
 """No namespace's and no owner's number."""
+_EVER, _NEVER = float("-inf"), float("inf")
 _MIN_CHANGES = 256
 _MAKING, _READY, _LEAVING = 0, 1, 2
 
@@ -38,8 +39,11 @@ _MAKING, _READY, _LEAVING = 0, 1, 2
 class Index:
     """The tables. Safe from any thread; other processes use the same file."""
 
-    def __init__(self, database: Database) -> None:
-        """On a database that is new or has these tables. Raises ``IndexDamagedError`` for another one."""
+    def __init__(self, database: Database, root: int) -> None:
+        """On a database that is new or has these tables, for the root of this number.
+
+        Raises ``IndexDamagedError`` for another one, and for the index of another root.
+        """
         self.database = database
         self._unpruned = 0
         with database.reading() as connection:
@@ -49,9 +53,13 @@ class Index:
                 if connection.execute("PRAGMA user_version").fetchone()[0] == 0:
                     for statement in SCHEMA.split(";\n"):
                         connection.execute(statement)
+                    connection.execute(f"PRAGMA application_id = {root}")
                     connection.execute(f"PRAGMA user_version = {VERSION}")
         with database.reading() as connection:  # an index of another form raises here
             connection.execute("SELECT max(number) FROM changes").fetchone()
+            found = connection.execute("PRAGMA application_id").fetchone()[0]
+        if found != root:
+            raise IndexDamagedError(database.path, "it is the index of another root")
 
     # Namespaces and owners.
 
@@ -84,19 +92,17 @@ class Index:
         with self.database.transaction() as connection:
             connection.execute("UPDATE namespaces SET used = ? WHERE id = ?", (now, namespace))
 
-    def remove_namespaces(self, ids: Iterable[int]) -> list[int]:
-        """Forget those of these namespaces that have neither an extent nor an owner; returns them."""
+    def empty_namespaces(self) -> list[Namespace]:
+        """The namespaces that have neither an extent nor an owner."""
+        with self.database.reading() as connection:
+            return self._empty_namespaces(connection)
+
+    def remove_namespaces(self) -> list[Namespace]:
+        """Forget the namespaces that have neither an extent nor an owner; returns them."""
         with self.database.transaction() as connection:
-            return [
-                id_
-                for id_ in ids
-                if connection.execute(
-                    "DELETE FROM namespaces WHERE id = ?1"
-                    " AND NOT EXISTS (SELECT 1 FROM extents WHERE namespace = ?1)"
-                    " AND NOT EXISTS (SELECT 1 FROM owners WHERE namespace = ?1)",
-                    (id_,),
-                ).rowcount
-            ]
+            empty = self._empty_namespaces(connection)
+            connection.executemany("DELETE FROM namespaces WHERE id = ?", ((space.id,) for space in empty))
+        return empty
 
     def add_owner(self, lock: str, namespace: int) -> int:
         """A process whose life is shown by the file *lock* works on a namespace."""
@@ -147,7 +153,7 @@ class Index:
             ]
             if victims is not None and len(places) < count:
                 evicted = victims(count - len(places))
-                there = self._pairs_at(connection, sorted(place for _, place in evicted))
+                there = self._pairs_at(connection, sorted(place for _, place in evicted), _EVER)
                 places += [place for key, place in evicted if (key, place) in there]
                 places.sort()
                 self._record(connection, namespace, owner, stored=False, pairs=evicted)
@@ -196,34 +202,44 @@ class Index:
             with self.database.transaction() as connection:
                 self._forget(connection, namespace, owner, chunk)
 
-    def pairs_at(self, places: Sequence[int]) -> set[Pair]:
-        """What blocks these places hold now. Cheap where they are neighbours."""
+    def pairs_at(self, places: Sequence[int], since: float = _EVER) -> set[Pair]:
+        """What blocks these places hold now, of those stored *since*. Cheap where they are neighbours."""
         with self.database.reading() as connection:
-            return self._pairs_at(connection, sorted(places))
+            return self._pairs_at(connection, sorted(places), since)
 
-    def pairs_of(self, namespace: int) -> Iterator[Pair]:
-        """Every block of a namespace, in order of place. Read in parts, so that no writer's journal has to wait."""
+    def pairs_of(self, namespace: int, since: float = _EVER, before: float = _NEVER) -> Iterator[Pair]:
+        """Every block of a namespace stored *since* and *before*, in order of place.
+
+        Read in parts, so that no writer's journal has to wait.
+        """
         after = -1
         while True:
             with self.database.reading() as connection:
                 rows = connection.execute(
                     "SELECT key, place FROM slots WHERE place > ? AND namespace = ? AND key IS NOT NULL"
-                    " ORDER BY place LIMIT 20000",
-                    (after, namespace),
+                    " AND time >= ? AND time < ? ORDER BY place LIMIT 20000",
+                    (after, namespace, since, before),
                 ).fetchall()
             if not rows:
                 return
             yield from rows
             after = rows[-1][1]
 
-    def times_of(self, namespace: int, before: float | None = None, limit: int = -1) -> list[Pair]:
-        """Blocks in the order in which they were stored; with *before*, those stored earlier. Reads all slots."""
+    def by_age(self, namespace: int) -> list[Pair]:
+        """Blocks in the order in which they were stored. Reads all slots."""
         with self.database.reading() as connection:
             return connection.execute(
-                "SELECT key, place FROM slots WHERE namespace = ? AND key IS NOT NULL AND time < ?"
-                " ORDER BY time LIMIT ?",
-                (namespace, float("inf") if before is None else before, limit),
+                "SELECT key, place FROM slots WHERE namespace = ? AND key IS NOT NULL ORDER BY time",
+                (namespace,),
             ).fetchall()
+
+    def set_times_back(self, namespace: int, now: float) -> None:
+        """Let what seems to have been stored later than *now* have been stored now: the clock was put back."""
+        with self.database.transaction() as connection:
+            connection.execute(
+                "UPDATE slots SET time = ?1 WHERE namespace = ?2 AND key IS NOT NULL AND time > ?1",
+                (now, namespace),
+            )
 
     # Changes.
 
@@ -349,6 +365,14 @@ class Index:
 
     # Inside a transaction.
 
+    @staticmethod
+    def _empty_namespaces(connection: sqlite3.Connection) -> list[Namespace]:
+        rows = connection.execute(
+            "SELECT id, name, row_bytes FROM namespaces WHERE id IN (SELECT id FROM namespaces"
+            " EXCEPT SELECT namespace FROM extents EXCEPT SELECT namespace FROM owners)"
+        )
+        return [Namespace(id=id_, name=name, row_bytes=size) for id_, name, size in rows]
+
     def _add_slots(self, connection: sqlite3.Connection, id_: int, namespace: int, slots: int) -> None:
         connection.executemany(
             "INSERT INTO slots (place, namespace) VALUES (?, ?)",
@@ -400,12 +424,12 @@ class Index:
         return number
 
     @staticmethod
-    def _pairs_at(connection: sqlite3.Connection, places: Sequence[int]) -> set[Pair]:
+    def _pairs_at(connection: sqlite3.Connection, places: Sequence[int], since: float) -> set[Pair]:
         return {
             (OffloadKey(key), place)
             for first, length in runs(places)
             for key, place in connection.execute(
-                "SELECT key, place FROM slots WHERE place BETWEEN ? AND ? AND key IS NOT NULL",
-                (first, first + length - 1),
+                "SELECT key, place FROM slots WHERE place BETWEEN ? AND ? AND key IS NOT NULL AND time >= ?",
+                (first, first + length - 1, since),
             )
         }

@@ -1,4 +1,4 @@
-"""What kind of place a root is: may we write, may others, which file system, and does it do ``O_DIRECT``.
+"""What kind of place a root is: may we write, may others, which layout and file system, and does it do ``O_DIRECT``.
 
 Decides what is refused. File systems are told by the kernel's table of mounts: those that other machines may have
 mounted too are refused for extents, because the index relies on locks and shared memory of one machine.
@@ -27,16 +27,28 @@ class RootRefusedError(KvtierError):
     """The root can't be used, in words that end with what to change."""
 
 
+def is_namespace(name: str) -> bool:
+    """Whether a namespace can have this name, which is its directory's."""
+    return _NAMESPACE.fullmatch(name) is not None
+
+
 def check_namespace(name: str) -> None:
     """Raises ``RootRefusedError`` for a name that is no plain directory name: nothing may leave the root."""
-    if not _NAMESPACE.fullmatch(name):
+    if not is_namespace(name):
         raise RootRefusedError(
             f"{name!r} can't be the name of a directory: use letters, digits, '.', '_' and '-'"
         )
 
 
-def make_root(root: Path, *, shared_writes: bool) -> None:
-    """Make *root* if it is missing. Raises ``OSError``; ``RootRefusedError`` when everybody may write to it."""
+def open_root(root: Path, *, layout: str, shared_writes: bool, read_only: bool) -> None:
+    """Make *root* if it is missing and may be made. Raises ``OSError``.
+
+    Raises ``RootRefusedError`` when everybody may write to it, and when it holds blocks of another *layout*.
+    """
+    if read_only and not root.exists():
+        raise RootRefusedError(
+            f"root {str(root)!r} is not there, and the tier is configured read_only: name a root that others fill"
+        )
     try:
         root.mkdir(parents=True, exist_ok=True)
     except FileExistsError as error:
@@ -45,6 +57,30 @@ def make_root(root: Path, *, shared_writes: bool) -> None:
         raise RootRefusedError(
             f"everybody may write to root {str(root)!r}, and so change what models read: take that right away"
             " (chmod o-w), or set allow_writable_by_others = true"
+        )
+    for other in sorted(_layouts_in(root) - {layout}):
+        raise RootRefusedError(
+            f'root {str(root)!r} holds blocks of layout = "{other}", which would neither be served nor counted: set'
+            f' another root, or layout = "{other}", or remove them'
+        )
+
+
+def _layouts_in(root: Path) -> set[str]:
+    """The layouts of the blocks below *root*."""
+    found = {"extents"} if (root / ".kvtier").is_dir() else set()
+    for directory in root.iterdir():
+        # What can't be looked into is no namespace, and no error.
+        if os.path.isdir(directory / "tmp") and os.path.isfile(directory / "namespace.json"):  # noqa: PTH112, PTH113
+            found.add("files")
+    return found
+
+
+def refuse_link(directory: Path) -> None:
+    """Raises ``RootRefusedError`` when a link or a file is where *directory* would be, and ``OSError``."""
+    if directory.is_symlink() or (directory.exists() and not directory.is_dir()):
+        raise RootRefusedError(
+            f"{str(directory)!r} is a link or a file, and nothing may lead out of the root: put a directory, or"
+            " nothing, in its place"
         )
 
 

@@ -3,39 +3,43 @@
 ::
 
     <root>/.kvtier/index-<number>.db   the index, the highest number counts
+    <root>/.kvtier/id                  the root's number, which its indexes carry
     <root>/.kvtier/alive/              a locked file for every process at work
     <root>/<namespace>/namespace.json  what the namespace stands for, for people
     <root>/<namespace>/<number>.ext    extents
 
 Decides what becomes of what does not fit together: an extent that only the index knows is forgotten, one that only the
-disk knows is taken up, an index that is lost or damaged is made anew from the extents. Never decides what to evict.
+disk knows is entered, an index that is lost or damaged is made anew from the extents. Never decides what to evict.
 """
 
+import errno
 import json
 import os
 import re
+import secrets
 import shutil
 import stat
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from kvtier_core import OffloadKey, Sealer
+from kvtier_disk.extents.adoption import adopt
 from kvtier_disk.extents.database import Database, IndexDamagedError, Snapshot
-from kvtier_disk.extents.extent_files import ExtentFiles, ExtentLostError
-from kvtier_disk.extents.form import HEADER_BYTES, Shape, extent_of, place_of, read_entry, read_header
+from kvtier_disk.extents.extent_files import ExtentFiles
+from kvtier_disk.extents.found import FoundExtent, find_extents, identify, is_plain_directory
 from kvtier_disk.extents.index import NOBODY, Index
 from kvtier_disk.extents.lock import LifeSign, exclusively, is_alive
-from kvtier_disk.extents.place import check_namespace, why_not_direct
+from kvtier_disk.extents.place import check_namespace, refuse_link, why_not_direct
 from kvtier_disk.extents.shared_memory import ALLOCATED_BYTES
 from kvtier_disk.extents.tables import ExtentRow, Namespace
 
 _INDEX_NAME = re.compile(r"index-(\d{6})\.db")
-_EXTENT_NAME = re.compile(r"([0-9a-f]{10})\.ext")
 _OPEN_TIMEOUT_S = 60.0
+_HOLD_TIMEOUT_S = 5.0  # a store waits for it
 _MIN_JOURNAL, _MAX_JOURNAL = 256 << 10, 8 << 20
 
 
@@ -80,9 +84,37 @@ class Root:
 
     @contextmanager
     def exclusively(self) -> Iterator[None]:
-        """Keep every other process from opening the root meanwhile. Raises ``OSError``."""
+        """Keep other processes from opening the root meanwhile. Raises ``OSError``; ``RootRefusedError`` for a link."""
+        refuse_link(self.home)
         with exclusively(self.home / "lock", _OPEN_TIMEOUT_S):
             yield
+
+    @contextmanager
+    def keeping(self, database: Database) -> Iterator[None]:
+        """Keep the index what it is meanwhile: nobody opens the root, or makes the index anew.
+
+        What is numbered by an index, or told by it to be unused, is so only as long as it is the root's. Raises
+        ``OSError``: ``ESTALE`` when another index has taken its place.
+        """
+        self.check_in_use(
+            database
+        )  # before a lock file is made, in the empty place of a root that is not mounted
+        with exclusively(self.home / "lock", _HOLD_TIMEOUT_S):
+            self.check_in_use(database)
+            yield
+
+    def is_in_use(self, database: Database) -> bool:
+        """Whether this is still the root's index. Raises ``OSError``."""
+        return self.index_path() == database.path and database.is_in_place
+
+    def check_in_use(self, database: Database) -> None:
+        """Raises ``OSError``, ``ESTALE`` when this is the root's index no more."""
+        if not self.is_in_use(database):
+            raise OSError(
+                errno.ESTALE,
+                "the index is gone or was made anew by another process; this one changes over within `refresh`",
+                str(self.path),
+            )
 
     def warn_once(self, subject: str, text: str) -> None:
         """Warn of something, the first time only."""
@@ -111,24 +143,27 @@ class Root:
         Cost: a look at every extent's file, for all namespaces; much more when the index has to be made anew.
         """
         check_namespace(name)
+        refuse_link(self.path / name)
         with self.exclusively():
             self._find_out_direct()
             index = self.open_index()
             try:
-                member = self._take_part(index, name, row_bytes)
+                member = self._take_part(index, name, row_bytes, description)
             except IndexDamagedError as damage:
-                member = self._take_part(self.rebuild(str(damage.strerror)), name, row_bytes)
-            self._describe(name, description)
+                index = self.rebuild(str(damage.strerror))
+                member = self._take_part(index, name, row_bytes, description)
             return member
 
-    def _take_part(self, index: Index, name: str, row_bytes: int) -> Membership:
+    def _take_part(
+        self, index: Index, name: str, row_bytes: int, description: Mapping[str, Any]
+    ) -> Membership:
         """Bring index and files into step, and enter this process. Closes the index when that fails."""
         life_sign: LifeSign | None = None
         try:
             self.reap(index)
             self.reconcile(index)
             life_sign = LifeSign(self.home / "alive")
-            (self.path / name).mkdir(exist_ok=True)
+            self._make_directory(name, description)
             namespace = index.add_namespace(name, row_bytes, time.time())
             owner = index.add_owner(life_sign.path.name, namespace.id)
         except BaseException:
@@ -142,6 +177,8 @@ class Root:
     def look_in(self, name: str, row_bytes: int) -> Membership | None:
         """Look at what there is without writing anything; ``None`` without an index. Raises ``OSError``."""
         check_namespace(name)
+        refuse_link(self.home)
+        refuse_link(self.path / name)
         index = self.snapshot()
         if index is None:
             return None
@@ -163,7 +200,7 @@ class Root:
                     member.index.remove_owner(member.owner)
                 if remove:
                     with self.exclusively():
-                        self.remove_empty(member.index, {member.namespace.id: member.namespace})
+                        self.remove_empty(member.index)
                         self._dismantle(member.index)
         finally:
             member.end()
@@ -184,15 +221,23 @@ class Root:
             )
 
     def _why_not_direct(self) -> str | None:
-        written = next((path for _, path in self._extents_on_disk() if path.is_file()), None)
-        return why_not_direct(self.home, written)
+        written = next(self._find(), None)
+        return why_not_direct(self.home, None if written is None else written.path)
 
     # The index.
+
+    def is_one(self) -> bool:
+        """Whether there is anything of a disk tier below the path: the index's directory, or an extent."""
+        return self.home.is_dir() or any(identify(found)[0] is not None for found in self._find())
 
     def index_path(self) -> Path | None:
         """Where the index in use is, ``None`` when there is none. Raises ``OSError``."""
         found = (
-            [path for path in self.home.iterdir() if _INDEX_NAME.fullmatch(path.name)]
+            [
+                path
+                for path in self.home.iterdir()
+                if _INDEX_NAME.fullmatch(path.name) and not path.is_symlink()
+            ]
             if self.home.is_dir()
             else []
         )
@@ -205,7 +250,7 @@ class Root:
             return None
         database = Snapshot(path)
         try:
-            return Index(database)
+            return Index(database, self._identity())
         except BaseException:
             database.close()
             raise
@@ -217,7 +262,7 @@ class Root:
         """
         path = self.index_path()
         if path is None:
-            if any(self._extents_on_disk()):
+            if next(self._find(), None) is not None:
                 return self.rebuild("it is lost")
             return self._open(self.home / "index-000001.db")
         try:
@@ -234,10 +279,28 @@ class Root:
     def _open(self, path: Path) -> Index:
         database = Database(path, journal_bytes=self.journal_bytes)
         try:
-            return Index(database)
+            return Index(database, self._identity(make=True))
         except BaseException:
             database.close()
             raise
+
+    def _identity(self, *, make: bool = False) -> int:
+        """The number that this root's indexes carry, to tell them from another root's; 0 where there is none yet.
+
+        Raises ``OSError``.
+        """
+        path = self.home / "id"
+        with suppress(FileNotFoundError, ValueError):
+            known = int.from_bytes(bytes.fromhex(path.read_text(errors="replace")))
+            if known or not make:
+                return known
+        if not make:
+            return 0
+        number = 1 + secrets.randbelow((1 << 31) - 1)  # what SQLite has room for
+        draft = self.home / "id.draft"
+        draft.write_text(number.to_bytes(4).hex())
+        draft.rename(path)
+        return number
 
     def rebuild(self, why: str) -> Index:
         """Make a new index from what the extents hold. Call it ``exclusively``. Raises ``OSError``.
@@ -253,7 +316,8 @@ class Root:
             leftover.unlink(missing_ok=True)
         index = self._open(draft)
         try:
-            extents, blocks = self._take_up_all(index)
+            newest_first = sorted(self._find(), key=lambda found: found.changed, reverse=True)
+            extents, blocks = self._adopt(index, newest_first)
         finally:
             index.database.close()
         draft.rename(path)
@@ -297,20 +361,33 @@ class Root:
     def reconcile(self, index: Index) -> None:
         """Bring index and files into step, for all namespaces. Call it ``exclusively``. Raises ``OSError``."""
         namespaces = index.namespaces()
-        rows = {row.id: row for row in index.extents()}
-        on_disk: dict[int, tuple[Path, int]] = {}
-        for extent, path in self._extents_on_disk():
-            on_disk[extent] = (path, path.lstat().st_size)
-        for row in rows.values():
-            _, size = on_disk.get(row.id, (None, -1))
+        rows: dict[tuple[str, int], ExtentRow] = {}
+        for row in index.extents():
+            if row.namespace not in namespaces:
+                raise index.database.damaged(f"extent {row.id} is in no namespace")
+            rows[namespaces[row.namespace].name, row.id] = row
+        on_disk = {found.id: found for found in self._find({name for name, _ in rows})}
+        for id_, row in rows.items():
+            size = on_disk[id_].bytes if id_ in on_disk else -1
             if (row.is_ready and size < row.bytes) or (not row.is_ready and row.owner is None):
-                if row.namespace not in namespaces:
-                    raise index.database.damaged(f"extent {row.id} is in no namespace")
                 self.take_away(index, row, namespaces[row.namespace], owner=None)
-        unknown = [(extent, path) for extent, (path, _) in on_disk.items() if extent not in rows]
+        unknown = [found for id_, found in on_disk.items() if id_ not in rows]
         if unknown:
-            self._take_up(index, unknown)
-        self.remove_empty(index, namespaces)
+            self._adopt(index, unknown, {row.id for row in index.extents()})
+        self.remove_empty(index)
+
+    def heal_directory(self, member: Membership, description: Mapping[str, Any]) -> bool:
+        """Make a namespace's directory again if it is gone, and forget what was in it; whether it was gone.
+
+        Raises ``OSError``; ``RootRefusedError`` when something else has its name.
+        """
+        if is_plain_directory(self.path / member.namespace.name):
+            return False
+        with self.keeping(member.index.database):
+            self._make_directory(member.namespace.name, description)
+            self.reconcile(member.index)
+        self._warn(f"{self.path / member.namespace.name} was gone, with all blocks in it: made again")
+        return True
 
     def take_away(self, index: Index, row: ExtentRow, namespace: Namespace, *, owner: int | None) -> bool:
         """Remove an extent: first from the index, then from the disk, then from the count. False if it is in use."""
@@ -320,69 +397,37 @@ class Root:
         index.drop_extent(row.id)
         return True
 
-    def remove_empty(self, index: Index, namespaces: Mapping[int, Namespace]) -> None:
-        """Remove the directories of namespaces that hold nothing and that nobody uses. Raises ``OSError``."""
-        removed = set(index.remove_namespaces(namespaces))
-        left = {namespace.name for id_, namespace in namespaces.items() if id_ not in removed}
-        for id_ in removed:
-            name = namespaces[id_].name
-            if name not in left:
-                directory = self.path / name
+    def remove_empty(self, index: Index) -> None:
+        """Remove what is left of namespaces that hold nothing and that nobody uses.
+
+        Call it ``exclusively``: who joins must not find the directory it has made gone. Raises ``OSError``.
+        """
+        removed = {namespace.name for namespace in index.remove_namespaces()}
+        for name in removed - {namespace.name for namespace in index.namespaces().values()}:
+            directory = self.path / name
+            if is_plain_directory(directory):
                 with suppress(OSError):  # somebody's files are in it, or it is gone
                     (directory / "namespace.json").unlink(missing_ok=True)
                     directory.rmdir()
 
-    def _extents_on_disk(self) -> Iterator[tuple[int, Path]]:
-        for directory in sorted(self.path.iterdir()):
-            if directory.name.startswith(".") or directory.is_symlink() or not directory.is_dir():
-                continue
-            for path in sorted(directory.iterdir()):
-                match = _EXTENT_NAME.fullmatch(path.name)
-                if match is not None:
-                    yield int(match[1], 16), path
+    def _find(self, known: Collection[str] = ()) -> Iterator[FoundExtent]:
+        return find_extents(self.path, known, self.warn_once)
 
-    def _take_up_all(self, index: Index) -> tuple[int, int]:
-        return self._take_up(index, list(self._extents_on_disk()))
-
-    def _take_up(self, index: Index, extents: list[tuple[int, Path]]) -> tuple[int, int]:
-        """Enter extents that the index does not know, with the blocks whose proofs name what the table says."""
-        shapes: list[tuple[int, Shape, str]] = []
-        for extent, path in extents:
-            shape = _identify(extent, path)
-            if shape is None:
-                self._warn(f"{path} is no extent of its namespace, or damaged: removed")
-                with suppress(OSError):
-                    path.unlink()
-            else:
-                shapes.append((extent, shape, path.parent.name))
-        newest: dict[tuple[str, int, OffloadKey], tuple[float, int]] = {}
-        for extent, shape, name in shapes:
-            for key, place, at in self._survey(extent, shape, name):
-                slot = (name, shape.row_bytes, key)
-                newest[slot] = max(newest.get(slot, (at, place)), (at, place))
-        by_extent: dict[int, list[tuple[OffloadKey, int, float]]] = {}
-        for (_, _, key), (at, place) in newest.items():
-            by_extent.setdefault(extent_of(place), []).append((key, place, at))
-        for extent, shape, name in shapes:
-            namespace = index.add_namespace(name, shape.row_bytes, 0.0)
-            index.adopt_extent(extent, namespace.id, shape.slots, shape.file_bytes, by_extent.get(extent, []))
-        return len(shapes), len(newest)
-
-    def _survey(self, extent: int, shape: Shape, name: str) -> Iterator[tuple[OffloadKey, int, float]]:
-        files = self.files_of(Namespace(id=0, name=name, row_bytes=shape.row_bytes), read_only=True)
-        sealer = Sealer(name)
-        try:
-            _, found = files.survey(extent)
-        except (ExtentLostError, OSError):
-            return
-        finally:
-            files.close()
-        for slot, (entry, tail) in enumerate(found):
-            known = read_entry(entry)
-            if known is not None and sealer.names(known[0], tail):
-                yield known[0], place_of(extent, slot), known[1]
+    def _adopt(
+        self, index: Index, extents: list[FoundExtent], taken: Collection[int] = ()
+    ) -> tuple[int, int]:
+        return adopt(index, extents, taken, partial(self.files_of, read_only=True), self._warn)
 
     # A namespace's directory.
+
+    def _make_directory(self, name: str, description: Mapping[str, Any]) -> None:
+        """Make a namespace's directory, described. Raises ``OSError``, and ``RootRefusedError`` for a link."""
+        directory = self.path / name
+        try:
+            directory.mkdir()
+        except FileExistsError:
+            refuse_link(directory)
+        self._describe(name, description)
 
     def _describe(self, name: str, description: Mapping[str, Any]) -> None:
         """Put *description* beside the extents, unless it is there."""
@@ -401,17 +446,3 @@ class Root:
     def remove_directory(self, name: str) -> None:
         """Remove a namespace's directory with all that is in it. Raises ``OSError``."""
         shutil.rmtree(self.path / name)
-
-
-def _identify(extent: int, path: Path) -> Shape | None:
-    """The shape of an extent that is what its name and directory say, and whole."""
-    try:
-        if path.is_symlink() or not path.is_file():
-            return None
-        with path.open("rb") as file:
-            header = read_header(file.read(HEADER_BYTES))
-        if header is None or header[0] != extent or header[2] != path.parent.name:
-            return None
-        return header[1] if path.stat().st_size >= header[1].file_bytes else None
-    except OSError:
-        return None

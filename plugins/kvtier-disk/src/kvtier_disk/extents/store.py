@@ -1,7 +1,7 @@
 """The blocks of one namespace in one root, as one process stores and loads them.
 
 Decides the order that makes a crash harmless: claim slots, write rows, sync once, publish; and when a row read is not
-the block that was meant. Room comes from ``Housekeeping``. Safe from any thread.
+the block that was meant. Room comes from ``Upkeep``. Safe from any thread.
 """
 
 import errno
@@ -66,8 +66,10 @@ class BlockStore:
         make_room: Callable[[int], list[int]],
         forget_extents: Callable[[Sequence[int]], None],
         report_evicted: Callable[[Sequence[OffloadKey]], None],
+        ttl: float | None = None,
     ) -> None:
         self.opened = opened
+        self._ttl = ttl
         self.lock = threading.RLock()
         """Held while index, contents and the core's belief change together."""
         self._sealer = sealer
@@ -203,18 +205,21 @@ class BlockStore:
                 read = opened.files.read(extent_of(place), slot_of(place), [rows[index] for _, index in run])
                 for (_, index), outcome in zip(run, read, strict=True):
                     outcomes[index] = outcome
-            self._refuse_recycled(keys, rows, places, outcomes)
+            self._refuse_gone(keys, rows, places, outcomes)
         self._forget_lost_extents()
         return outcomes
 
-    def _refuse_recycled(
+    def _refuse_gone(
         self,
         keys: Sequence[OffloadKey],
         rows: Sequence[memoryview],
         places: Sequence[int | None],
         outcomes: list[Outcome],
     ) -> None:
-        """Make absent what another process has evicted, or begun to write over, by now: an eviction is no fault."""
+        """Make absent what another process has evicted, or begun to write over, by now, and what is past its time.
+
+        None of it is a fault. Who has a time to live asks the index at every load: ages are nowhere else.
+        """
         opened = self.opened
         gone = [
             index
@@ -228,8 +233,10 @@ class BlockStore:
                 )
             )
         ]
-        if not opened.index.database.read_only and opened.index.database.version() != opened.version:
-            now = opened.index.pairs_at([place for place in places if place is not None])
+        database = opened.index.database
+        if self._ttl is not None or (not database.read_only and database.version() != opened.version):
+            since = float("-inf") if self._ttl is None else time.time() - self._ttl
+            now = opened.index.pairs_at([place for place in places if place is not None], since)
             gone += [
                 index
                 for index, place in enumerate(places)

@@ -9,23 +9,25 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from kvtier_core import OffloadKey, format_size
 from kvtier_disk.extents.bounds import Bounds, shape_for
-from kvtier_disk.extents.database import Database, IndexDamagedError, Snapshot
+from kvtier_disk.extents.database import IndexDamagedError, Snapshot
 from kvtier_disk.extents.form import Shape
 from kvtier_disk.extents.full_disk import cut, cut_surplus, full_disk_waits, is_out_of_room, join
 from kvtier_disk.extents.index import SLOT_BYTES
 from kvtier_disk.extents.room import Census, Grow, Recycle, Take, find_room, surplus
 from kvtier_disk.extents.root import Membership, Root
 from kvtier_disk.extents.store import BlockStore
+from kvtier_disk.extents.tables import CHUNK
 
 if TYPE_CHECKING:
     from kvtier_disk.extents.contents import Pair
 
 _REAP_EVERY_S = 10.0
-_MAX_EXPIRED = 1024
+_EXPIRED_PARTS = 64  # of CHUNK blocks, whose slots one look frees: that takes up to a second
 _ORDERED_AT_ONCE = 10_000  # blocks whose order is learned before the tier is open: that takes some 50 ms
 
 
@@ -56,6 +58,9 @@ class Upkeep:
         )
         self._is_ordered = False
         self._next_reap = 0.0
+        self._last_look = float(
+            "inf"
+        )  # for blocks past their time; a block's time may be ahead of the first look
 
     def attach(self, store: BlockStore) -> None:
         """The store this is for."""
@@ -88,6 +93,7 @@ class Upkeep:
         met blocks whose extents others have taken: those behind them may still be there.
         """
         opened = self._blocks.opened
+        self._root.check_in_use(opened.index.database)
         shape = shape_for(opened.member.namespace.row_bytes, self._bounds)
         census = opened.index.census(self._root.journal_bytes)
         new_bytes = shape.file_bytes + shape.slots * SLOT_BYTES
@@ -111,14 +117,18 @@ class Upkeep:
 
     def _grow(self, shape: Shape) -> None:
         opened = self._blocks.opened
-        extent = opened.index.begin_extent(opened.namespace, opened.owner, shape.slots, shape.file_bytes)
-        try:
-            opened.files.make(extent, shape)
-        except BaseException:
-            opened.index.drop_extent(extent)
-            raise
-        if not opened.index.finish_extent(extent):
-            opened.files.remove(extent)
+        with self._root.keeping(opened.index.database):  # an older index would number two extents alike
+            extent = opened.index.begin_extent(opened.namespace, opened.owner, shape.slots, shape.file_bytes)
+            try:
+                opened.files.make(extent, shape)
+            except FileExistsError:
+                opened.index.drop_extent(extent)  # somebody's file: the next turn takes the next number
+                return
+            except BaseException:
+                opened.index.drop_extent(extent)
+                raise
+            if not opened.index.finish_extent(extent):
+                opened.files.remove(extent)
 
     def forget_extents(self, extents: Sequence[int]) -> None:
         """These extents are lost: nothing is found or stored in them any more. Raises ``OSError``."""
@@ -139,7 +149,6 @@ class Upkeep:
             for id_ in extents
             if id_ in rows
         ]
-        self._root.remove_empty(opened.index, namespaces)
         self._catch_up()
         return any(taken)
 
@@ -178,6 +187,8 @@ class Upkeep:
     def _follow(self) -> None:
         blocks, opened = self._blocks, self._blocks.opened
         now = time.time()
+        with full_disk_waits():
+            self._root.heal_directory(opened.member, self._description)
         self._catch_up()
         self._is_full = False
         if not self._is_ordered and self._is_started:
@@ -193,12 +204,15 @@ class Upkeep:
             if now >= self._next_reap:
                 self._next_reap = now + _REAP_EVERY_S
                 self._root.reap(opened.index, opened.member)
+                if opened.index.empty_namespaces():
+                    with self._root.keeping(opened.index.database):
+                        self._root.remove_empty(opened.index)
         opened.index.database.tidy()
 
     def _order(self) -> None:
         """Let the policy know what is there."""
         opened = self._blocks.opened
-        opened.contents.order(key for key, _ in opened.index.times_of(opened.namespace))
+        opened.contents.order(key for key, _ in opened.index.by_age(opened.namespace))
         self._is_ordered = True
 
     def give_back(self) -> None:
@@ -226,14 +240,24 @@ class Upkeep:
         self._root.remove_directory(opened.member.namespace.name)
 
     def _expire(self, now: float) -> None:
+        """Serve no block that is past its time any more, and free the slots of as many as one look can.
+
+        In parts, each of which holds others up for little.
+        """
         if self._bounds.ttl is None:
             return
         opened = self._blocks.opened
-        old = opened.index.times_of(opened.namespace, now - self._bounds.ttl, _MAX_EXPIRED)
-        if old:
+        may_change = not opened.index.database.read_only
+        if may_change and now < self._last_look:
+            opened.index.set_times_back(opened.namespace, now)
+        self._last_look = now
+        old = opened.index.pairs_of(opened.namespace, before=now - self._bounds.ttl)
+        parts = iter(lambda: list(islice(old, CHUNK)), [])
+        for number, pairs in enumerate(parts):
             with self._blocks.lock:
-                opened.index.forget(opened.namespace, opened.owner, old)
-                self._report_evicted(opened.contents.lose(old))
+                if may_change and number < _EXPIRED_PARTS:
+                    opened.index.forget(opened.namespace, opened.owner, pairs)
+                self._report_evicted(opened.contents.lose(pairs))
 
     # The changes of others.
 
@@ -262,7 +286,8 @@ class Upkeep:
         with blocks.lock:
             opened.version = opened.index.database.version()
             opened.seen = opened.index.last_change()
-            pairs = list(opened.index.pairs_of(opened.namespace))
+            since = float("-inf") if self._bounds.ttl is None else time.time() - self._bounds.ttl
+            pairs = list(opened.index.pairs_of(opened.namespace, since))
             if len(opened.contents):
                 self._report_evicted(opened.contents.retain(pairs))
             fresh, doubles = opened.contents.learn(pairs)
@@ -293,17 +318,13 @@ class Upkeep:
         if not self._root.home.is_dir():
             raise OSError(errno.ENOENT, "the root is gone, or not mounted", str(self._root.path))
         damage = database.damage
-        if damage is None and self._is_in_use(database):
+        if damage is None and self._root.is_in_use(database):
             return
         if damage is not None:
             with self._root.exclusively():
-                if self._is_in_use(database):
+                if self._root.is_in_use(database):
                     self._root.rebuild(damage).database.close()
         self._rejoin()
-
-    def _is_in_use(self, database: Database) -> bool:
-        """Whether this is still the root's index."""
-        return self._root.index_path() == database.path and database.is_in_place
 
     def _rejoin(self) -> None:
         old = self._blocks.opened.member
@@ -336,6 +357,7 @@ class Upkeep:
             self._root.warn_once("writable", f"{self._root.path} can be written again: blocks are stored")
         elif database.is_stale:
             self._look_again()
+        self._expire(time.time())
 
     def _sheds(self) -> bool:
         """On a full disk: whether room could be given back, so that the index can be opened."""

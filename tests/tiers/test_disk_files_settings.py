@@ -1,0 +1,127 @@
+"""The disk tier's settings with one file a block: each does what its page says there too."""
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from kvtier_core.errors import TierOpenError
+from kvtier_core.testing.tiers import assert_contents
+from tests.tiers import extents
+from tests.tiers.disk import KEYS, ROW, A, B, C, block_file, drive, leftovers, rows
+
+
+def tree(root: Path) -> dict[str, tuple[int, int]]:
+    return {
+        str(path.relative_to(root)): (path.lstat().st_size, path.lstat().st_mtime_ns)
+        for path in root.rglob("*")
+    }
+
+
+# Read-only.
+
+
+def test_c33_a_read_only_tier_serves_what_it_holds_and_changes_nothing(tmp_path):
+    with drive(tmp_path) as tier:
+        tier.store(rows(A, B))
+    os.truncate(block_file(tmp_path, B), 10)
+    (tmp_path / "ns" / "tmp" / "1-2").write_bytes(b"half")
+    (tmp_path / "ns" / "namespace.json").unlink()
+    before = tree(tmp_path)
+    with drive(tmp_path, read_only=True) as tier:
+        assert_contents(tier, rows(A), absent=[B, C])
+        result = tier.store(rows(A, C))
+        assert result.failed == (C,)
+        assert "the tier is configured read_only" in str(result.error)
+        tier.plugin.discard([A])
+        os.truncate(block_file(tmp_path, A), 10)
+        assert tier.load([A]).rows == {}
+        os.truncate(block_file(tmp_path, A), ROW)
+    assert tree(tmp_path).keys() == before.keys()
+    assert (tmp_path / "ns" / "tmp" / "1-2").read_bytes() == b"half"
+
+
+def test_c33_a_read_only_tier_with_more_than_its_capacity_removes_nothing(tmp_path):
+    with drive(tmp_path) as tier:
+        tier.store(rows(*KEYS[:10]))
+    before = tree(tmp_path)
+    with drive(tmp_path, capacity_blocks=4, read_only=True) as tier:
+        assert sum(tier.lookup(KEYS[:10])) == 4
+    assert tree(tmp_path) == before
+
+
+def test_c33_a_read_only_tier_makes_neither_root_nor_namespace(tmp_path):
+    with pytest.raises(TierOpenError, match="is not there, and the tier is configured read_only"):
+        drive(tmp_path / "root", read_only=True)
+    with drive(tmp_path, read_only=True) as tier:
+        assert tier.lookup([A]) == [False]
+    assert tree(tmp_path) == {}
+
+
+# Who may write, and how much.
+
+
+def test_a_root_that_everybody_may_write_to_is_refused_unless_allowed(tmp_path):
+    tmp_path.chmod(0o777)
+    with pytest.raises(TierOpenError, match=r"everybody may write to root .*allow_writable_by_others"):
+        drive(tmp_path)
+    assert tree(tmp_path) == {}
+    with drive(tmp_path, allow_writable_by_others=True) as tier:
+        assert tier.store(rows(A)).error is None
+
+
+def test_c33_nothing_is_stored_beyond_the_free_space_floor(tmp_path):
+    with drive(tmp_path) as tier:
+        tier.store(rows(A))
+    with drive(tmp_path, min_free="1024TiB") as tier:
+        result = tier.store(rows(B))
+        assert result.failed == (B,)
+        assert "(min_free) stay free" in str(result.error)
+        assert_contents(tier, rows(A), absent=[B])
+    assert leftovers(tmp_path) == []
+
+
+# What leads elsewhere, and what is another layout's.
+
+
+@pytest.mark.parametrize("read_only", [False, True])
+def test_c33_a_namespace_that_is_a_link_out_of_the_root_is_refused(tmp_path, read_only):
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "root").mkdir()
+    (tmp_path / "root" / "ns").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(TierOpenError, match="is a link or a file, and nothing may lead out of the root"):
+        drive(tmp_path / "root", read_only=read_only)
+    assert list((tmp_path / "elsewhere").iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["..", "../elsewhere", "a/b", "", "x\0y"])
+def test_no_namespace_leads_out_of_the_root(tmp_path, name):
+    with pytest.raises(TierOpenError, match="can't be the name of a directory"):
+        drive(tmp_path / "root", namespace=name)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_c13_a_root_with_extents_is_refused_for_files(tmp_path):
+    with extents.drive(tmp_path) as tier:
+        tier.store(extents.rows(extents.A))
+    before = tree(tmp_path).keys()
+    with pytest.raises(
+        TierOpenError, match=r'holds blocks of layout = "extents".*: set another root, or layout = "ext'
+    ):
+        drive(tmp_path)
+    assert tree(tmp_path).keys() == before
+
+
+def test_c13_a_root_with_files_is_refused_for_extents_until_they_are_removed(tmp_path):
+    with drive(tmp_path) as tier:
+        tier.store(rows(A))
+    before = tree(tmp_path).keys()
+    with pytest.raises(
+        TierOpenError, match=r'holds blocks of layout = "files".*: set another root, or layout = "files"'
+    ):
+        extents.drive(tmp_path)
+    assert tree(tmp_path).keys() == before
+    shutil.rmtree(tmp_path / "ns")
+    with extents.drive(tmp_path) as other:
+        assert other.store(extents.rows(extents.A)).error is None
