@@ -119,8 +119,9 @@ class ExtentFiles:
     def remove(self, extent: int) -> None:
         """Remove an extent and give its room back at once, also where other processes have it open."""
         self.cut(extent)
-        with suppress(FileNotFoundError, IsADirectoryError):  # a directory is somebody's, and in nobody's way
-            self.path_of(extent).unlink()
+        if is_plain_directory(self.directory):
+            with suppress(FileNotFoundError, IsADirectoryError):  # a directory is somebody's, and in nobody's way
+                self.path_of(extent).unlink()
 
     def cut(self, extent: int) -> bool:
         """Give an extent's room back at once: what is left is no extent. False if it had none. Raises ``OSError``."""
