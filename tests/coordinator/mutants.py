@@ -202,7 +202,7 @@ MUTANTS: Sequence[Mutant] = (
         "coordinator.promotions",
         "                tier.presence.lost(block.key, reason, now)\n",
         "",
-        test_promotions.test_c23_a_lost_key_is_asked_again_after_a_while,
+        partial(test_promotions.test_k6_o1_a_bad_block_is_loaded_once_for_all_requests, Answer.FAILED),
     ),
     _m(
         "more rows are reserved than the limit allows",
