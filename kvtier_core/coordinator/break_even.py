@@ -12,8 +12,11 @@ from kvtier_core.coordinator.group_lookup import GroupLookup
 from kvtier_core.coordinator.jobs import Job
 from kvtier_core.coordinator.state import State
 
-RecomputeCost = float | Callable[[int, int], float]
-"""Seconds to compute a token, or a function of (first token, number of tokens) to the seconds for all of them."""
+RecomputeCost = float | Callable[[int, int], float | None]
+"""Seconds to compute a token, or a function of (first token, number of tokens) to the seconds for all of them.
+
+The function returns ``None`` where it does not know.
+"""
 
 
 class BreakEven:
@@ -49,7 +52,8 @@ class BreakEven:
         if load_s is None:
             return False
         without = find_end([g.costs_without(name) for g in groups], self._state.ledger.room, max_tokens)
-        if load_s <= self._recompute_s(without, end - without) * self._state.limits.break_even_margin:
+        recompute_s = self._recompute_s(without, end - without)
+        if recompute_s is None or load_s <= recompute_s * self._state.limits.break_even_margin:
             tier.probe_at = None
             return False
         is_probe = tier.probe_at is not None and now >= tier.probe_at
@@ -57,7 +61,7 @@ class BreakEven:
             tier.probe_at = now + self._state.limits.break_even_probe_s
         return not is_probe
 
-    def _recompute_s(self, start: int, num_tokens: int) -> float:
+    def _recompute_s(self, start: int, num_tokens: int) -> float | None:
         if callable(self.recompute):
             return self.recompute(start, num_tokens)
         assert self.recompute is not None

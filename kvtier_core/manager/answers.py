@@ -1,13 +1,17 @@
 """Turns what a tier's hooks answer into plain values, on the tier's own hook thread.
 
-A tier's objects may compute, raise or sleep when looked at. Nothing behind this module looks at one: it hands out
-exact ``int``, ``bytes``, ``bool``, ``str`` and tuples of them, or raises ``TypeError`` that says what was wrong.
+A tier's objects may compute, raise or sleep when looked at, and say something else each time. Nothing behind this
+module looks at one, and it reads each of their attributes once: it hands out exact ``int``, ``bytes``, ``bool``,
+``str`` and tuples of them, or raises ``TypeError`` that says what was wrong.
 """
 
 from collections.abc import Iterable
+from typing import Literal
 
 from kvtier_core.keys import OffloadKey
 from kvtier_core.values import JobResult, TierEvent
+
+_KINDS: tuple[Literal["stored", "removed", "cleared"], ...] = ("stored", "removed", "cleared")
 
 
 def list_results(answer: Iterable[object] | None) -> list[object]:
@@ -23,14 +27,18 @@ def job_id_of(result: object) -> int | None:
     return job_id if type(job_id) is int else None
 
 
-def plain_result(result: JobResult) -> JobResult:
-    """*result* with nothing of the tier's in it. Raises ``TypeError``, or whatever looking at it raises."""
+def plain_result(result: JobResult, job_id: int) -> JobResult:
+    """*result*, which ``job_id_of`` said is for *job_id*, with nothing of the tier's in it.
+
+    Raises ``TypeError``, or whatever looking at it raises.
+    """
     error: object = result.error
     if error is not None and type(error) is not str:
         raise TypeError(f"error must be a string, not {type(error).__name__}")
+    present: object = result.present
     return JobResult(
-        job_id=result.job_id,
-        present=None if result.present is None else _bools(result.present),
+        job_id=job_id,
+        present=None if present is None else _bools(present),
         missing=_keys("missing", result.missing),
         failed=_keys("failed", result.failed),
         error=error,
@@ -45,9 +53,11 @@ def plain_events(answer: Iterable[object] | None) -> tuple[TierEvent, ...]:
 def _plain_event(event: object) -> TierEvent:
     if not isinstance(event, TierEvent):
         raise TypeError(f"take_events must return TierEvents, not {type(event).__name__}")
-    if event.kind not in ("stored", "removed", "cleared"):
+    said: object = event.kind
+    kind = next((kind for kind in _KINDS if type(said) is str and said == kind), None)
+    if kind is None:
         raise TypeError("a TierEvent's kind must be 'stored', 'removed' or 'cleared'")
-    return TierEvent(kind=event.kind, keys=_keys("keys", event.keys))
+    return TierEvent(kind=kind, keys=_keys("keys", event.keys))
 
 
 def _bools(present: object) -> tuple[bool, ...]:

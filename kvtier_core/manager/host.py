@@ -20,6 +20,7 @@ from kvtier_core.coordinator import Finished, JobPlan
 from kvtier_core.hookspecs import PROJECT, TierHookSpecs
 from kvtier_core.keys import OffloadKey
 from kvtier_core.manager.answers import job_id_of, list_results, plain_events, plain_result
+from kvtier_core.manager.blocking import BlockTierAdapter
 from kvtier_core.manager.events import Changed, Event, Fault, OpenFailed, Serving, WholeRequest
 from kvtier_core.manager.guard import Guard, HookFault, TierIdentity, text_of
 from kvtier_core.manager.inbox import Inbox
@@ -76,6 +77,8 @@ class TierHost:
         self._unheard: dict[str, RequestInfo] = {}
         """Requests that began before the tier was open."""
         self._plugin: Any = None
+        self._adapter: BlockTierAdapter | None = None
+        """The plugin where it is the core's own: only that keeps a resident set, and can be told of wrong bytes."""
         self._hooks: Any = None
         self._opening: Opening
         self._stopping = False
@@ -98,6 +101,7 @@ class TierHost:
         manager.register(plugin, name=self.identity.name)
         manager.check_pending()
         self._plugin = plugin
+        self._adapter = plugin if isinstance(plugin, BlockTierAdapter) else None
         self._hooks = manager.hook
         self._opening = Opening(self._hooks, pool, self._guard, retry_s=self._open_retry_s, clock=self._clock)
         self._inbox.put(self._get_ready)
@@ -208,8 +212,7 @@ class TierHost:
         if error is None:
             if is_late:
                 self._log.warning("%s is open now: it serves from here on", self.identity)
-            # Only the blocking interface's adapter keeps a resident set; other tiers are asked.
-            resident = getattr(self._plugin, "resident_presence", None)
+            resident = self._adapter.resident_presence if self._adapter is not None else None
             self._emit(Serving(self.identity.name, self._opening.generation, resident))
         elif self._opening.is_open:
             self._fault()
@@ -259,7 +262,7 @@ class TierHost:
             self._guard.report("get_finished_jobs", "foreign", text)
             self._fault()
             return
-        plain = self._guard.call(running.hook, plain_result, result=result)
+        plain = self._guard.call(running.hook, plain_result, result=result, job_id=running.plan.id)
         if isinstance(plain, HookFault):
             plain = JobResult(job_id=running.plan.id, error="the tier's result was malformed")
         elif plain.error is not None:
@@ -317,9 +320,8 @@ class TierHost:
         self._emit(Changed(self.identity.name, events))
 
     def _discard(self, keys: Sequence[OffloadKey]) -> None:
-        discard = getattr(self._plugin, "discard", None)
-        if discard is not None and isinstance(self._guard.call("discard", discard, keys=keys), HookFault):
-            self._fault()
+        if self._adapter is not None:
+            self._adapter.discard(keys)
 
     def _reset(self, namespace: str, description: Mapping[str, Any], generation: int) -> None:
         self._opening.want(namespace, description, generation)

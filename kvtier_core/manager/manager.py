@@ -43,6 +43,7 @@ from kvtier_core.manager.guard import TierIdentity, text_of
 from kvtier_core.manager.host import TierHost
 from kvtier_core.manager.integrity import Integrity
 from kvtier_core.manager.path_log import PathLog
+from kvtier_core.manager.recompute import check_recompute_cost
 from kvtier_core.manager.tier_filter import resolve_filters
 from kvtier_core.manager.tier_log import make_tier_log
 from kvtier_core.masking import mask_text
@@ -243,8 +244,8 @@ class TierManager:
             raise ClosedError("the manager was shut down")
 
     def set_recompute_cost(self, cost: RecomputeCost | None) -> None:
-        """What computing tokens costs the engine (C35)."""
-        self._coordinator.set_recompute_cost(cost)
+        """What computing tokens costs the engine (C35). Raises ``ValueError`` for what is neither cost nor function."""
+        self._coordinator.set_recompute_cost(check_recompute_cost(cost, self._log))
 
     # -- requests
 

@@ -59,7 +59,9 @@ class EngineSession:
         """What computing tokens costs: seconds a token, or a function of (first token, number of tokens).
 
         Blocks that a tier would take longer to load, by what its loads take, are not loaded (C35). The function is
-        called on the engine's thread, in lookups. ``None``, the default, has everything loaded that can be.
+        called on the engine's thread, in lookups; while it raises or returns no time, which is logged once, everything
+        is loaded that can be, as with ``None``, the default. Raises ``ValueError`` for what is neither a function nor a
+        time of at least 0.
         """
         self._manager.set_recompute_cost(cost)
 

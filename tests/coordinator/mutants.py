@@ -202,7 +202,7 @@ MUTANTS: Sequence[Mutant] = (
         "coordinator.promotions",
         "                tier.presence.lost(block.key, reason, now)\n",
         "",
-        test_promotions.test_c23_a_lost_key_is_asked_again_after_a_while,
+        partial(test_promotions.test_k6_o1_a_bad_block_is_loaded_once_for_all_requests, Answer.FAILED),
     ),
     _m(
         "more rows are reserved than the limit allows",
@@ -436,8 +436,8 @@ MUTANTS: Sequence[Mutant] = (
     _m(
         "break-even is decided the wrong way round",
         "coordinator.break_even",
-        "        if load_s <= self._recompute_s",
-        "        if load_s > self._recompute_s",
+        "is None or load_s <= recompute_s *",
+        "is None or load_s > recompute_s *",
         test_break_even.test_c35_a_run_that_takes_longer_than_computing_it_is_passed_over_before_a_row_is_taken,
     ),
     _m(

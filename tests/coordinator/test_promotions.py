@@ -374,6 +374,20 @@ def test_k6_c23_a_request_that_stored_a_lost_key_itself_may_load_it():
     assert world.fetch("r", make_keys("a")).hits == 1
 
 
+@pytest.mark.parametrize("answer", [Answer.CORRUPT, Answer.FAILED, Answer.MISSING])
+def test_k6_o1_a_bad_block_is_loaded_once_for_all_requests(answer):
+    world = world_behind("a", 4)
+    for name in "12345":
+        world.new_request(name)
+        for _ in range(3):
+            world.lookup(name, make_keys("a"))
+            world.answer_all(JobHook.LOOKUP)
+            world.end_step()
+            world.answer_all(JobHook.LOAD, answer=answer)
+        assert states(world, name, "a") == [MISS]
+    assert len(asked(world, "submit_load")) == 1
+
+
 def test_c23_a_lost_key_is_asked_again_after_a_while():
     world = world_behind("a", 4, TierScript.limited("a", miss_ttl=10.0))
     world.lookup("r", make_keys("a"))
