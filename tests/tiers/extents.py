@@ -112,7 +112,7 @@ def program(text: str, *arguments: object) -> "subprocess.Popen[str]":
             *map(str, arguments),
         ],
         cwd=HERE.parent.parent,
-        env={**os.environ, "PYTHONPATH": str(HERE.parent.parent)},
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(HERE.parent.parent), *sys.path])},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
