@@ -1,6 +1,5 @@
 """Several processes and instances on one root: what each sees of the others, and recycling under a reader."""
 
-import fcntl
 import json
 import os
 import shutil
@@ -142,7 +141,7 @@ def test_claims_of_a_dead_process_are_free_again_and_nothing_waits_for_it(tmp_pa
 def test_k13_o3_where_locks_always_succeed_a_live_owner_may_lose_its_slots_but_no_bytes_are_mixed(
     tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(fcntl, "flock", lambda fd, operation: None)
+    monkeypatch.setattr("kvtier_disk.extents.root.is_alive", lambda path: False)  # what such locks make of it
     one = direct(tmp_path)
     opened = one._store.opened
     places = one._upkeep.make_room(2)
