@@ -149,18 +149,20 @@ class Snapshot(Database):
         self._seen = _signature(path)
         self._copy: tempfile.TemporaryDirectory[str] | None = None
         self._source = path
+        log = Path(f"{path}-wal")
+        if not log.exists():
+            # Opened in any other way SQLite would make a log, and leave it.
+            super().__init__(path, journal_bytes=0, read_only=True, options="&immutable=1")
+            return
         try:
             super().__init__(path, journal_bytes=0, read_only=True)
         except OSError:
-            if not Path(f"{path}-wal").exists():
-                super().__init__(path, journal_bytes=0, read_only=True, options="&immutable=1")
-            else:
-                self._copy = tempfile.TemporaryDirectory(prefix="kvtier-index-")
-                copied = Path(self._copy.name) / path.name
-                for suffix in ("", "-wal"):
-                    shutil.copyfile(f"{path}{suffix}", f"{copied}{suffix}")
-                super().__init__(copied, journal_bytes=0)
-                self.read_only = True
+            self._copy = tempfile.TemporaryDirectory(prefix="kvtier-index-")
+            copied = Path(self._copy.name) / path.name
+            for suffix in ("", "-wal"):
+                shutil.copyfile(f"{path}{suffix}", f"{copied}{suffix}")
+            super().__init__(copied, journal_bytes=0)
+            self.read_only = True
 
     @property
     def is_stale(self) -> bool:

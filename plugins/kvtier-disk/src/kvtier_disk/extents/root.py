@@ -142,7 +142,8 @@ class Root:
         Cost: a look at every extent's file, for all namespaces; much more when the index has to be made anew.
         """
         check_namespace(name)
-        refuse_link(self.path / name)
+        for directory in (self.home, self.home / "alive", self.path / name):
+            refuse_link(directory)
         with self.exclusively():
             self._find_out_direct()
             index = self.open_index()
@@ -228,6 +229,10 @@ class Root:
             else []
         )
         return max(found, key=lambda path: path.name, default=None)
+
+    def index_bytes(self) -> int:
+        """What the index takes now, with its journal and whatever else lies beside it. Raises ``OSError``."""
+        return sum(path.lstat().st_size for path in self.home.iterdir())
 
     def snapshot(self) -> Index | None:
         """The index for reading alone; ``None`` when there is none. Raises ``OSError``."""
