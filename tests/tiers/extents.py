@@ -39,9 +39,10 @@ def drive(
     name: str = "disk",
     **changes: object,
 ) -> TierDriver:
+    chosen = settings(root, **changes)
     return TierDriver(
-        DiskTier,
-        settings(root, **changes),
+        DiskTier.for_settings(chosen),
+        chosen,
         row_bytes=row_bytes,
         namespace=namespace,
         capacity_bytes=capacity,

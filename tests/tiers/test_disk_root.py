@@ -16,6 +16,7 @@ from kvtier_core.cli.main import main
 from kvtier_core.errors import TierOpenError
 from kvtier_disk import DiskTier
 from kvtier_disk.extents import upkeep
+from kvtier_disk.extents.extent_files import ExtentFiles
 from kvtier_disk.extents.index import Index
 from tests.tiers.extents import (
     KEYS,
@@ -23,12 +24,14 @@ from tests.tiers.extents import (
     A,
     B,
     direct,
+    drive,
     extent_files,
     index_file,
     load,
     outcome_of,
     program,
     rows,
+    settings,
     store,
     used_bytes,
 )
@@ -270,7 +273,10 @@ def test_c33_files_without_the_header_of_an_extent_are_never_removed(foreign, wa
     tier.close()
     assert (foreign / "docs" / "0123456789.ext").read_text() == "my own file, no extent"
     assert (foreign / "docs" / "0123456780.ext").is_symlink()
-    assert any("0123456789.ext has an extent's name and is none: left alone" in text for text in warnings())
+    assert any(
+        "0123456789.ext is no extent by its header, or can't be read: left alone" in text
+        for text in warnings()
+    )
 
 
 def test_a_rebuild_takes_a_root_whose_index_is_lost_with_its_directory(tmp_path, capsys):
@@ -312,6 +318,74 @@ def test_c33_directories_that_can_not_be_read_stop_no_start(public_root, tmp_pat
     (public_root / name).mkdir(mode=0o700 if os.geteuid() == 0 else 0)
     outcome_of(program(_AS_ANOTHER_USER, public_root, tmp_path))
     (public_root / name).chmod(0o700)
+
+
+# What is said, and where it looks.
+
+
+def test_the_command_shows_no_more_than_the_root_takes(tmp_path, capsys):
+    tier = direct(tmp_path, capacity=8 * MIB)
+    store(tier, *KEYS[:200])
+    assert main(["disk", "status", str(tmp_path)]) == 0
+    shown = float(capsys.readouterr().out.split(": ")[1].split(" MiB")[0])
+    tier.close()
+    assert 0.9 * used_bytes(tmp_path) <= shown * MIB <= 8 * MIB
+
+
+def test_c30_a_slot_that_was_taken_away_while_it_was_written_is_no_death_notice(tmp_path, monkeypatch):
+    tier = small(tmp_path)
+    opened = tier._store.opened
+    real = ExtentFiles.sync
+
+    def sync(files: ExtentFiles, extent: int) -> None:
+        real(files, extent)
+        opened.index.empty_extent(extent, None, only_idle=False)
+
+    monkeypatch.setattr(ExtentFiles, "sync", sync)
+    (outcome,) = store(tier, A)
+    assert isinstance(outcome, OSError)
+    assert outcome.errno == errno.ESTALE
+    assert "taken away while it was written: its extent went, the index was made anew, or" in str(outcome)
+    tier.close()
+
+
+def test_c33_a_read_only_tier_leaves_nothing_in_a_root_that_nobody_writes_to(tmp_path):
+    fill(tmp_path, "ns", 20)
+    before = below(tmp_path)
+    tier = small(tmp_path, read_only=True)
+    assert load(tier, *KEYS[:20]) == rows(*KEYS[:20])
+    assert below(tmp_path) == before
+    tier.close()
+    assert below(tmp_path) == before
+
+
+def test_c33_a_read_only_tier_that_was_there_first_finds_what_a_writer_stores(tmp_path):
+    fill(tmp_path, "ns", 20)
+    reader = small(tmp_path, read_only=True)
+    fill_more = (
+        "t.store(t.direct(__import__('pathlib').Path(__import__('sys').argv[1])), t.KEYS[50]); print('{}')"
+    )
+    outcome_of(program(fill_more, tmp_path))
+    reader.follow()
+    assert load(reader, *KEYS[:20], KEYS[50]) == rows(*KEYS[:20], KEYS[50])
+    reader.close()
+
+
+@pytest.mark.parametrize("layout", ["extents", "files"])
+def test_c33_a_relative_root_stays_where_it_is_when_the_process_goes_elsewhere(tmp_path, monkeypatch, layout):
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path)
+    with drive(Path("root"), layout=layout) as tier:
+        assert tier.store(rows(*KEYS[:20])).error is None
+        monkeypatch.chdir(tmp_path / "elsewhere")
+        assert tier.store(rows(*KEYS[20:60])).error is None
+        assert tier.load(KEYS[:60]).rows == rows(*KEYS[:60])
+    assert list((tmp_path / "elsewhere").iterdir()) == []
+
+
+def test_c54_a_root_that_no_file_system_can_name_is_refused():
+    with pytest.raises(ValueError, match="holds a NUL character"):
+        settings(Path("a\0b"))
 
 
 # Links.

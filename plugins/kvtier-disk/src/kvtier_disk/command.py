@@ -57,9 +57,10 @@ def _show(root: Root) -> None:
 
 
 def _show_index(root: Root, index: Index) -> None:
-    census = index.census(root.journal_bytes)
+    census = index.census(journal_bytes=0)
     held = census.bytes_by_namespace()
-    _say(f"{root.path}: {format_size(census.total_bytes)} in {len(census.extents)} extents and the index")
+    total = held.total() + root.index_bytes()
+    _say(f"{root.path}: {format_size(total)} in {len(census.extents)} extents and the index")
     for id_, namespace in sorted(index.namespaces().items(), key=lambda item: -census.used[item[0]]):
         blocks = sum(1 for _ in index.pairs_of(id_))
         size = format_size(namespace.row_bytes)

@@ -25,7 +25,7 @@ class FilesTier(BlockTier):
     def __init__(self, settings: DiskSettings, context: TierContext) -> None:
         """Keep both; no I/O."""
         super().__init__(settings, context)
-        self._root = settings.root.expanduser()
+        self._root = settings.root.expanduser().absolute()
         self._directory = self._root / context.namespace
         strangers = Strangers(context.log, context.name)
         self._layout = FileLayout(

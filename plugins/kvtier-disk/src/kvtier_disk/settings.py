@@ -36,4 +36,6 @@ class DiskSettings(TierSettings):
         """An empty root would be the working directory: what an unset shell variable leaves."""
         if root in ("", None):
             raise ValueError("must name a directory, and is empty")
+        if "\0" in str(root):
+            raise ValueError("must name a directory, and holds a NUL character, which no name can")
         return root

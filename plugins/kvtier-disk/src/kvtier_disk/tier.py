@@ -74,7 +74,10 @@ class DiskTier(BlockTier):
         policy: EvictionPolicy[Entry] = make_policy(settings.policy, blocks, context.policies)
         self._contents = Contents(policy)
         self._root = Root(
-            settings.root.expanduser(), capacity=capacity, max_open=settings.max_open_extents, warn=self._warn
+            settings.root.expanduser().absolute(),
+            capacity=capacity,
+            max_open=settings.max_open_extents,
+            warn=self._warn,
         )
         self._store: BlockStore | None = None
         self._upkeep: Upkeep | None = None

@@ -1,7 +1,7 @@
 """Enters extents into an index that does not know them, with the blocks that are in them.
 
 Decides what becomes of files that have an extent's name: those that are whole are entered, those that carry an extent's
-header and can't be entered are removed, and those that carry none are somebody's and stay.
+header and can't be entered are removed, and those that carry none, or can't be read, are somebody's and stay.
 """
 
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -42,7 +42,7 @@ def adopt(
             with suppress(OSError):
                 found.path.unlink()
         else:
-            warn(f"{found.path} has an extent's name and is none: left alone")
+            warn(f"{found.path} is no extent by its header, or can't be read: left alone")
     newest: dict[tuple[str, int, OffloadKey], tuple[float, int]] = {}
     for found, shape in entered.values():
         namespace = Namespace(id=NOBODY, name=found.namespace, row_bytes=shape.row_bytes)

@@ -275,11 +275,15 @@ class Snapshot(Database):
         self._seen = _signature(path)
         self._copy: tempfile.TemporaryDirectory[str] | None = None
         self._source = path
+        log = Path(f"{path}-wal")
+        if not log.exists():
+            # Opened in any other way SQLite would make a log, and leave it.
+            super().__init__(path, journal_bytes=0, read_only=True, options="&immutable=1")
+            return
         try:
             super().__init__(path, journal_bytes=0, read_only=True)
         except OSError:
-            journal = Path(f"{path}-wal")
-            if not journal.exists() or journal.stat().st_size == 0:
+            if log.stat().st_size == 0:
                 super().__init__(path, journal_bytes=0, read_only=True, options="&immutable=1")
                 return
             try:

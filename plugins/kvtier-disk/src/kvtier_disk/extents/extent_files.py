@@ -120,7 +120,9 @@ class ExtentFiles:
         """Remove an extent and give its room back at once, also where other processes have it open."""
         self.cut(extent)
         if is_plain_directory(self.directory):
-            with suppress(FileNotFoundError, IsADirectoryError):  # a directory is somebody's, and in nobody's way
+            with suppress(
+                FileNotFoundError, IsADirectoryError
+            ):  # a directory is somebody's, and in nobody's way
                 self.path_of(extent).unlink()
 
     def cut(self, extent: int) -> bool:

@@ -52,6 +52,8 @@ def find_extents(
     """
     for directory in sorted(path for path in root.iterdir() if is_namespace(path.name)):
         if directory.is_symlink():
+            if not directory.is_dir():
+                continue
             note(f"link {directory.name}", f"{directory} is a link: not followed, and not used")
         elif is_plain_directory(directory):
             try:

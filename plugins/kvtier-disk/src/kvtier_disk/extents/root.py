@@ -96,9 +96,8 @@ class Root:
         What is numbered by an index, or told by it to be unused, is so only as long as it is the root's. Raises
         ``OSError``: ``ESTALE`` when another index has taken its place.
         """
-        self.check_in_use(
-            database
-        )  # before a lock file is made, in the empty place of a root that is not mounted
+        # At first without the lock: in the empty place of a root that is not mounted, no file may be made for it.
+        self.check_in_use(database)
         with exclusively(self.home / "lock", _HOLD_TIMEOUT_S):
             self.check_in_use(database)
             yield
@@ -143,7 +142,8 @@ class Root:
         Cost: a look at every extent's file, for all namespaces; much more when the index has to be made anew.
         """
         check_namespace(name)
-        refuse_link(self.path / name)
+        for directory in (self.home, self.home / "alive", self.path / name):
+            refuse_link(directory)
         with self.exclusively():
             self._find_out_direct()
             index = self.open_index()
@@ -242,6 +242,10 @@ class Root:
             else []
         )
         return max(found, key=lambda path: path.name, default=None)
+
+    def index_bytes(self) -> int:
+        """What the index takes now, with its journal and whatever else lies beside it. Raises ``OSError``."""
+        return sum(path.lstat().st_size for path in self.home.iterdir())
 
     def snapshot(self) -> Index | None:
         """The index for reading alone; ``None`` when there is none. Raises ``OSError``."""
@@ -376,18 +380,17 @@ class Root:
             self._adopt(index, unknown, {row.id for row in index.extents()})
         self.remove_empty(index)
 
-    def heal_directory(self, member: Membership, description: Mapping[str, Any]) -> bool:
-        """Make a namespace's directory again if it is gone, and forget what was in it; whether it was gone.
+    def heal_directory(self, member: Membership, description: Mapping[str, Any]) -> None:
+        """Make a namespace's directory again if it is gone, and forget what was in it.
 
         Raises ``OSError``; ``RootRefusedError`` when something else has its name.
         """
         if is_plain_directory(self.path / member.namespace.name):
-            return False
+            return
         with self.keeping(member.index.database):
             self._make_directory(member.namespace.name, description)
             self.reconcile(member.index)
         self._warn(f"{self.path / member.namespace.name} was gone, with all blocks in it: made again")
-        return True
 
     def take_away(self, index: Index, row: ExtentRow, namespace: Namespace, *, owner: int | None) -> bool:
         """Remove an extent: first from the index, then from the disk, then from the count. False if it is in use."""

@@ -146,7 +146,11 @@ class BlockStore:
                 self._lost_claims += [places[index] for index in failed]
             with suppress(OSError):  # tried again before the next claim
                 self.give_back_claims()
-        lost = OSError(errno.ESTALE, "another process took the slot: it believed this one to be dead")
+        lost = OSError(
+            errno.ESTALE,
+            "the slot was taken away while it was written: its extent went, the index was made anew, or another process"
+            " took this one for dead",
+        )
         outcomes: dict[int, Outcome] = dict(failed)
         self._forget_lost_extents()
         outcomes |= {index: done or lost for index, done in zip(written, published, strict=True)}

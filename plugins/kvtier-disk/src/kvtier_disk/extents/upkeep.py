@@ -58,9 +58,8 @@ class Upkeep:
         )
         self._is_ordered = False
         self._next_reap = 0.0
-        self._last_look = float(
-            "inf"
-        )  # for blocks past their time; a block's time may be ahead of the first look
+        # When blocks past their time were last looked for: what is there may be from a time ahead of the first look.
+        self._last_look = float("inf")
 
     def attach(self, store: BlockStore) -> None:
         """The store this is for."""
