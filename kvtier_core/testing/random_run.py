@@ -252,9 +252,10 @@ class Simulation:
         if not self._requests:
             return False
         request = self.random.choice(list(self._requests.values()))
-        if request.offered < len(request.blocks) and self.random.random() < 0.9:
-            return False
         state = self.world.coordinator.state
+        aborts = bool(state.requests[request.name].planned) and self.random.random() < 0.5
+        if not aborts and request.offered < len(request.blocks) and self.random.random() < 0.9:
+            return False
         known = state.requests[request.name]
         planned = [block for blocks in known.planned.values() for block in blocks]
         self.watcher.note("a finish waited for a device store", known.device_stores > 0)
