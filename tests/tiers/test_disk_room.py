@@ -58,6 +58,11 @@ def limits(capacity=100, free=1000, min_free=0) -> Limits:
     return Limits(capacity=capacity, free_bytes=free, min_free=min_free)
 
 
+def at(monkeypatch: pytest.MonkeyPatch, seconds: float, real: Callable[[], float] = time.time) -> None:
+    """Let the clock be so far ahead."""
+    monkeypatch.setattr(time, "time", lambda: real() + seconds)
+
+
 # Decisions.
 
 
@@ -181,6 +186,21 @@ def test_c34_what_nobody_uses_any_more_goes_first(tmp_path, monkeypatch):
     assert len(list((tmp_path / "dead").glob("*.ext"))) < before - 2
 
 
+def test_c34_a_namespace_used_when_the_clock_was_ahead_goes_first_all_the_same(tmp_path, monkeypatch):
+    at(monkeypatch, 100_000)
+    with drive(tmp_path, capacity=6 * MIB, namespace="dead") as dead:
+        assert dead.store(rows(*KEYS[:60], namespace="dead")).error is None
+    at(monkeypatch, 0)
+    tier = direct(tmp_path, capacity=6 * MIB)
+    store(tier, A)
+    tier.follow()
+    at(monkeypatch, IDLE_AFTER_S + 10)
+    for begin in range(0, 60, 4):
+        assert store(tier, *KEYS[begin : begin + 4]) == [True] * 4
+    assert load(tier, *KEYS[:60]) == rows(*KEYS[:60])
+    tier.close()
+
+
 def test_blocks_of_different_sizes_share_the_capacity(tmp_path):
     large = RowMaker("large", 500_000)
     with (
@@ -269,11 +289,6 @@ def test_c52_blocks_past_their_time_to_live_go(tmp_path, monkeypatch):
     assert tier.contains(KEYS[:4]) == [False, False, False, True]
     assert load(tier, *KEYS[:4]) == rows(KEYS[3])
     tier.close()
-
-
-def at(monkeypatch: pytest.MonkeyPatch, seconds: float, real: Callable[[], float] = time.time) -> None:
-    """Let the clock be so far ahead."""
-    monkeypatch.setattr(time, "time", lambda: real() + seconds)
 
 
 def test_c52_a_block_past_its_time_is_not_served_although_nobody_has_looked_yet(tmp_path, monkeypatch):

@@ -88,9 +88,9 @@ class Index:
         return Namespace(id=row[0] if row else NOBODY, name=name, row_bytes=row_bytes)
 
     def mark_used(self, namespace: int, now: float) -> None:
-        """The namespace was used."""
+        """The namespace was used, and none later than now: a clock that was put back lets none stay in use for ever."""
         with self.database.transaction() as connection:
-            connection.execute("UPDATE namespaces SET used = ? WHERE id = ?", (now, namespace))
+            connection.execute("UPDATE namespaces SET used = ?1 WHERE id = ?2 OR used > ?1", (now, namespace))
 
     def empty_namespaces(self) -> list[Namespace]:
         """The namespaces that have neither an extent nor an owner."""
