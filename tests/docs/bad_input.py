@@ -85,15 +85,15 @@ def _refusing(code: int, *, directories: bool) -> Callable[[pytest.MonkeyPatch],
         if not directories:
             with contextlib.redirect_stdout(io.StringIO()):
                 assert main(shlex.split(RUN)[1:]) == 0
-        real_open, real_mkdir = os.open, os.mkdir
+        real_open, real_mkdir, root = os.open, os.mkdir, os.path.abspath("cache")
 
         def open_file(path, flags, *args, **kwargs):
-            if flags & os.O_CREAT and str(path).startswith("cache"):
+            if flags & os.O_CREAT and os.path.abspath(path).startswith(root):
                 raise OSError(code, os.strerror(code))
             return real_open(path, flags, *args, **kwargs)
 
         def mkdir(path, *args, **kwargs):
-            if directories and str(path).startswith("cache"):
+            if directories and os.path.abspath(path).startswith(root):
                 raise OSError(code, os.strerror(code))
             real_mkdir(path, *args, **kwargs)
 
