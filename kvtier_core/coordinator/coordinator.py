@@ -401,7 +401,8 @@ class Coordinator:
     def max_store_room(self) -> int:
         """``store_room`` when no tier is behind: no store of more blocks reaches every tier whole."""
         state = self._state
-        return min(state.limits.max_cascade_rows, *(tier.max_cascade_rows for tier in state.tiers.values()))
+        rooms = [tier.max_cascade_rows for tier in state.tiers.values()]
+        return min(*rooms, state.limits.max_cascade_rows) if rooms else state.ledger.num_rows
 
     @property
     def has_pending_work(self) -> bool:

@@ -114,3 +114,10 @@ def test_c34_a_lookup_in_the_middle_of_a_request_does_not_make_its_kv_new(make_t
     session.finish("a")
     assert session.flush(PATIENCE_S)
     assert toy.run("b", PROMPT) == 0
+
+
+def test_a_pool_without_a_tier_serves(make_toy):
+    toy = make_toy(())
+    assert toy.run("a", PROMPT) == 0
+    assert toy.run("b", PROMPT) == 16
+    assert toy.session.flush(PATIENCE_S)
