@@ -58,7 +58,7 @@ def transfer_config(name: str, root: Path) -> dict[str, Any] | None:
 class Engines:
     """The three engines of one part, made anew for each part."""
 
-    def __init__(self, model: Path, place: Path, device_blocks: int, threads: int) -> None:
+    def __init__(self, model: Path, place: Path, device_blocks: int, threads: int, dtype: str) -> None:
         self.engines: dict[str, EngineProcess] = {}
         for name in NAMES:
             root = place / name
@@ -71,7 +71,7 @@ class Engines:
                     "PYTHONPATH": f"{Path(__file__).parents[1]}:{os.environ.get('PYTHONPATH', '')}",
                     "OMP_NUM_THREADS": str(threads),
                 },
-                dtype="bfloat16",
+                dtype=dtype,
                 max_model_len=min(2048, device_blocks * BLOCK // 2),
                 num_gpu_blocks_override=device_blocks,
             )
@@ -190,7 +190,7 @@ def compare(rounds: Sequence[Round], figure: str, theirs: str) -> dict[str, floa
     }
 
 
-def summarize(parts: dict[str, list[Round]]) -> dict[str, Any]:
+def summarize(parts: dict[str, list[Round]], dtype: str) -> dict[str, Any]:
     """Every figure of every engine, and the ratios."""
     figures = {
         f"{part}.{name}.{figure}": interval([found[name][figure] for found in rounds])
@@ -210,6 +210,7 @@ def summarize(parts: dict[str, list[Round]]) -> dict[str, Any]:
     }
     return {
         "pairs": len(reload),
+        "dtype": dtype,
         "device_copy": "kvtier's CPU copy on both sides",
         "figures": figures,
         "ratios": {name: value["median"] for name, value in ratios.items()},
@@ -226,6 +227,9 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, default=30, help="rounds of each part")
     parser.add_argument("--requests", type=int, default=8, help="requests in a round of the throughput parts")
     parser.add_argument("--threads", type=int, default=2, help="compute threads of each engine")
+    parser.add_argument(
+        "--dtype", default="bfloat16", help="of weights and KV cache; float32 where bf16 is emulated"
+    )
     parser.add_argument("--model", type=Path, help="a transformers directory; default SmolLM2 in bf16")
     options = parser.parse_args()
 
@@ -239,14 +243,14 @@ def main() -> None:
 
             model = save_smollm2(place / "model")
         parts: dict[str, list[Round]] = {}
-        engines = Engines(model, place / "reload", DEVICE_BLOCKS, options.threads)
+        engines = Engines(model, place / "reload", DEVICE_BLOCKS, options.threads, options.dtype)
         parts["reload"] = measure_reloads(engines, options.pairs, say)
         engines.close()
-        engines = Engines(model, place / "throughput", THROUGHPUT_BLOCKS, options.threads)
+        engines = Engines(model, place / "throughput", THROUGHPUT_BLOCKS, options.threads, options.dtype)
         for part, shared in (("shared0", 0.0), ("shared80", 0.8)):
             parts[part] = measure_throughput(engines, options.pairs, options.requests, shared, say)
         engines.close()
-    result = summarize(parts)
+    result = summarize(parts, options.dtype)
     if options.json:
         print(json.dumps(result))
         return
