@@ -32,6 +32,7 @@ from kvtier_core.transfer import KVLayout
 from kvtier_transformers.cache import CacheError, DeviceKV
 from kvtier_transformers.decoding import GreedyDecoder
 from kvtier_transformers.namespace import namespace_for
+from kvtier_transformers.prefill_cost import PrefillCost
 from kvtier_transformers.support import check_model
 
 _STORE_PATIENCE_S = 2.0
@@ -145,6 +146,7 @@ class Engine:
         self._last_request: str | None = None
         self._copies_lost = False
         self._closed = False
+        self._prefill_cost = PrefillCost()
 
     @property
     def bytes_per_token(self) -> int:
@@ -171,11 +173,12 @@ class Engine:
             raise CacheError(f"max_tokens must be at least 1, not {max_tokens}")
         with self._request(prompt_ids, max_tokens - 1, salt) as (request_id, cache):
             hit_tokens, load_s = cache.get_seq_length(), time.perf_counter() - started
-            decoder = GreedyDecoder(
-                self._model, cache, chunk_tokens=self._chunk_tokens, on_progress=self._hand_on(request_id)
-            )
+            hand_on = _HandOn(self._session, request_id, self._block_ids)
+            decoder = GreedyDecoder(self._model, cache, chunk_tokens=self._chunk_tokens, on_progress=hand_on)
+            computing = time.perf_counter()
             first_logits = decoder.prefill(prompt_ids)
-            token_ids = [int(first_logits.argmax())]
+            token_ids = [int(first_logits.argmax())]  # also waits for a device that computes by itself
+            self._learn_cost(len(prompt_ids) - hit_tokens, time.perf_counter() - computing - hand_on.seconds)
             ttft_s = time.perf_counter() - started
             stop = frozenset() if ignore_eos else self._stop_tokens()
             while True:
@@ -223,7 +226,9 @@ class Engine:
 
             def store(sequence: Sequence[int]) -> None:
                 self._session.append(request_id, sequence[known:])
-                self._hand_on(request_id)(min(len(sequence), cache.get_seq_length()))
+                _HandOn(self._session, request_id, self._block_ids)(
+                    min(len(sequence), cache.get_seq_length())
+                )
 
             yield Prompt(cache, tuple(prompt_ids), cache.get_seq_length(), store)
 
@@ -288,17 +293,10 @@ class Engine:
         self._session.load(request_id, loadable, self._block_ids(loadable))
         return self._session.wait_loaded(request_id, self._wait_timeout_s)
 
-    def _hand_on(self, request_id: str) -> Callable[[int], None]:
-        patience_s = _STORE_PATIENCE_S
-
-        def computed(num_tokens: int) -> None:
-            nonlocal patience_s
-            started = time.monotonic()
-            self._session.computed(request_id, num_tokens, self._block_ids(num_tokens), wait_s=patience_s)
-            patience_s = max(0.0, patience_s - (time.monotonic() - started))
-            self._session.end_step()
-
-        return computed
+    def _learn_cost(self, num_tokens: int, seconds: float) -> None:
+        """Tell the session what computing costs, so that no tier makes a prompt slower than computing it would be."""
+        self._prefill_cost.add(num_tokens, seconds)
+        self._session.set_recompute_cost(self._prefill_cost.seconds_per_token())
 
     def _block_ids(self, num_tokens: int) -> range:
         return range(-(-num_tokens // self._kv.tokens_per_block))
@@ -328,3 +326,21 @@ class Engine:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.close()
+
+
+class _HandOn:
+    """Hands the computed blocks of one request on, after every forward pass, and says how long that took."""
+
+    def __init__(self, session: EngineSession, request_id: str, block_ids: Callable[[int], range]) -> None:
+        self._session = session
+        self._request_id = request_id
+        self._block_ids = block_ids
+        self.seconds = 0.0
+        """Spent so far, waiting for tiers that are behind included: no more than a little above the patience."""
+
+    def __call__(self, num_tokens: int) -> None:
+        started = time.perf_counter()
+        patience_s = max(0.0, _STORE_PATIENCE_S - self.seconds)
+        self._session.computed(self._request_id, num_tokens, self._block_ids(num_tokens), wait_s=patience_s)
+        self._session.end_step()
+        self.seconds += time.perf_counter() - started
