@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from kvtier_core.transfer.layout import KVLayout
 
 _MAX_WASTE = 0.25
-_DEVICE_TIMEOUT_S = 60.0
 
 
 def plan_geometry(settings: Settings, namespace: Namespace) -> PoolGeometry:
@@ -64,7 +63,7 @@ def _limits(settings: Settings, num_rows: int) -> PoolLimits:
         max_loading_rows=max(1, int(num_rows * settings.pool.max_loading)),
         max_cascade_rows=max(1, int(num_rows * settings.pool.max_cascade)),
         lease_timeout_s=settings.pool.lease_timeout,
-        device_timeout_s=_DEVICE_TIMEOUT_S,
+        device_timeout_s=settings.pool.device_timeout,
         max_events=settings.pool.max_events,
         store_threshold=settings.pool.store_threshold,
         max_tracker_size=settings.pool.max_tracker_size,

@@ -28,6 +28,8 @@ class TierLimits(BaseModel):
     """Seconds until a cascade's rows are unpinned."""
     miss_ttl: Duration = 30.0
     """Seconds for which a key that could not be loaded is not asked of the tier again; 0: the next request asks."""
+    load_again_after: Duration = 10.0
+    """Seconds for which a request does not ask again for what it waited for in vain, where ``miss_ttl`` is shorter."""
     presence_ttl: Duration = 5.0
     """Seconds for which a tier's answer about a key is believed, on top of the longest ``lookup_timeout``."""
     max_quarantined: Annotated[float, Field(gt=0, le=1)] = 0.10

@@ -13,9 +13,6 @@ from kvtier_core.keys import OffloadKey
 from kvtier_core.ledger import DETACHED, Block
 from kvtier_core.values import MissReason
 
-_TRY_AGAIN_S = 10.0
-"""Seconds for which a request does not try again what it could not load, where ``miss_ttl`` is shorter."""
-
 
 class Promotions:
     """Tier loads on the shared state."""
@@ -113,7 +110,8 @@ class Promotions:
         self, job: Job, lost: Mapping[OffloadKey, MissReason], now: float, waiting: Iterable[RequestState]
     ) -> None:
         """Let nobody who waited for *job* wait for its lost keys again, however soon others may ask anew (K6)."""
-        until = now + max(self._state.tiers[job.tier].limits.miss_ttl, _TRY_AGAIN_S)
+        limits = self._state.tiers[job.tier].limits
+        until = now + max(limits.miss_ttl, limits.load_again_after)
         noted = {key: (until, reason) for key, reason in lost.items()}
         for request in (job.request, *waiting) if noted else ():
             request.not_loaded.setdefault(job.tier, {}).update(noted)

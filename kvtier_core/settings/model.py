@@ -33,6 +33,8 @@ class PoolSettings(BaseModel):
     """Tokens in a block, for engines that have no block size of their own."""
     lease_timeout: Duration = 30.0
     """Seconds a row stays reserved for a request that has stopped asking about it."""
+    device_timeout: Duration = 60.0
+    """Seconds until a store from the device counts as lost; its rows stay out of use until it has ended."""
     store_threshold: Annotated[int, Field(ge=1)] = 1
     """Offers for storing from which on a block is stored; each request counts once."""
     max_tracker_size: Annotated[int, Field(ge=1)] = 64_000

@@ -20,11 +20,12 @@ def pool_findings(pool: PoolSettings) -> Iterator[Finding]:
     """Nonsense in ``[pool]`` alone."""
     if pool.capacity < ROW_ALIGNMENT:
         yield ("pool", "capacity"), f'{pool.capacity} bytes hold no block ({_SMALLEST_ROW}): try "1GiB"'
-    if not pool.lease_timeout:
-        yield (
-            ("pool", "lease_timeout"),
-            'must be more than 0, such as "30s": rows would be lost before they are used',
-        )
+    for field in ("lease_timeout", "device_timeout"):
+        if not getattr(pool, field):
+            yield (
+                ("pool", field),
+                'must be more than 0, such as "30s": rows would be lost before they are used',
+            )
 
 
 def policies_named(
@@ -47,7 +48,7 @@ def tier_findings(name: str, tier: TierSettings, pool: PoolSettings | None) -> I
         yield (*path, "ttl"), "0 would serve nothing: leave it out for blocks that never expire"
     limits = tier.limits
     for field in TierLimits.model_fields:
-        if field.endswith("_timeout") and not getattr(limits, field):
+        if field.endswith(("_timeout", "_again_after")) and not getattr(limits, field):
             yield (*path, "limits", field), 'must be more than 0, such as "2s"'
     if limits.breaker_pause > limits.breaker_max_pause:
         message = f"the first pause is longer than the longest ({limits.breaker_max_pause:g} s): lower it"
