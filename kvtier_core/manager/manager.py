@@ -1,4 +1,4 @@
-"""The manager acts on what the coordinator decides: it owns the clock, the tiers' hosts and the queue of events.
+"""The manager acts on what the coordinator decides: it owns the clock and the queue of events.
 
 All public methods belong to one thread, the engine's, except ``notify``. None of them waits for a tier but ``open``,
 ``wait`` and ``shutdown``, each bounded by its timeout.
@@ -7,69 +7,34 @@ All public methods belong to one thread, the engine's, except ``notify``. None o
 import logging
 import time
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
-from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any, assert_never
 
 from kvtier_core.coordinator import (
-    Action,
-    AskTier,
-    CancelJobs,
     Coordinator,
     Counters,
     EndPoint,
     Finished,
     GroupShape,
-    JobPlan,
-    LoadFromTier,
     Lookup,
     PoolLimits,
     PreparedTransfer,
     RecomputeCost,
-    StoreToTiers,
-    TellNewRequest,
-    TellRequestFinished,
-    TellStepEnd,
-    TellTouched,
     TierSpec,
 )
-from kvtier_core.errors import ClosedError, ConfigError, TierOpenError
+from kvtier_core.errors import ClosedError, TierOpenError
 from kvtier_core.keys import OffloadKey
 from kvtier_core.ledger import Block
 from kvtier_core.manager.changes import Changes
 from kvtier_core.manager.events import Changed, Event, Fault, OpenFailed, Sealed, Serving, Wake, WholeRequest
-from kvtier_core.manager.guard import TierIdentity, text_of
-from kvtier_core.manager.host import TierHost
-from kvtier_core.manager.integrity import Integrity
 from kvtier_core.manager.path_log import PathLog
 from kvtier_core.manager.recompute import check_recompute_cost
 from kvtier_core.manager.tier_filter import resolve_filters
-from kvtier_core.manager.tier_log import make_tier_log
-from kvtier_core.masking import mask_text
-from kvtier_core.namespace import Namespace, payload_sizes
+from kvtier_core.manager.tiers import TierBuild, Tiers
+from kvtier_core.namespace import Namespace
 from kvtier_core.policies.base import EvictionPolicy
-from kvtier_core.proof import Sealer
-from kvtier_core.tier_settings import TierLimits
 from kvtier_core.transfer.pool import Pool
-from kvtier_core.values import MissReason, PoolView, RequestInfo, TierContext, TierEvent, TierInfo
-
-_SILENT_SHUTDOWN_S = 2.0
-"""How long a shutdown takes before people are told what it waits for."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class TierBuild:
-    """A configured tier that is still to be built: ``build`` makes the object with the hook implementations."""
-
-    identity: TierIdentity
-    info: TierInfo
-    limits: TierLimits
-    store_threshold: int = 1
-    capacity_bytes: int | None
-    secrets: frozenset[str] = frozenset()
-    """What must not show in a message, whatever the tier raises."""
-    build: Callable[[TierContext], object]
+from kvtier_core.values import MissReason, RequestInfo, TierEvent
 
 
 class TierManager:
@@ -93,17 +58,8 @@ class TierManager:
         self._clock = clock
         self._reset_tiers = reset_tiers
         self._events: SimpleQueue[Event] = SimpleQueue()
-        self._sealer = Sealer(namespace.name)
-        self._integrity = Integrity(
-            pool,
-            payload_sizes(namespace.groups),
-            emit=self._events.put,
-            discard=self._discard,
-            log=self._log,
-        )
-        self._hosts = {build.identity.name: self._host(build) for build in tiers}
-        self._path_log = PathLog(self._log, {name: host.identity for name, host in self._hosts.items()})
-        self._builds = tiers
+        self._tiers = Tiers(tiers, namespace, pool, clock, self._events.put, self._log)
+        self._path_log = PathLog(self._log, self._tiers.identities)
         self._failed_open: dict[str, str] = {}
         self._opens_later = {build.identity.name for build in tiers if build.limits.open_retry is not None}
         """Tiers without which the engine starts."""
@@ -128,21 +84,6 @@ class TierManager:
         self._coordinator = Coordinator(pool.geometry.num_rows, policy, specs, limits, self.group_shapes)
         self._changes = Changes(self._coordinator.state.ledger, limits.max_events)
 
-    def _host(self, build: TierBuild) -> TierHost:
-        return TierHost(
-            build.identity,
-            secrets=build.secrets,
-            limits=build.limits,
-            pool=self._pool,
-            clock=self._clock,
-            emit=self._events.put,
-            verify=self._integrity.verify,
-            log=self._log,
-        )
-
-    def _discard(self, tier: str, keys: Sequence[OffloadKey]) -> None:
-        self._hosts[tier].discard(keys)
-
     # -- life
 
     def open(self, timeout_s: float) -> None:
@@ -151,54 +92,25 @@ class TierManager:
         Raises ``TierOpenError``, naming the tier, when one can't open or takes longer than *timeout_s*; one with
         ``limits.open_retry`` is waited for no longer then, and serves from when it has opened.
         """
-        geometry = self._pool.geometry
-        view = PoolView(
-            address=self._pool.address,
-            row_stride=geometry.row_bytes,
-            num_rows=geometry.num_rows,
-            fd=self._pool.fd,
-            fd_offset=geometry.rows_offset,
-        )
-        for build in self._builds:
-            host = self._hosts[build.identity.name]
-            host.start(self._build(build, host), view)
+        self._tiers.start()
         deadline = self._clock() + timeout_s
         while (waiting := self._not_opened()) and not self._failed_open:
             if not self._next_event(deadline):
                 self._go_on_without(waiting, timeout_s)
                 return
         for name, error in self._failed_open.items():
-            raise TierOpenError(f"{self._hosts[name].identity} could not open: {error}")
+            raise TierOpenError(f"{self._tiers.identities[name]} could not open: {error}")
 
     def _not_opened(self) -> list[str]:
         tiers = self._coordinator.state.tiers
         return [name for name, tier in tiers.items() if not tier.serving and name not in self._tried]
 
     def _go_on_without(self, waiting: Sequence[str], timeout_s: float) -> None:
-        names = ", ".join(str(self._hosts[name].identity) for name in sorted(waiting))
+        names = ", ".join(str(self._tiers.identities[name]) for name in sorted(waiting))
         text = f"{names} did not open within {timeout_s:g} s: check its storage"
         if not self._opens_later.issuperset(waiting):
             raise TierOpenError(text)
         self._log.warning("%s; it serves once it has opened", text)
-
-    def _build(self, build: TierBuild, host: TierHost) -> object:
-        try:
-            return build.build(self._context(build, host))
-        except Exception as error:  # noqa: BLE001 - a plugin's constructor, which may raise anything, secrets included
-            text = mask_text(text_of(error), build.secrets)
-            kind = ConfigError if isinstance(error, ConfigError) else TierOpenError
-        raise kind(f"{build.identity} could not be built: {text}")
-
-    def _context(self, build: TierBuild, host: TierHost) -> TierContext:
-        return TierContext(
-            name=build.identity.name,
-            namespace=self.namespace.name,
-            description=self.namespace.describe(),
-            row_bytes=self._pool.geometry.row_bytes,
-            capacity_bytes=build.capacity_bytes,
-            log=make_tier_log(self._log, build.identity.name, build.secrets),
-            wake=host.wake,
-        )
 
     def reset_cache(self) -> None:
         """Start a new cache epoch (C34): from now on nothing stored so far answers. Does not wait for any tier."""
@@ -208,10 +120,7 @@ class TierManager:
         if self._reset_tiers:
             self._generation += 1
             self.namespace = self.namespace.next_epoch()
-            self._sealer = Sealer(self.namespace.name)
-            name, description = self.namespace.name, self.namespace.describe()
-            for host in self._hosts.values():
-                self._integrity.after_sealing(partial(host.reset, name, description, self._generation))
+            self._tiers.reset(self.namespace, self._generation)
         self._act()
 
     def shutdown(self, timeout_s: float) -> bool:
@@ -219,25 +128,8 @@ class TierManager:
 
         Returns whether all confirmed that they no longer touch the pool; only then may its mapping be freed.
         """
-        deadline = self._clock() + timeout_s
-        if not self._closed:
-            self._closed = True
-            for host in self._hosts.values():
-                self._integrity.after_sealing(partial(host.shutdown, timeout_s))
-            self._integrity.stop(timeout_s / 2)
-        started = [host for host in self._hosts.values() if host.is_started]
-        left = self._still_up(started, min(deadline, self._clock() + _SILENT_SHUTDOWN_S))
-        if left and self._clock() < deadline:
-            self._log.warning(
-                "waiting up to %.0f s for %s to shut down: a call to its storage has not returned",
-                deadline - self._clock(),
-                ", ".join(str(host.identity) for host in left),
-            )
-            left = self._still_up(left, deadline)
-        return not left
-
-    def _still_up(self, hosts: Sequence[TierHost], deadline: float) -> list[TierHost]:
-        return [host for host in hosts if not host.wait_down(max(0.0, deadline - self._clock()))]
+        self._closed = True
+        return self._tiers.shutdown(timeout_s)
 
     def _ensure_open(self) -> None:
         if self._closed:
@@ -261,7 +153,7 @@ class TierManager:
         Raises ``ValueError`` while another one of that id is not wholly over, and for tiers that there are not.
         """
         self._ensure_open()
-        load, store = resolve_filters(info.params, load_tiers, store_tiers, list(self._hosts))
+        load, store = resolve_filters(info.params, load_tiers, store_tiers, list(self._tiers.hosts))
         self._coordinator.new_request(info, self._clock(), load_tiers=load, store_tiers=store)
         self._act()
 
@@ -366,7 +258,7 @@ class TierManager:
         The first answer for each place is its whole contents. What a tier says comes with a later call. A replay gives
         the exact contents of the pool and of each tier that this process alone changes and that keeps events.
         """
-        return self._changes.take(self._hosts.values())
+        return self._changes.take(self._tiers.hosts.values())
 
     @property
     def counters(self) -> Counters:
@@ -445,40 +337,13 @@ class TierManager:
 
     def _act(self) -> None:
         for action in self._coordinator.take_actions():
-            self._do(action)
-
-    def _store(self, seal: JobPlan | None, jobs: Sequence[JobPlan]) -> None:
-        if seal is not None:
-            self._integrity.seal(self._sealer, seal)
-        for job in jobs:
-            self._integrity.after_sealing(partial(self._hosts[job.tier].store, job))
-
-    def _do(self, action: Action) -> None:
-        match action:
-            case AskTier(job):
-                self._hosts[job.tier].ask(job)
-            case LoadFromTier(job):
-                self._hosts[job.tier].load(job, self._sealer)
-            case StoreToTiers(seal, jobs):
-                self._store(seal, jobs)
-            case TellNewRequest(tier, request):
-                self._hosts[tier].begin_request(request)
-            case TellRequestFinished(tier, request, not_stored):
-                self._integrity.after_sealing(partial(self._hosts[tier].end_request, request, not_stored))
-            case CancelJobs(tier, job_ids):
-                self._hosts[tier].tell("cancel_jobs", job_ids=job_ids)
-            case TellStepEnd(tier, step):
-                self._integrity.after_sealing(partial(self._hosts[tier].tell, "on_schedule_end", step=step))
-            case TellTouched(tier, keys):
-                self._hosts[tier].tell("touch", keys=keys)
-            case _:
-                assert_never(action)
+            self._tiers.do(action)
 
     def describe_tiers(self) -> dict[str, dict[str, Any]]:
         """Each tier's place in the path, for people: who it is, whether it serves, its breakers' state."""
         return {
             name: {
-                "identity": str(self._hosts[name].identity),
+                "identity": str(self._tiers.identities[name]),
                 "serving": tier.serving,
                 "lookups": tier.lookup_breaker.state.value,
                 "loads": tier.load_breaker.state.value,

@@ -375,7 +375,7 @@ def test_c31_a_tier_far_behind_hears_of_no_new_request_and_its_inbox_does_not_gr
         bench.store(f"r{number}", number)
         bench.manager.request_finished(f"r{number}")
     bench.settle()
-    inbox = bench.manager._hosts["hung"]._inbox
+    inbox = bench.manager._tiers.hosts["hung"]._inbox
     assert inbox._calls.qsize() < 150
     event.set()
     bench.until(lambda: inbox._calls.qsize() == 0)
@@ -393,7 +393,7 @@ def test_wake_in_a_loop_waits_once(make_bench):
     bench.new("a")
     for _ in range(10_000):
         bench.tiers["one"].context.wake()
-    assert bench.manager._hosts["one"]._inbox._calls.qsize() < 10
+    assert bench.manager._tiers.hosts["one"]._inbox._calls.qsize() < 10
     event.set()
 
 

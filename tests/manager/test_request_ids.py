@@ -23,7 +23,7 @@ def hold_sealing(make_bench):
         bench.evict_all()
         bench.settle()
         bench.tiers["one"].calls.clear()
-        bench.manager._integrity.after_sealing(lambda: event.wait(PATIENCE_S))
+        bench.manager._tiers._integrity.after_sealing(lambda: event.wait(PATIENCE_S))
         return bench, event
 
     yield make

@@ -289,7 +289,7 @@ def test_c34_what_a_request_computed_before_a_reset_is_not_stored_after_it(make_
 def test_close_with_a_hung_tier_is_bounded_says_so_and_keeps_the_mapping(
     make_toy, tiers, monkeypatch, caplog
 ):
-    monkeypatch.setattr("kvtier_core.manager.manager._SILENT_SHUTDOWN_S", 0.1)
+    monkeypatch.setattr("kvtier_core.manager.tiers._SILENT_SHUTDOWN_S", 0.1)
     toy = make_toy()
     tiers["one"].hang_in["on_new_request"] = threading.Event()
     toy.session.new_request("a", PROMPT)
