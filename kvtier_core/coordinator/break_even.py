@@ -26,11 +26,10 @@ class BreakEven:
         self._state = state
         self.recompute: RecomputeCost | None = None
 
-    def note(self, job: Job, loaded: int, now: float) -> None:
-        """A load of *job*'s tier brought *loaded* blocks, or passed its deadline."""
+    def note(self, job: Job, loaded: int, seconds: float) -> None:
+        """A load of *job*'s tier brought *loaded* blocks in so many seconds, or passed its deadline after them."""
         if loaded:
-            tier = self._state.tiers[job.tier]
-            tier.load_times.add(loaded, tier.limits.load_timeout - (job.deadline - now))
+            self._state.tiers[job.tier].load_times.add(loaded, seconds)
 
     def find_losses(self, groups: Sequence[GroupLookup], end: int, max_tokens: int, now: float) -> list[str]:
         """The tiers whose blocks had better be computed than loaded for the end point *end*."""

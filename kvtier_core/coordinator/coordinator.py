@@ -236,7 +236,7 @@ class Coordinator:
             self._cascades.expire(job)
             self._request_level.give_late(now)
         elif job.kind is JobKind.TIER_LOAD:
-            self._lookups.break_even.note(job, len(job.keys), now)
+            self._lookups.break_even.note(job, len(job.keys), tier.limits.load_timeout)
             self._promotions.expire(job, now, waiting)
             self._request_level.lost(job.blocks)
         else:
@@ -269,7 +269,9 @@ class Coordinator:
             tier.counters.faults += 1
             bad = dict.fromkeys(job.keys, MissReason.TIER_FAILED)
         faulty = MissReason.TIER_FAILED in bad.values()
+        seconds = None
         if not job.overdue:
+            seconds = tier.count_time(job, now)
             breaker = tier.breaker_of(job.kind)
             if faulty:
                 breaker.failed(now)
@@ -285,8 +287,8 @@ class Coordinator:
             tier.counters.integrity += why[MissReason.INTEGRITY]
             tier.counters.load_missing += why[MissReason.NEVER_STORED]
             tier.counters.load_failed += why[MissReason.TIER_FAILED]
-            if not job.overdue and not faulty:
-                self._lookups.break_even.note(job, len(job.keys) - len(bad), now)
+            if seconds is not None and not faulty:
+                self._lookups.break_even.note(job, len(job.keys) - len(bad), seconds)
             self._promotions.finish(job, bad, now, waiting)
             self._request_level.arrived(job.blocks, None, now)
 

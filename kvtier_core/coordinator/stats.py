@@ -7,6 +7,17 @@ from kvtier_core.values import MissReason
 
 
 @dataclass
+class JobTimes:
+    """Jobs of one kind that ended before their deadline, and the seconds from their submission to their results.
+
+    The results as the engine got them: it looks once a step.
+    """
+
+    jobs: int = 0
+    seconds: float = 0.0
+
+
+@dataclass
 class TierCounters:
     """One tier's counters, in blocks unless the name says otherwise."""
 
@@ -26,6 +37,9 @@ class TierCounters:
     integrity: int = 0
     faults: int = 0
     timeouts: int = 0
+    lookups: JobTimes = field(default_factory=JobTimes)
+    loads: JobTimes = field(default_factory=JobTimes)
+    stores: JobTimes = field(default_factory=JobTimes)
 
 
 @dataclass

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from kvtier_core.coordinator.breaker import Breaker
-from kvtier_core.coordinator.jobs import JobKind
+from kvtier_core.coordinator.jobs import Job, JobKind
 from kvtier_core.coordinator.load_times import LoadTimes
 from kvtier_core.coordinator.presence import Presence
 from kvtier_core.coordinator.stats import TierCounters
@@ -88,6 +88,20 @@ class TierState:
                 return self.load_breaker
             case _:
                 return self.lookup_breaker
+
+    def count_time(self, job: Job, now: float) -> float:
+        """The result of *job* came before its deadline; the seconds since its submission."""
+        match job.kind:
+            case JobKind.TIER_STORE:
+                times, limit = self.counters.stores, self.limits.store_timeout
+            case JobKind.TIER_LOAD:
+                times, limit = self.counters.loads, self.limits.load_timeout
+            case _:
+                times, limit = self.counters.lookups, self.limits.lookup_timeout
+        seconds = limit - (job.deadline - now)
+        times.jobs += 1
+        times.seconds += seconds
+        return seconds
 
     def count_unanswered(self, kind: JobKind, change: int) -> None:
         """So many more jobs of *kind* are overdue. Those of loads are bounded by their rows (``quarantined_rows``)."""

@@ -30,7 +30,7 @@ def describe(manager: TierManager, row_bytes: int, hit_tokens: Mapping[str, int]
     }
 
 
-def _tier_figures(manager: TierManager, name: str, row_bytes: int) -> dict[str, int]:
+def _tier_figures(manager: TierManager, name: str, row_bytes: int) -> dict[str, float]:
     counted = manager.counters.tiers[name]
     return {
         "stored_blocks": counted.stored,
@@ -47,4 +47,10 @@ def _tier_figures(manager: TierManager, name: str, row_bytes: int) -> dict[str, 
         "integrity_misses": counted.integrity,
         "faults": counted.faults,
         "timeouts": counted.timeouts,
+        "lookup_jobs": counted.lookups.jobs,
+        "lookup_job_seconds": counted.lookups.seconds,
+        "load_jobs": counted.loads.jobs,
+        "load_job_seconds": counted.loads.seconds,
+        "store_jobs": counted.stores.jobs,
+        "store_job_seconds": counted.stores.seconds,
     }

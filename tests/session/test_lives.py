@@ -232,3 +232,15 @@ def test_c35_a_cost_function_that_makes_no_sense_costs_time_and_is_told_once(toy
     assert caplog.text.count("the function given to set_recompute_cost") == 1
     session.set_recompute_cost(0.0)
     assert toy.run("d", PROMPT) == 0
+
+
+def test_c60_what_a_tier_took_is_counted_by_kind(make_toy):
+    toy = make_toy()
+    assert toy.run("first", PROMPT) == 0
+    assert toy.session.flush(PATIENCE_S)
+    toy.evict_pool()
+    assert toy.run("again", PROMPT) > 0
+    figures = toy.session.stats()["tiers"]["one"]
+    for kind in ("load", "store"):
+        assert figures[f"{kind}_jobs"] >= 1
+        assert 0 < figures[f"{kind}_job_seconds"] < PATIENCE_S * figures[f"{kind}_jobs"]

@@ -49,6 +49,18 @@ FIGURES = {
     ),
     "tier_faults": Figure(kind="counter", label="tier", help="Hooks that raised or answered nonsense"),
     "tier_timeouts": Figure(kind="counter", label="tier", help="Jobs that passed their deadline"),
+    "tier_lookup_jobs": Figure(kind="counter", label="tier", help="Lookups that a tier answered in time"),
+    "tier_lookup_seconds": Figure(
+        kind="counter", label="tier", help="What they took, from asking to the answer"
+    ),
+    "tier_load_jobs": Figure(kind="counter", label="tier", help="Loads that ended in time"),
+    "tier_load_seconds": Figure(
+        kind="counter", label="tier", help="What they took, from submission to result"
+    ),
+    "tier_store_jobs": Figure(kind="counter", label="tier", help="Stores that ended in time"),
+    "tier_store_seconds": Figure(
+        kind="counter", label="tier", help="What they took, from submission to result"
+    ),
     "tier_serving": Figure(kind="gauge", label="tier", help="1 while a tier is open and serves"),
     "tier_quarantined_rows": Figure(
         kind="gauge", label="tier", help="Rows that overdue loads keep out of use"
@@ -95,5 +107,12 @@ class Figures:
             yield "tier_integrity_misses", name, counted.integrity
             yield "tier_faults", name, counted.faults
             yield "tier_timeouts", name, counted.timeouts
+            for kind, times in (
+                ("lookup", counted.lookups),
+                ("load", counted.loads),
+                ("store", counted.stores),
+            ):
+                yield f"tier_{kind}_jobs", name, times.jobs
+                yield f"tier_{kind}_seconds", name, times.seconds
             yield "tier_serving", name, tier.serving
             yield "tier_quarantined_rows", name, tier.quarantined_rows
