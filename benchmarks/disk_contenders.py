@@ -127,9 +127,13 @@ class Ours:
         settings = DiskTier.Settings.model_validate(values)
         # Room for two rounds: from the third on, slots are recycled.
         capacity = int(2.1 * rows.total_bytes) + (160 << 20)
-        return TierDriver(
+        driver = TierDriver(
             DiskTier, settings, row_bytes=rows.row_bytes, namespace=_NAMESPACE, capacity_bytes=capacity
         )
+        driver.poll_s = (
+            1.0  # the tier wakes its host, as it does in the core: looking oftener only costs time
+        )
+        return driver
 
     def store(self, rows: Rows, number: int) -> Measured:
         """Store all rows."""
