@@ -7,6 +7,7 @@ Decides nothing: what to remove, and when, comes from outside. Every method rais
 
 import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from operator import itemgetter
 
 from kvtier_core import OffloadKey
 from kvtier_disk.extents.contents import Pair
@@ -15,11 +16,16 @@ from kvtier_disk.extents.form import MAX_SLOTS, extent_of, place_of
 from kvtier_disk.extents.room import Census, ExtentInfo
 from kvtier_disk.extents.tables import (
     CHUNK,
+    CLAIM_RUN,
+    FIND_FREE,
+    FREE_RUN,
+    PUBLISH_RUN,
     SCHEMA,
     VERSION,
     ExtentRow,
     Namespace,
     chunks,
+    key_runs,
     pack,
     runs,
     unpack,
@@ -34,6 +40,7 @@ NOBODY = 0
 _EVER, _NEVER = float("-inf"), float("inf")
 _MIN_CHANGES = 256
 _MAKING, _READY, _LEAVING = 0, 1, 2
+_place = itemgetter(1)
 
 
 class Index:
@@ -143,47 +150,27 @@ class Index:
         *victims* is asked for as many blocks as there are free slots too few. Returns places in order.
         """
         with self.database.transaction(for_store=True) as connection:
-            places = [
-                place
-                for (place,) in connection.execute(
-                    "SELECT place FROM slots WHERE namespace = ? AND key IS NULL AND owner IS NULL"
-                    " ORDER BY place LIMIT ?",
-                    (namespace, count),
-                )
-            ]
-            if victims is not None and len(places) < count:
-                evicted = victims(count - len(places))
-                there = self._pairs_at(connection, sorted(place for _, place in evicted), _EVER)
-                places += [place for key, place in evicted if (key, place) in there]
-                places.sort()
-                self._record(connection, namespace, owner, stored=False, pairs=evicted)
+            places = [place for (place,) in connection.execute(FIND_FREE, (namespace, count))]
             connection.executemany(
-                "UPDATE slots SET key = NULL, time = NULL, owner = ? WHERE place BETWEEN ? AND ?",
-                ((owner, first, first + length - 1) for first, length in runs(places)),
+                "UPDATE slots SET owner = ? WHERE place BETWEEN ? AND ?",
+                [(owner, first, first + length - 1) for first, length in runs(places)],
             )
-        return places
+            if victims is not None and len(places) < count:
+                evicted = sorted(victims(count - len(places)), key=_place)
+                places += self._at_pairs(connection, CLAIM_RUN, evicted, owner=owner)
+                self._record(connection, namespace, owner, stored=False, pairs=evicted)
+        return sorted(places)
 
     def publish(
         self, namespace: int, owner: int, stored: Sequence[Pair], replaced: Sequence[Pair], now: float
     ) -> list[bool]:
         """Rows are written and synced: their slots hold blocks from now on, those they replace are free.
 
-        False for a slot that is no longer the owner's.
+        False for a slot that is no longer the owner's. Cheap where *stored* are neighbours, in order.
         """
         with self.database.transaction() as connection:
-            mine = {
-                place
-                for first, length in runs(sorted(place for _, place in stored))
-                for (place,) in connection.execute(
-                    "SELECT place FROM slots WHERE place BETWEEN ? AND ? AND owner = ?",
-                    (first, first + length - 1, owner),
-                )
-            }
+            mine = set(self._at_pairs(connection, PUBLISH_RUN, stored, owner=owner, now=now))
             pairs = [pair for pair in stored if pair[1] in mine]
-            connection.executemany(
-                "UPDATE slots SET key = ?, time = ?, owner = NULL WHERE place = ?",
-                ((key, now, place) for key, place in pairs),
-            )
             self._forget(connection, namespace, owner, replaced)
             self._record(connection, namespace, owner, stored=True, pairs=pairs)
         return [place in mine for _, place in stored]
@@ -382,11 +369,24 @@ class Index:
     def _forget(
         self, connection: sqlite3.Connection, namespace: int, owner: int, pairs: Sequence[Pair]
     ) -> None:
-        connection.executemany(
-            "UPDATE slots SET key = NULL, time = NULL WHERE place = ? AND key = ?",
-            ((place, key) for key, place in pairs),
-        )
+        self._at_pairs(connection, FREE_RUN, pairs)
         self._record(connection, namespace, owner, stored=False, pairs=pairs)
+
+    @staticmethod
+    def _at_pairs(
+        connection: sqlite3.Connection, statement: str, pairs: Sequence[Pair], **values: float
+    ) -> list[int]:
+        """The places among those of *pairs* that *statement* has changed, run by run. Cheap where they are sorted."""
+        changed: list[int] = []
+        for first, keys in key_runs(pairs):
+            run = {
+                "first": first,
+                "last": first + len(keys) - 1,
+                "keys": b"".join(keys),
+                "width": len(keys[0]),
+            }
+            changed += [place for (place,) in connection.execute(statement, run | values).fetchall()]
+        return changed
 
     def _record(
         self,

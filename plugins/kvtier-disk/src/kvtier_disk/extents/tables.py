@@ -32,6 +32,20 @@ CREATE TABLE changes (
     number INTEGER PRIMARY KEY, count INTEGER NOT NULL, namespace INTEGER NOT NULL, owner INTEGER NOT NULL,
     stored INTEGER NOT NULL, pairs BLOB NOT NULL);
 """
+FIND_FREE = """
+SELECT place FROM slots WHERE namespace = ? AND key IS NULL AND owner IS NULL ORDER BY place LIMIT ?"""
+
+# One statement for a run of neighbouring slots, with the keys of their blocks in one piece: each row takes its own part
+# of it. The plus keeps SQLite from going through all slots of the owner instead.
+PUBLISH_RUN = """
+UPDATE slots SET key = substr(:keys, (place - :first) * :width + 1, :width), time = :now, owner = NULL
+WHERE place BETWEEN :first AND :last AND +owner = :owner RETURNING place"""
+CLAIM_RUN = """
+UPDATE slots SET key = NULL, time = NULL, owner = :owner
+WHERE place BETWEEN :first AND :last AND key = substr(:keys, (place - :first) * :width + 1, :width) RETURNING place"""
+FREE_RUN = """
+UPDATE slots SET key = NULL, time = NULL
+WHERE place BETWEEN :first AND :last AND key = substr(:keys, (place - :first) * :width + 1, :width) RETURNING place"""
 _COUNT = struct.Struct("<I")
 
 
@@ -58,10 +72,8 @@ class ExtentRow:
 
 def pack(pairs: Sequence[Pair]) -> bytes:
     """Pairs as one value of the table ``changes``."""
-    count = _COUNT.pack(len(pairs))
-    places = array("q", [place for _, place in pairs]).tobytes()
-    lengths = bytes([len(key) for key, _ in pairs])
-    return b"".join((count, places, lengths, *(key for key, _ in pairs)))
+    keys, places = zip(*pairs, strict=True) if pairs else ((), ())
+    return b"".join((_COUNT.pack(len(pairs)), array("q", places).tobytes(), bytes(map(len, keys)), *keys))
 
 
 def unpack(packed: bytes) -> list[Pair]:
@@ -95,3 +107,17 @@ def runs(places: Sequence[int]) -> Iterator[tuple[int, int]]:
         first, length = place, 1
     if length:
         yield first, length
+
+
+def key_runs(pairs: Sequence[Pair]) -> Iterator[tuple[int, list[OffloadKey]]]:
+    """Neighbouring places whose keys are of one length, as (first place, keys); in order where *pairs* are sorted."""
+    first, keys, width = 0, list[OffloadKey](), 0
+    for key, place in pairs:
+        if keys and place == first + len(keys) and len(key) == width:
+            keys.append(key)
+            continue
+        if keys:
+            yield first, keys
+        first, keys, width = place, [key], len(key)
+    if keys:
+        yield first, keys
