@@ -9,7 +9,7 @@ import pytest
 from kvtier_core.keys import OffloadKey
 from kvtier_disk.extents.database import Database
 from kvtier_disk.extents.index import Index
-from kvtier_disk.extents.tables import key_runs
+from kvtier_disk.extents.slot_runs import key_runs
 from tests.tiers.extents import KEYS, MIB, direct, store
 
 SLOTS = 200
