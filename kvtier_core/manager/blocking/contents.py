@@ -62,9 +62,11 @@ class Contents:
         self.presence.add(kept)
         return surplus
 
-    def holds(self, key: OffloadKey, now: float) -> bool:
-        """Whether the block is known to be there, so that it need not be stored again."""
-        return key in self.presence if self._bounds is None else self._bounds.serves(key, now)
+    def holding(self, keys: Sequence[OffloadKey], now: float) -> list[bool]:
+        """Which blocks are known to be there, so that they need not be stored again."""
+        if self._bounds is None:
+            return self.presence.contains_many(keys)
+        return [self._bounds.serves(key, now) for key in keys]
 
     def lacking(self, keys: Sequence[OffloadKey], now: float) -> list[bool]:
         """Which blocks are known not to be there or not to be served, so that the tier need not be asked for them."""

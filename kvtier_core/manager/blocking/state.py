@@ -160,9 +160,10 @@ class TierState:
         outcomes: list[Outcome | None] = []
         victims: list[OffloadKey] = []
         with self._lock:
-            now = self._clocks.wall()
-            for unit in units:
-                if self._contents.holds(unit.key, now):
+            # Of all at once: none of them can be evicted for another, because queued units pin their keys.
+            held = self._contents.holding([unit.key for unit in units], self._clocks.wall())
+            for unit, is_there in zip(units, held, strict=True):
+                if is_there:
                     self._contents.touch((unit.key,))
                     outcomes.append(True)
                     continue
