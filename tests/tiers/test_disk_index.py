@@ -80,6 +80,25 @@ def test_c32_slots_that_are_another_owners_by_now_are_not_published(index, names
     assert index.publish(namespace, other, [(KEYS[0], place) for place in taken], [], 5.0) == [True] * 4
 
 
+def test_c28_changes_are_kept_within_their_bound_without_a_look_at_the_extents_a_batch(
+    index, namespace, owner
+):
+    slots, batch = 8192, 64
+    assert index.finish_extent(index.begin_extent(namespace, owner, slots, MIB))
+    statements: list[str] = []
+    with index.database.reading() as connection:
+        connection.set_trace_callback(statements.append)
+    for number in range(100):
+        stored = [(key_of(36), place) for place in index.claim(namespace, owner, batch)]
+        assert index.publish(namespace, owner, stored, [], float(number)) == [True] * batch
+    with index.database.reading() as connection:
+        connection.set_trace_callback(None)
+        (kept,) = connection.execute("SELECT sum(count) FROM changes").fetchone()
+    bound = (slots + SLOTS) // 4
+    assert bound <= kept <= bound + bound // 8 + 2 * batch
+    assert sum("FROM extents" in statement for statement in statements) <= 100 * batch // (bound // 8) + 1
+
+
 @pytest.mark.parametrize("evict", [False, True])
 def test_c28_a_store_takes_fewer_statements_than_blocks(tmp_path, evict):
     tier = direct(tmp_path, capacity=(16 if evict else 64) * MIB)

@@ -21,6 +21,7 @@ class ChangeLog:
 
     def __init__(self) -> None:
         self._unpruned = 0
+        self._prune_at = _MIN_CHANGES // 2
 
     def record(
         self,
@@ -39,14 +40,16 @@ class ChangeLog:
             (len(pairs), namespace, owner, stored, pack(pairs)),
         )
         self._unpruned += len(pairs)
-        if self._unpruned >= _MIN_CHANGES // 2:
+        if self._unpruned >= self._prune_at:
             self._prune(connection)
 
     def _prune(self, connection: sqlite3.Connection) -> None:
         """Keep about as many changes as a quarter of what there are slots; the last one always."""
         (slots,) = connection.execute("SELECT total(slots) FROM extents").fetchone()
         kept = max(_MIN_CHANGES, int(slots) // 4)
-        if self._unpruned >= kept // 8:
+        # Whether the root has grown or shrunk since is seen then: a look at all extents a batch would cost more.
+        self._prune_at = max(_MIN_CHANGES // 2, kept // 8)
+        if self._unpruned >= self._prune_at:
             self._unpruned = 0
             connection.execute(
                 "DELETE FROM changes WHERE number < (SELECT max(number) FROM changes) - ?", (kept,)

@@ -65,7 +65,9 @@ def _change_run(
         "keys": b"".join(keys),
         "width": len(keys[0]),
     }
-    return connection.execute(statement, {**run, **values}).rowcount > 0
+    changed = connection.execute(statement, {**run, **values}).rowcount
+    assert changed in (0, len(keys)), f"{changed} of a run of {len(keys)} slots were changed"
+    return changed > 0
 
 
 def pairs_at(connection: sqlite3.Connection, places: Sequence[int], since: float) -> set[Pair]:
