@@ -12,9 +12,10 @@ NAMES = {
     "ours_with_proofs": "kvtier with proofs",
     "bare": "bare calls",
     "fio": "fio",
+    "fio_synced": "fio with a tier's syncs",
     "vllm": "vLLM fs",
 }
-COLOURS = dict(zip(NAMES, ("#1b6ca8", "#5fa8d3", "#9aa5b1", "#d08c2e", "#a63d40"), strict=True))
+COLOURS = dict(zip(NAMES, ("#1b6ca8", "#5fa8d3", "#9aa5b1", "#d08c2e", "#e3c08b", "#a63d40"), strict=True))
 SIZES, WAYS = ("128KiB", "1MiB", "8MiB"), ("store", "load")
 BAR, GAP, LEFT, HEIGHT = 16, 26, 56, 240
 
@@ -43,7 +44,7 @@ def draw(results: dict[str, dict[str, float]]) -> str:
         parts.insert(0, f'<line x1="{LEFT - 6}" x2="{x}" y1="{y:.1f}" y2="{y:.1f}" stroke="#ddd"/>')
         parts.append(f'<text x="{LEFT - 10}" y="{y + 4:.1f}" text-anchor="end">{rate}</text>')
     for index, name in enumerate(shown):
-        at = LEFT + index * 130
+        at = LEFT + index * 150
         parts.append(f'<rect x="{at}" y="{HEIGHT + 52}" width="12" height="12" fill="{COLOURS[name]}"/>')
         parts.append(f'<text x="{at + 18}" y="{HEIGHT + 62}">{NAMES[name]}</text>')
     parts.append(f'<text x="{LEFT - 46}" y="12">MB/s</text>')

@@ -41,7 +41,8 @@ class TierLimits(BaseModel):
     max_resident_keys: Annotated[int, Field(ge=1)] = 1_000_000
     """Keys of a tier on the blocking interface that are remembered as present; a tier that holds more is asked."""
     max_batch: Size = 4 << 20
-    """Bytes that one batched call of a tier on the blocking interface may move; at least one block is moved."""
+    """Bytes that one batched call of a tier on the blocking interface may move, one block at least; a tier type that
+    says so moves a few times as many where many wait (the disk tier: four times)."""
     retries: Annotated[int, Field(ge=0, le=100)] = 2
     """Further tries of a call on the blocking interface that raised ``ConnectionError`` or ``TimeoutError``."""
     retry_pause: Duration = 0.1

@@ -54,7 +54,8 @@ class TierInfo:
     ``bounded_by`` says who keeps the tier inside its capacity: the core (which then evicts by policy through
     ``delete``) or the tier itself (which then reports what it dropped through its context). ``default_capacity`` is
     the bound in bytes where the ``capacity`` setting is unset; ``None`` means no bound. ``store_batch`` is how many
-    times ``limits.max_batch`` one call of ``store_many`` may move: nobody waits for a store.
+    times ``limits.max_batch`` one call of ``store_many`` may move: nobody waits for a store. ``load_batch`` is the same
+    for ``load_many``, but only as far as there is as much to load for every thread: fewer calls, and no thread idle.
     """
 
     medium: str
@@ -63,6 +64,7 @@ class TierInfo:
     bounded_by: Literal["core", "tier"] = "core"
     default_capacity: int | None = None
     store_batch: int = 1
+    load_batch: int = 1
 
     def resolve_capacity(self, setting: int | None) -> int | None:
         """The bound in bytes that holds for this value of the ``capacity`` setting; ``None`` means no bound."""

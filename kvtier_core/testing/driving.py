@@ -19,7 +19,6 @@ from kvtier_core.values import JobResult, RequestInfo, TierContext, TierEvent, T
 PATIENCE_S = 60.0
 """How long a result may take before its test fails: long, so that a busy machine fails none."""
 
-_POLL_S = 0.01  # for tiers that never call wake
 _UNTOUCHED = b"\xa5"
 _REQUEST = RequestInfo(request_id="kit")
 
@@ -52,6 +51,8 @@ class TierDriver:
         *capacity_bytes* stands for the ``capacity`` setting: where unset, the tier type's own default holds.
         """
         self._woken = threading.Event()
+        self.poll_s = 0.01
+        """How often ``wait`` looks for results, in seconds, where the tier does not call ``wake``."""
         self.row_bytes = row_bytes
         context = TierContext(
             name=name,
@@ -124,7 +125,7 @@ class TierDriver:
             self.collect()
             if job_id not in self._results:
                 assert time.monotonic() < give_up, f"no result of job {job_id} after {PATIENCE_S} s"
-                self._woken.wait(_POLL_S)
+                self._woken.wait(self.poll_s)
         return self._results.pop(job_id)
 
     def collect(self) -> None:

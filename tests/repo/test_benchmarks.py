@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -33,6 +34,20 @@ def test_the_hot_path_tells_its_times_and_what_a_bare_table_takes():
     assert set(result["floor"]) == {"lookup_hit", "store_evict"}
     assert all(value > 0 for value in result["floor"].values())
     assert "ratios" not in result, "vLLM was not asked for"
+
+
+@pytest.mark.skipif(shutil.which("fio") is None, reason="fio is not installed")
+def test_the_disk_tells_what_each_takes_and_how_much_of_it_is_the_kernels(tmp_path):
+    result = run(
+        "disk.py", "--bytes", str(40 << 20), "--sizes", "1MiB", "--rounds", "1", "--threads", "3",
+        "--directory", str(tmp_path),
+    )  # fmt: skip
+    for what in ("store", "load"):
+        for other in ("fio", "fio_synced", "bare"):
+            assert result["ratios"][f"{what}_1MiB_vs_{other}"] > 0
+            shown = result["results"][f"{other}_{what}_1MiB"]
+            assert 0 <= shown["kernel_s_per_gib"] <= shown["cpu_s_per_gib"]
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_the_hot_path_says_what_it_needs_to_compare():

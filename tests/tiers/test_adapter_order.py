@@ -120,6 +120,48 @@ def test_c52_batches_are_as_large_as_the_limit_allows():
         assert tier.load(KEYS[:9]).rows == rows(*KEYS[:9])
 
 
+@pytest.mark.parametrize(
+    ("threads", "waiting", "calls"),
+    [(1, 9, [4, 4, 1]), (2, 9, [4, 2, 1, 1, 1]), (4, 14, [3, 2, 2, *[1] * 7])],
+)
+def test_c52_loads_are_in_larger_calls_where_every_thread_gets_as_much(threads, waiting, calls):
+    script, keys = Script(), similar_keys(threads + waiting)
+    info = TierInfo(medium="memory", persistent=True, bounded_by="tier", load_batch=4)
+    stored = {key: row(0) for key in keys}
+    with drive(script, BatchTier, threads=threads, info=info, seed=stored, limits={"max_batch": ROW}) as tier:
+        script.before = gate = Gate("load_many", keys=keys[:threads])
+        jobs = []
+        for key in keys[:threads]:
+            jobs.append(tier.start_load([key], buffers(1)))
+            gate.wait_entered()
+        jobs.append(tier.start_load(keys[threads:], buffers(waiting)))
+        gate.open()
+        for job in jobs:
+            assert tier.wait(job).error is None
+        sizes = [len(keys) for method, keys in script.calls if method == "load_many"]
+        assert sorted(sizes[threads:], reverse=True) == calls
+
+
+def test_c52_jobs_that_end_with_one_call_wake_the_core_once():
+    script, wakes = Script(), []
+    with drive(script, BatchTier, threads=1, limits={"max_batch": 3 * ROW}) as tier:
+        wake = tier.plugin._board._wake
+
+        def note_and_wake() -> None:
+            wakes.append(script.count("store_many"))
+            wake()
+
+        tier.plugin._board._wake = note_and_wake
+        script.before = gate = Gate("store_many", keys=[A])
+        jobs = [tier.start_store(rows(A))]
+        gate.wait_entered()
+        jobs += [tier.start_store(rows(key)) for key in (B, C, D)]
+        gate.open()
+        for job in jobs:
+            assert tier.wait(job).error is None
+    assert wakes == [1, 2]
+
+
 def test_c52_a_block_larger_than_the_batch_limit_still_moves():
     with drive(Script(), BatchTier, limits={"max_batch": 1}) as tier:
         assert tier.store(rows(A, B)).error is None

@@ -1,7 +1,6 @@
 """The disk tier meets what it never wrote: it reads no such thing, waits for none, and goes on (C03, C32, C33)."""
 
 import json
-import logging
 import os
 import shutil
 import socket
@@ -12,13 +11,6 @@ import pytest
 
 from kvtier_core.testing.tiers import assert_contents
 from tests.tiers.disk import KEYS, ROW, A, B, block_file, block_files, direct, drive, leftovers, rows
-
-
-@pytest.fixture
-def warnings(caplog) -> Callable[[], list[str]]:
-    """What has been warned of."""
-    return lambda: [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
-
 
 # Files that are no whole blocks.
 

@@ -1,6 +1,5 @@
 """An index that is damaged: wherever that is met, it is made anew by itself, with one warning (C32, C33)."""
 
-import logging
 import shutil
 import sqlite3
 from pathlib import Path
@@ -13,18 +12,6 @@ from tests.tiers.extents import KEYS, MIB, direct, drive, index_file, load, rows
 
 HELD = KEYS[:60]
 PAGE = 4096
-
-
-@pytest.fixture
-def warnings(caplog):
-    return lambda: [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
-
-
-@pytest.fixture
-def root(tmp_path) -> Path:
-    with drive(tmp_path, capacity=16 * MIB) as tier:
-        assert tier.store(rows(*HELD)).error is None
-    return tmp_path
 
 
 def spoil(root: Path, statement: str) -> None:

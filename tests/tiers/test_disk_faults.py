@@ -1,7 +1,6 @@
 """A disk that fails: each fault costs the stores or loads it hits, and nothing stays claimed or half there (C33)."""
 
 import errno
-import logging
 import mmap
 import os
 import subprocess
@@ -225,11 +224,6 @@ def test_c31_c33_a_hung_disk_holds_up_its_own_calls_and_the_shutdown_is_bounded(
 
 
 # Without what is best.
-
-
-@pytest.fixture
-def warnings(caplog):
-    return lambda: [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
 
 
 def test_without_o_direct_the_tier_works_and_says_once_what_is_lost(tmp_path, monkeypatch, warnings):

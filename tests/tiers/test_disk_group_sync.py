@@ -1,13 +1,14 @@
-"""Syncs that several threads share: nobody returns before its own bytes are on the disk."""
+"""What is written in which order, and syncs that several threads share: nobody returns before its bytes are there."""
 
 import errno
+import os
 import threading
 
 import pytest
 
 from kvtier_core.testing.driving import PATIENCE_S
 from kvtier_disk.extents.group_sync import GroupSync
-from tests.tiers.extents import wait_until
+from tests.tiers.extents import KEYS, direct, store, wait_until
 
 
 class Flush:
@@ -85,3 +86,25 @@ def test_c33_a_failed_flush_fails_those_it_was_for_and_no_others():
     with pytest.raises(OSError, match="full"):
         group.sync()
     assert group._failed == {}
+
+
+def test_c28_keys_are_written_after_their_rows_and_before_the_sync(tmp_path, monkeypatch):
+    # A write of a few bytes through the page cache waits for all rows that are being written into the same file.
+    calls: list[str] = []
+
+    def note_calls_of(name: str) -> None:
+        really = getattr(os, name)
+
+        def call(*arguments):
+            calls.append(name)
+            return really(*arguments)
+
+        monkeypatch.setattr(os, name, call)
+
+    for name in ("pwrite", "pwritev", "fdatasync"):
+        note_calls_of(name)
+    tier = direct(tmp_path)
+    calls.clear()
+    assert store(tier, *KEYS[:8]) == [True] * 8
+    assert calls[-3:] == ["pwritev", "pwrite", "fdatasync"]
+    tier.close()

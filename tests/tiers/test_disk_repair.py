@@ -1,6 +1,5 @@
 """Damage to a disk tier's files: never wrong bytes, clear counts, and the tier goes on (C03, C32)."""
 
-import logging
 import os
 import shutil
 import sqlite3
@@ -30,20 +29,6 @@ from tests.tiers.extents import (
 )
 
 HELD = KEYS[:12]
-
-
-@pytest.fixture
-def warnings(caplog):
-    return lambda: [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
-
-
-@pytest.fixture
-def root(tmp_path) -> Path:
-    """A root that holds ``HELD`` in slots 0 to 11 of its one extent."""
-    with drive(tmp_path, capacity=16 * MIB) as tier:
-        assert tier.store(rows(*HELD)).error is None
-    (tmp_path / "index-as-it-was").mkdir()
-    return tmp_path
 
 
 def shape_of(file: Path) -> Shape:
@@ -192,6 +177,7 @@ def test_c02_rows_of_a_foreign_namespace_are_never_served(root):
 
 
 def copy_index(root: Path, target: Path) -> None:
+    target.mkdir()
     for path in (root / ".kvtier").glob("index-*"):
         shutil.copy(path, target)
 

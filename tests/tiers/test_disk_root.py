@@ -1,7 +1,6 @@
 """What lies below a root, whose it is, and that index and files agree about it (C13, C32, C33)."""
 
 import errno
-import logging
 import os
 import shutil
 import tempfile
@@ -37,11 +36,6 @@ from tests.tiers.extents import (
 )
 
 CAPACITY = 24 * MIB
-
-
-@pytest.fixture
-def warnings(caplog):
-    return lambda: [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
 
 
 def small(root: Path, namespace: str = "ns", *, read_only: bool = False) -> DiskTier:

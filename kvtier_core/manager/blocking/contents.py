@@ -62,15 +62,19 @@ class Contents:
         self.presence.add(kept)
         return surplus
 
-    def holds(self, key: OffloadKey, now: float) -> bool:
-        """Whether the block is known to be there, so that it need not be stored again."""
-        return key in self.presence if self._bounds is None else self._bounds.serves(key, now)
+    def holding(self, keys: Sequence[OffloadKey], now: float) -> list[bool]:
+        """Which blocks are known to be there, so that they need not be stored again."""
+        if self._bounds is None:
+            return self.presence.contains_many(keys)
+        return [self._bounds.serves(key, now) for key in keys]
 
-    def lacks(self, key: OffloadKey, now: float) -> bool:
-        """Whether the block is known not to be there or not to be served, so that the tier need not be asked."""
+    def lacking(self, keys: Sequence[OffloadKey], now: float) -> list[bool]:
+        """Which blocks are known not to be there or not to be served, so that the tier need not be asked for them."""
         if self._bounds is not None and not self._shared:
-            return not self._bounds.serves(key, now)
-        return self.answers and key not in self.presence
+            return [not self._bounds.serves(key, now) for key in keys]
+        if not self.answers:
+            return [False] * len(keys)
+        return [not there for there in self.presence.contains_many(keys)]
 
     def pin(self, key: OffloadKey) -> None:
         """A call on *key* waits or runs; it may not be evicted."""

@@ -16,7 +16,7 @@ from kvtier_core.manager.blocking.contents import Contents
 from kvtier_core.manager.blocking.jobs import JobBoard
 from kvtier_core.manager.blocking.retries import Retries
 from kvtier_core.manager.blocking.state import Clocks, TierState
-from kvtier_core.manager.blocking.work import Kind, Unit
+from kvtier_core.manager.blocking.work import Kind, Limit, Unit
 from kvtier_core.policies import PolicyFactory
 from kvtier_core.tier_settings import TierSettings
 from kvtier_core.values import BlockInfo, TierContext, TierJob
@@ -65,7 +65,12 @@ class TierInstance:
         contents = Contents(tier_class.info, settings, context, enumerable=enumerable, policies=policies)
         blocks = max(1, settings.limits.max_batch // context.row_bytes) if self._calls.batches else 1
         stored = blocks * tier_class.info.store_batch
-        batch = {Kind.LOAD: blocks, Kind.STORE: stored, Kind.LOOKUP: _KEYS_A_CALL, Kind.DELETE: _KEYS_A_CALL}
+        always = {Kind.LOAD: blocks, Kind.STORE: stored, Kind.LOOKUP: _KEYS_A_CALL, Kind.DELETE: _KEYS_A_CALL}
+        most = always | {Kind.LOAD: blocks * tier_class.info.load_batch if self._calls.batches else 1}
+        batch = {
+            kind: Limit(at_least=count, most=most[kind], threads=self._threads)
+            for kind, count in always.items()
+        }
         self.state = TierState(context.name, contents, batch, clocks)
         limits = settings.limits
         self._retries = Retries(limit=limits.retries, first_pause_s=limits.retry_pause)
@@ -186,14 +191,13 @@ class TierInstance:
         self._leave(1)
 
     def _fail(self, units: Sequence[Unit], reason: str) -> None:
-        fault = Fault(f"tier {self._name!r}: {reason}")
-        self._settle(units, [fault] * len(units))
+        if units:
+            fault = Fault(f"tier {self._name!r}: {reason}")
+            self._settle([(unit, fault) for unit in units])
 
-    def _settle(self, units: Sequence[Unit], outcomes: Sequence[Outcome]) -> None:
+    def _settle(self, ended: Iterable[tuple[Unit, Outcome]]) -> None:
         self._board.settle(
-            (unit.job_id, unit.position, outcome)
-            for unit, outcome in zip(units, outcomes, strict=True)
-            if unit.job_id is not None
+            [(unit.job_id, unit.position, outcome) for unit, outcome in ended if unit.job_id is not None]
         )
 
     # On the I/O threads.
@@ -211,9 +215,14 @@ class TierInstance:
             ]
             self._distrust_failed_loads(timely, outcomes, due)
             self.state.done(units)
-            for unit, outcome, again in zip(timely, outcomes, due, strict=True):
-                if again is None or not self.state.put_later(unit._replace(tries=unit.tries + 1), again):
-                    self._settle([unit], [outcome])
+            # All at once: whoever waits for jobs is woken once for a call, and not in the middle of its jobs.
+            self._settle(
+                [
+                    (unit, outcome)
+                    for unit, outcome, again in zip(timely, outcomes, due, strict=True)
+                    if again is None or not self.state.put_later(unit._replace(tries=unit.tries + 1), again)
+                ]
+            )
             self._fail(late, "the deadline passed before the work started")
         self._leave(1)
 
@@ -242,7 +251,7 @@ class TierInstance:
 
     def _ask(self, units: list[Unit], call: Callable[[list[Unit]], list[Outcome]]) -> list[Outcome]:
         """Call the tier for the units whose blocks may be there; blocks it says are absent leave the contents."""
-        lacking = self.state.lacking(units)
+        lacking = self.state.lacking(_keys(units))
         asked = [unit for unit, lacks in zip(units, lacking, strict=True) if not lacks]
         answers = call(asked) if asked else []
         self.state.gone([unit.key for unit, answer in zip(asked, answers, strict=True) if answer is False])

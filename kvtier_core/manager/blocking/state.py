@@ -5,14 +5,14 @@ makes the calls in between and reports how they ended. Lock order: this lock, th
 """
 
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from kvtier_core.keys import OffloadKey
 from kvtier_core.manager.blocking.calls import Fault, Outcome
 from kvtier_core.manager.blocking.contents import Contents
 from kvtier_core.manager.blocking.presence import PresenceSet
-from kvtier_core.manager.blocking.work import Kind, Unit, WorkQueue
+from kvtier_core.manager.blocking.work import Kind, Limit, Unit, WorkQueue
 from kvtier_core.values import BlockInfo, TierEvent, TierUsage
 
 
@@ -37,7 +37,7 @@ class StorePlan:
 class TierState:
     """Queue and contents of one tier instance. Safe from any thread."""
 
-    def __init__(self, name: str, contents: Contents, batch: dict[Kind, int], clocks: Clocks) -> None:
+    def __init__(self, name: str, contents: Contents, batch: Mapping[Kind, Limit], clocks: Clocks) -> None:
         self._name = name
         self._contents = contents
         self._batch = batch
@@ -116,11 +116,10 @@ class TierState:
         with self._lock:
             return self._contents.adopt(found, self._clocks.wall())
 
-    def lacking(self, units: Sequence[Unit]) -> list[bool]:
-        """For each unit, whether its block is known not to be there."""
+    def lacking(self, keys: Sequence[OffloadKey]) -> list[bool]:
+        """For each key, whether its block is known not to be there."""
         with self._lock:
-            now = self._clocks.wall()
-            return [self._contents.lacks(unit.key, now) for unit in units]
+            return self._contents.lacking(keys, self._clocks.wall())
 
     def gone(self, keys: Sequence[OffloadKey]) -> None:
         """These blocks are not in the tier (any more)."""
@@ -161,9 +160,10 @@ class TierState:
         outcomes: list[Outcome | None] = []
         victims: list[OffloadKey] = []
         with self._lock:
-            now = self._clocks.wall()
-            for unit in units:
-                if self._contents.holds(unit.key, now):
+            # Of all at once: none of them can be evicted for another, because queued units pin their keys.
+            held = self._contents.holding([unit.key for unit in units], self._clocks.wall())
+            for unit, is_there in zip(units, held, strict=True):
+                if is_there:
                     self._contents.touch((unit.key,))
                     outcomes.append(True)
                     continue

@@ -6,7 +6,8 @@ Pure bookkeeping: no lock of its own (its owner holds one around every method), 
 import enum
 import heapq
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from kvtier_core.keys import OffloadKey
@@ -36,6 +37,20 @@ class Unit(NamedTuple):
     deadline: float = float("inf")
     tries: int = 0
     """Calls made for it so far."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Limit:
+    """How many units of one kind one call may take: ``at_least`` so many, and more, up to ``most``, of a long queue."""
+
+    at_least: int
+    most: int
+    threads: int
+    """How many share the queue: beyond ``at_least`` none takes more than its share."""
+
+    def at(self, waiting: int) -> int:
+        """The limit while so many wait."""
+        return max(self.at_least, min(self.most, waiting // self.threads))
 
 
 class WorkQueue:
@@ -71,8 +86,8 @@ class WorkQueue:
         """When the first unit that was put for later is due."""
         return self._later[0][0] if self._later else None
 
-    def take(self, limits: dict[Kind, int], now: float) -> list[Unit]:
-        """The next units to work on, all of one kind, at most ``limits[kind]``; their keys are busy until ``done``.
+    def take(self, limits: Mapping[Kind, Limit], now: float) -> list[Unit]:
+        """The next units to work on, all of one kind, at most its limit; their keys are busy until ``done``.
 
         Empty when nothing can be done at *now*.
         """
@@ -80,7 +95,8 @@ class WorkQueue:
             self.put(heapq.heappop(self._later)[2])
         for kind, ready in self._ready.items():
             taken: list[Unit] = []
-            while ready and len(taken) < limits[kind]:
+            limit = limits[kind].at(len(ready))
+            while ready and len(taken) < limit:
                 unit = ready.popleft()
                 if unit.key in self._busy:
                     self._park(unit)

@@ -45,7 +45,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _show(root: Root) -> None:
-    index = root.snapshot()
+    index = root.indexes.snapshot()
     if index is None:
         raise ConfigError(
             f"{root.path} holds no index of a disk tier: name its root, or make its index by `rebuild`"
@@ -59,7 +59,7 @@ def _show(root: Root) -> None:
 def _show_index(root: Root, index: Index) -> None:
     census = index.census(journal_bytes=0)
     held = census.bytes_by_namespace()
-    total = held.total() + root.index_bytes()
+    total = held.total() + root.indexes.total_bytes()
     _say(f"{root.path}: {format_size(total)} in {len(census.extents)} extents and the index")
     for id_, namespace in sorted(index.namespaces().items(), key=lambda item: -census.used[item[0]]):
         blocks = sum(1 for _ in index.pairs_of(id_))

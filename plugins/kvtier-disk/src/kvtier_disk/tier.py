@@ -50,6 +50,7 @@ class DiskTier(BlockTier):
         bounded_by="tier",
         default_capacity=DEFAULT_CAPACITY,
         store_batch=4,
+        load_batch=4,
     )
 
     settings: DiskSettings

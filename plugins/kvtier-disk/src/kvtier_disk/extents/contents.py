@@ -6,7 +6,6 @@ policy of the core's; never touches index or files. Safe from any thread; the lo
 
 import itertools
 import threading
-from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
@@ -23,7 +22,7 @@ class Contents:
         self._policy = policy
         self._lock = threading.Lock()
         self._places: dict[OffloadKey, int] = {}
-        self._held: Counter[OffloadKey] = Counter()
+        self._held: dict[OffloadKey, int] = {}  # how often; a Counter takes ten times as long
         self._entries: dict[OffloadKey, Entry] = {}  # as the policy sees the blocks, once it knows them
         self._ordered = False  # whether the policy knows all keys; a million take their time
         self._since: list[OffloadKey] = []  # what came and went while it learns them
@@ -92,20 +91,12 @@ class Contents:
     def holding(self, keys: Sequence[OffloadKey]) -> Iterator[None]:
         """Meanwhile these blocks are no victims; afterwards they have been used."""
         with self._lock:
-            self._held.update(keys)
-            for key in keys:
-                if key in self._entries:
-                    self._entries[key].pins += 1
+            self._hold(keys, 1)
         try:
             yield
         finally:
             with self._lock:
-                self._held.subtract(keys)
-                for key in keys:
-                    if not self._held[key]:
-                        del self._held[key]
-                    if key in self._entries:
-                        self._entries[key].pins = self._held.get(key, 0)
+                self._hold(keys, -1)
                 self._count_use(keys)
 
     def order(self, oldest_first: Iterable[OffloadKey]) -> None:
@@ -148,6 +139,18 @@ class Contents:
             return leaving
 
     # Under the lock.
+
+    def _hold(self, keys: Sequence[OffloadKey], once: int) -> None:
+        """Hold blocks *once* more, or once less."""
+        for key in keys:
+            held = self._held.get(key, 0) + once
+            if held:
+                self._held[key] = held
+            else:
+                del self._held[key]
+            entry = self._entries.get(key)
+            if entry is not None:
+                entry.pins = held
 
     def _enter(self, pairs: Iterable[Pair]) -> None:
         fresh = []

@@ -20,7 +20,7 @@ from kvtier_disk.extents.form import (
     ENTRY_BYTES,
     HEADER_BYTES,
     Shape,
-    make_entry,
+    make_entries,
     make_header,
     read_header,
 )
@@ -190,12 +190,12 @@ class ExtentFiles:
         try:
             with self._using(extent) as opened:
                 shape = opened.shape
-                entries = b"".join(make_entry(key, time) for key in keys)
-                _write_all(opened.buffered, entries, shape.entry_offset(first_slot))
-                size = sum(map(len, rows))
                 done = _move(os.pwritev, opened, rows, shape.row_offset(first_slot))
-                if done < size:
+                if done < sum(map(len, rows)):
                     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.path_of(extent)))
+                # After the rows: a write through the page cache has the file to itself, so it waits for all rows that
+                # are being written and holds up those that come. Here the threads are about to sync anyway.
+                _write_all(opened.buffered, make_entries(keys, time), shape.entry_offset(first_slot))
         except ExtentLostError as lost:
             self._lost.add(extent)
             raise OSError(errno.ENOENT, str(lost), str(self.path_of(extent))) from None

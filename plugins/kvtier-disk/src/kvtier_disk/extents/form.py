@@ -14,6 +14,7 @@ Pure: no I/O. A *place* is one slot of one extent as one number, so that neighbo
 
 import struct
 import zlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kvtier_core import OffloadKey
@@ -100,12 +101,15 @@ def read_header(header: bytes) -> tuple[int, Shape, str] | None:
     return extent, Shape(row_bytes=row_bytes, slots=slots), name
 
 
-def make_entry(key: OffloadKey, time: float) -> bytes:
-    """The table's entry for a row stored under *key*. Raises ``ValueError`` for a key that is too long."""
-    if not 0 < len(key) <= MAX_KEY_BYTES:
-        raise ValueError(f"a key must have 1 to {MAX_KEY_BYTES} bytes, not {len(key)}")
-    content = _ENTRY.pack(time, len(key), key)
-    return content + _CHECKSUM.pack(zlib.crc32(content))
+def make_entries(keys: Sequence[OffloadKey], time: float) -> bytes:
+    """The table's entries for neighbouring rows stored under *keys*. Raises ``ValueError`` for one too long."""
+    parts: list[bytes] = []
+    for key in keys:
+        if not 0 < len(key) <= MAX_KEY_BYTES:
+            raise ValueError(f"a key must have 1 to {MAX_KEY_BYTES} bytes, not {len(key)}")
+        content = _ENTRY.pack(time, len(key), key)
+        parts += (content, _CHECKSUM.pack(zlib.crc32(content)))
+    return b"".join(parts)
 
 
 def read_entry(entry: bytes) -> tuple[OffloadKey, float] | None:

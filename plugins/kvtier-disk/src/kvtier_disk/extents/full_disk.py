@@ -63,7 +63,7 @@ def cut_surplus(root: Root, bounds: Bounds, index: Index, mine: int) -> bool:
 
 
 def _shed(root: Root, bounds: Bounds, name: str, row_bytes: int) -> bool:
-    index = root.snapshot()
+    index = root.indexes.snapshot()
     if index is None:
         return False
     try:

@@ -7,23 +7,16 @@ Decides nothing: what to remove, and when, comes from outside. Every method rais
 
 import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from operator import itemgetter
 
 from kvtier_core import OffloadKey
+from kvtier_disk.extents.change_log import ChangeLog
 from kvtier_disk.extents.contents import Pair
 from kvtier_disk.extents.database import PAGE_BYTES, Database, IndexDamagedError
 from kvtier_disk.extents.form import MAX_SLOTS, extent_of, place_of
 from kvtier_disk.extents.room import Census, ExtentInfo
-from kvtier_disk.extents.tables import (
-    CHUNK,
-    SCHEMA,
-    VERSION,
-    ExtentRow,
-    Namespace,
-    chunks,
-    pack,
-    runs,
-    unpack,
-)
+from kvtier_disk.extents.slot_runs import CLAIM_RUN, FIND_FREE, FREE_RUN, PUBLISH_RUN, change, pairs_at, runs
+from kvtier_disk.extents.tables import CHUNK, SCHEMA, VERSION, ExtentRow, Namespace, chunks
 
 SLOT_BYTES = 160
 """What a slot takes in the index, changes included, at most."""
@@ -32,8 +25,8 @@ BASE_BYTES = 256 << 10
 NOBODY = 0
 """No namespace's and no owner's number."""
 _EVER, _NEVER = float("-inf"), float("inf")
-_MIN_CHANGES = 256
 _MAKING, _READY, _LEAVING = 0, 1, 2
+_place = itemgetter(1)
 
 
 class Index:
@@ -45,7 +38,7 @@ class Index:
         Raises ``IndexDamagedError`` for another one, and for the index of another root.
         """
         self.database = database
-        self._unpruned = 0
+        self._log = ChangeLog()
         with database.reading() as connection:
             version = connection.execute("PRAGMA user_version").fetchone()[0]
         if version == 0 and not database.read_only:
@@ -143,49 +136,29 @@ class Index:
         *victims* is asked for as many blocks as there are free slots too few. Returns places in order.
         """
         with self.database.transaction(for_store=True) as connection:
-            places = [
-                place
-                for (place,) in connection.execute(
-                    "SELECT place FROM slots WHERE namespace = ? AND key IS NULL AND owner IS NULL"
-                    " ORDER BY place LIMIT ?",
-                    (namespace, count),
-                )
-            ]
-            if victims is not None and len(places) < count:
-                evicted = victims(count - len(places))
-                there = self._pairs_at(connection, sorted(place for _, place in evicted), _EVER)
-                places += [place for key, place in evicted if (key, place) in there]
-                places.sort()
-                self._record(connection, namespace, owner, stored=False, pairs=evicted)
+            places = [place for (place,) in connection.execute(FIND_FREE, (namespace, count))]
             connection.executemany(
-                "UPDATE slots SET key = NULL, time = NULL, owner = ? WHERE place BETWEEN ? AND ?",
-                ((owner, first, first + length - 1) for first, length in runs(places)),
+                "UPDATE slots SET owner = ? WHERE place BETWEEN ? AND ?",
+                [(owner, first, first + length - 1) for first, length in runs(places)],
             )
-        return places
+            if victims is not None and len(places) < count:
+                evicted = sorted(victims(count - len(places)), key=_place)
+                places += change(connection, CLAIM_RUN, evicted, owner=owner)
+                self._log.record(connection, namespace, owner, stored=False, pairs=evicted)
+        return sorted(places)
 
     def publish(
         self, namespace: int, owner: int, stored: Sequence[Pair], replaced: Sequence[Pair], now: float
     ) -> list[bool]:
         """Rows are written and synced: their slots hold blocks from now on, those they replace are free.
 
-        False for a slot that is no longer the owner's.
+        False for a slot that is no longer the owner's. Cheap where *stored* are neighbours, in order.
         """
         with self.database.transaction() as connection:
-            mine = {
-                place
-                for first, length in runs(sorted(place for _, place in stored))
-                for (place,) in connection.execute(
-                    "SELECT place FROM slots WHERE place BETWEEN ? AND ? AND owner = ?",
-                    (first, first + length - 1, owner),
-                )
-            }
+            mine = set(change(connection, PUBLISH_RUN, stored, owner=owner, now=now))
             pairs = [pair for pair in stored if pair[1] in mine]
-            connection.executemany(
-                "UPDATE slots SET key = ?, time = ?, owner = NULL WHERE place = ?",
-                ((key, now, place) for key, place in pairs),
-            )
             self._forget(connection, namespace, owner, replaced)
-            self._record(connection, namespace, owner, stored=True, pairs=pairs)
+            self._log.record(connection, namespace, owner, stored=True, pairs=pairs)
         return [place in mine for _, place in stored]
 
     def unclaim(self, owner: int, places: Iterable[int]) -> None:
@@ -205,7 +178,7 @@ class Index:
     def pairs_at(self, places: Sequence[int], since: float = _EVER) -> set[Pair]:
         """What blocks these places hold now, of those stored *since*. Cheap where they are neighbours."""
         with self.database.reading() as connection:
-            return self._pairs_at(connection, sorted(places), since)
+            return pairs_at(connection, sorted(places), since)
 
     def pairs_of(self, namespace: int, since: float = _EVER, before: float = _NEVER) -> Iterator[Pair]:
         """Every block of a namespace stored *since* and *before*, in order of place.
@@ -246,24 +219,14 @@ class Index:
     def last_change(self) -> int:
         """The number of the last change."""
         with self.database.reading() as connection:
-            return self._last_change(connection)
+            return self._log.last(connection)
 
     def changes_since(
         self, number: int, namespace: int, owner: int
     ) -> tuple[int, list[tuple[bool, list[Pair]]]] | None:
         """The last change, and what others stored (or removed) since *number*, in order; ``None`` when that is lost."""
         with self.database.view() as connection:
-            last = self._last_change(connection)
-            if last == number:
-                return last, []
-            first = connection.execute("SELECT min(number - count + 1) FROM changes").fetchone()[0]
-            if last < number or first is None or first > number + 1:
-                return None
-            rows = connection.execute(
-                "SELECT stored, pairs FROM changes WHERE number > ? AND namespace = ? AND owner <> ? ORDER BY number",
-                (number, namespace, owner),
-            ).fetchall()
-        return last, [(bool(stored), unpack(pairs)) for stored, pairs in rows]
+            return self._log.since(connection, number, namespace, owner)
 
     # Extents.
 
@@ -354,7 +317,7 @@ class Index:
                 ).fetchall()
                 if rows:
                     pairs = [(OffloadKey(key), place) for _, key, place in rows if key is not None]
-                    self._record(connection, rows[0][0], NOBODY, stored=False, pairs=pairs)
+                    self._log.record(connection, rows[0][0], NOBODY, stored=False, pairs=pairs)
             if not rows:
                 return True
 
@@ -382,54 +345,5 @@ class Index:
     def _forget(
         self, connection: sqlite3.Connection, namespace: int, owner: int, pairs: Sequence[Pair]
     ) -> None:
-        connection.executemany(
-            "UPDATE slots SET key = NULL, time = NULL WHERE place = ? AND key = ?",
-            ((place, key) for key, place in pairs),
-        )
-        self._record(connection, namespace, owner, stored=False, pairs=pairs)
-
-    def _record(
-        self,
-        connection: sqlite3.Connection,
-        namespace: int,
-        owner: int,
-        *,
-        stored: bool,
-        pairs: Sequence[Pair],
-    ) -> None:
-        """Note a change for other processes. Numbers count blocks, so that a bound on them bounds the bytes."""
-        if not pairs:
-            return
-        connection.execute(
-            "INSERT INTO changes VALUES ((SELECT ifnull(max(number), 0) FROM changes) + ?1, ?1, ?, ?, ?, ?)",
-            (len(pairs), namespace, owner, stored, pack(pairs)),
-        )
-        self._unpruned += len(pairs)
-        if self._unpruned >= _MIN_CHANGES // 2:
-            self._prune(connection)
-
-    def _prune(self, connection: sqlite3.Connection) -> None:
-        """Keep about as many changes as a quarter of what there are slots; the last one always."""
-        (slots,) = connection.execute("SELECT total(slots) FROM extents").fetchone()
-        kept = max(_MIN_CHANGES, int(slots) // 4)
-        if self._unpruned >= kept // 8:
-            self._unpruned = 0
-            connection.execute(
-                "DELETE FROM changes WHERE number < (SELECT max(number) FROM changes) - ?", (kept,)
-            )
-
-    @staticmethod
-    def _last_change(connection: sqlite3.Connection) -> int:
-        number: int = connection.execute("SELECT ifnull(max(number), 0) FROM changes").fetchone()[0]
-        return number
-
-    @staticmethod
-    def _pairs_at(connection: sqlite3.Connection, places: Sequence[int], since: float) -> set[Pair]:
-        return {
-            (OffloadKey(key), place)
-            for first, length in runs(places)
-            for key, place in connection.execute(
-                "SELECT key, place FROM slots WHERE place BETWEEN ? AND ? AND key IS NOT NULL AND time >= ?",
-                (first, first + length - 1, since),
-            )
-        }
+        change(connection, FREE_RUN, pairs)
+        self._log.record(connection, namespace, owner, stored=False, pairs=pairs)

@@ -2,8 +2,7 @@
 
 ::
 
-    <root>/.kvtier/index-<number>.db   the index, the highest number counts
-    <root>/.kvtier/id                  the root's number, which its indexes carry
+    <root>/.kvtier/index-<number>.db   the index (``index_files``)
     <root>/.kvtier/alive/              a locked file for every process at work
     <root>/<namespace>/namespace.json  what the namespace stands for, for people
     <root>/<namespace>/<number>.ext    extents
@@ -15,8 +14,6 @@ disk knows is entered, an index that is lost or damaged is made anew from the ex
 import errno
 import json
 import os
-import re
-import secrets
 import shutil
 import stat
 import time
@@ -28,16 +25,16 @@ from pathlib import Path
 from typing import Any
 
 from kvtier_disk.extents.adoption import adopt
-from kvtier_disk.extents.database import Database, IndexDamagedError, Snapshot
+from kvtier_disk.extents.database import Database, IndexDamagedError
 from kvtier_disk.extents.extent_files import ExtentFiles
 from kvtier_disk.extents.found import FoundExtent, find_extents, identify, is_plain_directory
 from kvtier_disk.extents.index import NOBODY, Index
+from kvtier_disk.extents.index_files import IndexFiles
 from kvtier_disk.extents.lock import LifeSign, exclusively, is_alive
 from kvtier_disk.extents.place import check_namespace, refuse_link, why_not_direct
 from kvtier_disk.extents.shared_memory import ALLOCATED_BYTES
 from kvtier_disk.extents.tables import ExtentRow, Namespace
 
-_INDEX_NAME = re.compile(r"index-(\d{6})\.db")
 _OPEN_TIMEOUT_S = 60.0
 _HOLD_TIMEOUT_S = 5.0  # a store waits for it
 _MIN_JOURNAL, _MAX_JOURNAL = 256 << 10, 8 << 20
@@ -77,6 +74,7 @@ class Root:
         self.home = path / ".kvtier"
         share = _MAX_JOURNAL if capacity is None else capacity // 64
         self.journal_bytes = min(_MAX_JOURNAL, max(_MIN_JOURNAL, share))
+        self.indexes = IndexFiles(self.home, journal_bytes=self.journal_bytes)
         self.direct = False
         self._max_open = max_open
         self._warn = warn
@@ -104,7 +102,7 @@ class Root:
 
     def is_in_use(self, database: Database) -> bool:
         """Whether this is still the root's index. Raises ``OSError``."""
-        return self.index_path() == database.path and database.is_in_place
+        return self.indexes.path() == database.path and database.is_in_place
 
     def check_in_use(self, database: Database) -> None:
         """Raises ``OSError``, ``ESTALE`` when this is the root's index no more."""
@@ -179,7 +177,7 @@ class Root:
         check_namespace(name)
         refuse_link(self.home)
         refuse_link(self.path / name)
-        index = self.snapshot()
+        index = self.indexes.snapshot()
         if index is None:
             return None
         try:
@@ -230,47 +228,18 @@ class Root:
         """Whether there is anything of a disk tier below the path: the index's directory, or an extent."""
         return self.home.is_dir() or any(identify(found)[0] is not None for found in self._find())
 
-    def index_path(self) -> Path | None:
-        """Where the index in use is, ``None`` when there is none. Raises ``OSError``."""
-        found = (
-            [
-                path
-                for path in self.home.iterdir()
-                if _INDEX_NAME.fullmatch(path.name) and not path.is_symlink()
-            ]
-            if self.home.is_dir()
-            else []
-        )
-        return max(found, key=lambda path: path.name, default=None)
-
-    def index_bytes(self) -> int:
-        """What the index takes now, with its journal and whatever else lies beside it. Raises ``OSError``."""
-        return sum(path.lstat().st_size for path in self.home.iterdir())
-
-    def snapshot(self) -> Index | None:
-        """The index for reading alone; ``None`` when there is none. Raises ``OSError``."""
-        path = self.index_path()
-        if path is None:
-            return None
-        database = Snapshot(path)
-        try:
-            return Index(database, self._identity())
-        except BaseException:
-            database.close()
-            raise
-
     def open_index(self) -> Index:
         """Open the index, make it if there is none, make it anew if it is damaged. Call it ``exclusively``.
 
         Raises ``OSError``.
         """
-        path = self.index_path()
+        path = self.indexes.path()
         if path is None:
             if next(self._find(), None) is not None:
                 return self.rebuild("it is lost")
-            return self._open(self.home / "index-000001.db")
+            return self.indexes.make_first()
         try:
-            index = self._open(path)
+            index = self.indexes.open(path)
             try:
                 index.database.check()
             except BaseException:
@@ -280,61 +249,16 @@ class Root:
             return self.rebuild(str(damage.strerror))
         return index
 
-    def _open(self, path: Path) -> Index:
-        database = Database(path, journal_bytes=self.journal_bytes)
-        try:
-            return Index(database, self._identity(make=True))
-        except BaseException:
-            database.close()
-            raise
-
-    def _identity(self, *, make: bool = False) -> int:
-        """The number that this root's indexes carry, to tell them from another root's; 0 where there is none yet.
-
-        Raises ``OSError``.
-        """
-        path = self.home / "id"
-        with suppress(FileNotFoundError, ValueError):
-            known = int.from_bytes(bytes.fromhex(path.read_text(errors="replace")))
-            if known or not make:
-                return known
-        if not make:
-            return 0
-        number = 1 + secrets.randbelow((1 << 31) - 1)  # what SQLite has room for
-        draft = self.home / "id.draft"
-        draft.write_text(number.to_bytes(4).hex())
-        draft.rename(path)
-        return number
-
     def rebuild(self, why: str) -> Index:
         """Make a new index from what the extents hold. Call it ``exclusively``. Raises ``OSError``.
 
         Processes that still use the old one notice the new one at their next ``follow``. Cost: one small read for every
         slot that was ever used.
         """
-        last = self.index_path()
-        number = 1 + (int(last.stem.partition("-")[2]) if last is not None else 0)
-        path = self.home / f"index-{number:06}.db"
-        draft = self.home / "index.draft"
-        for leftover in (draft, Path(f"{draft}-wal"), Path(f"{draft}-shm")):
-            leftover.unlink(missing_ok=True)
-        index = self._open(draft)
-        try:
-            newest_first = sorted(self._find(), key=lambda found: found.changed, reverse=True)
-            extents, blocks = self._adopt(index, newest_first)
-        finally:
-            index.database.close()
-        draft.rename(path)
-        self._remove_indexes_before(number)
+        newest_first = sorted(self._find(), key=lambda found: found.changed, reverse=True)
+        index, (extents, blocks) = self.indexes.replace(lambda draft: self._adopt(draft, newest_first))
         self._warn(f"made the index anew from {extents} extents with {blocks} blocks, because {why}")
-        return self._open(path)
-
-    def _remove_indexes_before(self, number: int) -> None:
-        for path in self.home.iterdir():
-            match = re.match(r"index-(\d{6})\.db", path.name)
-            if match is not None and int(match[1]) < number:
-                with suppress(OSError):
-                    path.unlink()
+        return index
 
     # Index and files.
 

@@ -1,14 +1,11 @@
-"""The tables of the index, what their rows are in Python, and how pairs of keys and places are packed into one value.
+"""The tables of the index, and what their rows are in Python.
 
 Pure: no connection is opened here.
 """
 
-import struct
-from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from kvtier_core import OffloadKey
 from kvtier_disk.extents.contents import Pair
 
 VERSION = 1
@@ -32,7 +29,6 @@ CREATE TABLE changes (
     number INTEGER PRIMARY KEY, count INTEGER NOT NULL, namespace INTEGER NOT NULL, owner INTEGER NOT NULL,
     stored INTEGER NOT NULL, pairs BLOB NOT NULL);
 """
-_COUNT = struct.Struct("<I")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,42 +52,7 @@ class ExtentRow:
     owner: int | None
 
 
-def pack(pairs: Sequence[Pair]) -> bytes:
-    """Pairs as one value of the table ``changes``."""
-    count = _COUNT.pack(len(pairs))
-    places = array("q", [place for _, place in pairs]).tobytes()
-    lengths = bytes([len(key) for key, _ in pairs])
-    return b"".join((count, places, lengths, *(key for key, _ in pairs)))
-
-
-def unpack(packed: bytes) -> list[Pair]:
-    """The inverse of ``pack``."""
-    (count,) = _COUNT.unpack_from(packed)
-    places = array("q", packed[_COUNT.size : _COUNT.size + 8 * count])
-    at = _COUNT.size + 9 * count
-    lengths = packed[at - count : at]
-    pairs: list[Pair] = []
-    for place, length in zip(places, lengths, strict=True):
-        pairs.append((OffloadKey(packed[at : at + length]), place))
-        at += length
-    return pairs
-
-
 def chunks(pairs: Sequence[Pair]) -> Iterator[Sequence[Pair]]:
     """The pairs in parts of one transaction each."""
     for begin in range(0, len(pairs), CHUNK):
         yield pairs[begin : begin + CHUNK]
-
-
-def runs(places: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """Neighbouring places as (first, length); *places* are sorted."""
-    first = length = 0
-    for place in places:
-        if length and place == first + length:
-            length += 1
-            continue
-        if length:
-            yield first, length
-        first, length = place, 1
-    if length:
-        yield first, length

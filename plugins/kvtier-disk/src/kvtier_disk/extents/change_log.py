@@ -1,0 +1,98 @@
+"""What the processes of a root tell one another through the index: which blocks were stored and which removed.
+
+Works inside transactions that ``Index`` begins and ends. Decides how many changes are kept; who has missed some learns
+everything anew.
+"""
+
+import sqlite3
+import struct
+from array import array
+from collections.abc import Sequence
+
+from kvtier_core import OffloadKey
+from kvtier_disk.extents.contents import Pair
+
+_MIN_CHANGES = 256
+_COUNT = struct.Struct("<I")
+
+
+class ChangeLog:
+    """The table ``changes``. Numbers count blocks, so that a bound on them bounds the bytes."""
+
+    def __init__(self) -> None:
+        self._unpruned = 0
+        self._prune_at = _MIN_CHANGES // 2
+
+    def record(
+        self,
+        connection: sqlite3.Connection,
+        namespace: int,
+        owner: int,
+        *,
+        stored: bool,
+        pairs: Sequence[Pair],
+    ) -> None:
+        """Note a change for other processes."""
+        if not pairs:
+            return
+        connection.execute(
+            "INSERT INTO changes VALUES ((SELECT ifnull(max(number), 0) FROM changes) + ?1, ?1, ?, ?, ?, ?)",
+            (len(pairs), namespace, owner, stored, pack(pairs)),
+        )
+        self._unpruned += len(pairs)
+        if self._unpruned >= self._prune_at:
+            self._prune(connection)
+
+    def _prune(self, connection: sqlite3.Connection) -> None:
+        """Keep about as many changes as a quarter of what there are slots; the last one always."""
+        (slots,) = connection.execute("SELECT total(slots) FROM extents").fetchone()
+        kept = max(_MIN_CHANGES, int(slots) // 4)
+        # Whether the root has grown or shrunk since is seen then: a look at all extents a batch would cost more.
+        self._prune_at = max(_MIN_CHANGES // 2, kept // 8)
+        if self._unpruned >= self._prune_at:
+            self._unpruned = 0
+            connection.execute(
+                "DELETE FROM changes WHERE number < (SELECT max(number) FROM changes) - ?", (kept,)
+            )
+
+    @staticmethod
+    def last(connection: sqlite3.Connection) -> int:
+        """The number of the last change."""
+        number: int = connection.execute("SELECT ifnull(max(number), 0) FROM changes").fetchone()[0]
+        return number
+
+    @classmethod
+    def since(
+        cls, connection: sqlite3.Connection, number: int, namespace: int, owner: int
+    ) -> tuple[int, list[tuple[bool, list[Pair]]]] | None:
+        """The last change, and what others stored (or removed) since *number*, in order; ``None`` when that is lost."""
+        last = cls.last(connection)
+        if last == number:
+            return last, []
+        first = connection.execute("SELECT min(number - count + 1) FROM changes").fetchone()[0]
+        if last < number or first is None or first > number + 1:
+            return None
+        rows = connection.execute(
+            "SELECT stored, pairs FROM changes WHERE number > ? AND namespace = ? AND owner <> ? ORDER BY number",
+            (number, namespace, owner),
+        ).fetchall()
+        return last, [(bool(stored), unpack(pairs)) for stored, pairs in rows]
+
+
+def pack(pairs: Sequence[Pair]) -> bytes:
+    """Pairs as one value of the table ``changes``."""
+    keys, places = zip(*pairs, strict=True) if pairs else ((), ())
+    return b"".join((_COUNT.pack(len(pairs)), array("q", places).tobytes(), bytes(map(len, keys)), *keys))
+
+
+def unpack(packed: bytes) -> list[Pair]:
+    """The inverse of ``pack``."""
+    (count,) = _COUNT.unpack_from(packed)
+    places = array("q", packed[_COUNT.size : _COUNT.size + 8 * count])
+    at = _COUNT.size + 9 * count
+    lengths = packed[at - count : at]
+    pairs: list[Pair] = []
+    for place, length in zip(places, lengths, strict=True):
+        pairs.append((OffloadKey(packed[at : at + length]), place))
+        at += length
+    return pairs

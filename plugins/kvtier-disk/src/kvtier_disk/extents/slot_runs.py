@@ -1,0 +1,110 @@
+"""How runs of neighbouring slots change hands in the index: a statement for each run, whatever its length.
+
+Works inside transactions that ``Index`` begins and ends. Decides nothing.
+"""
+
+import sqlite3
+from collections.abc import Iterator, Mapping, Sequence
+
+from kvtier_core import OffloadKey
+from kvtier_disk.extents.contents import Pair
+
+FIND_FREE = """
+SELECT place FROM slots WHERE namespace = ? AND key IS NULL AND owner IS NULL ORDER BY place LIMIT ?"""
+
+# One statement for a run of neighbouring slots, with the keys of their blocks in one piece: each row takes its own part
+# of it. It changes the whole run or, where one slot is not what it should be, nothing: counting first takes half the
+# time of letting it return what it has changed. A plus keeps SQLite from going through all slots of an owner instead.
+PUBLISH_RUN = """
+UPDATE slots SET key = substr(:keys, (place - :first) * :width + 1, :width), time = :now, owner = NULL
+WHERE place BETWEEN :first AND :last AND :last - :first + 1 =
+    (SELECT count(*) FROM slots WHERE place BETWEEN :first AND :last AND +owner = :owner)"""
+CLAIM_RUN = """
+UPDATE slots SET key = NULL, time = NULL, owner = :owner
+WHERE place BETWEEN :first AND :last AND :last - :first + 1 =
+    (SELECT count(*) FROM slots
+     WHERE place BETWEEN :first AND :last AND key = substr(:keys, (place - :first) * :width + 1, :width))"""
+FREE_RUN = """
+UPDATE slots SET key = NULL, time = NULL
+WHERE place BETWEEN :first AND :last AND :last - :first + 1 =
+    (SELECT count(*) FROM slots
+     WHERE place BETWEEN :first AND :last AND key = substr(:keys, (place - :first) * :width + 1, :width))"""
+
+
+def change(
+    connection: sqlite3.Connection, statement: str, pairs: Sequence[Pair], **values: float
+) -> list[int]:
+    """Let *statement* change the slots of *pairs*, run by run; returns the places of those that it did change.
+
+    Cheap where *pairs* are sorted by place.
+    """
+    changed: list[int] = []
+    for first, keys in key_runs(pairs):
+        if _change_run(connection, statement, first, keys, values):
+            changed += range(first, first + len(keys))
+        elif len(keys) > 1:
+            changed += [
+                place
+                for place, key in enumerate(keys, first)
+                if _change_run(connection, statement, place, [key], values)
+            ]
+    return changed
+
+
+def _change_run(
+    connection: sqlite3.Connection,
+    statement: str,
+    first: int,
+    keys: Sequence[OffloadKey],
+    values: Mapping[str, float],
+) -> bool:
+    """Whether *statement* changed the slots from *first* on, for blocks under *keys*: all of them, or none."""
+    run: dict[str, float | bytes] = {
+        "first": first,
+        "last": first + len(keys) - 1,
+        "keys": b"".join(keys),
+        "width": len(keys[0]),
+    }
+    changed = connection.execute(statement, {**run, **values}).rowcount
+    assert changed in (0, len(keys)), f"{changed} of a run of {len(keys)} slots were changed"
+    return changed > 0
+
+
+def pairs_at(connection: sqlite3.Connection, places: Sequence[int], since: float) -> set[Pair]:
+    """What blocks *places*, which are sorted, hold, of those stored *since*."""
+    return {
+        (OffloadKey(key), place)
+        for first, length in runs(places)
+        for key, place in connection.execute(
+            "SELECT key, place FROM slots WHERE place BETWEEN ? AND ? AND key IS NOT NULL AND time >= ?",
+            (first, first + length - 1, since),
+        )
+    }
+
+
+def runs(places: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """Neighbouring places as (first, length); *places* are sorted."""
+    first = length = 0
+    for place in places:
+        if length and place == first + length:
+            length += 1
+            continue
+        if length:
+            yield first, length
+        first, length = place, 1
+    if length:
+        yield first, length
+
+
+def key_runs(pairs: Sequence[Pair]) -> Iterator[tuple[int, list[OffloadKey]]]:
+    """Neighbouring places whose keys are of one length, as (first place, keys); in order where *pairs* are sorted."""
+    first, keys, width = 0, list[OffloadKey](), 0
+    for key, place in pairs:
+        if keys and place == first + len(keys) and len(key) == width:
+            keys.append(key)
+            continue
+        if keys:
+            yield first, keys
+        first, keys, width = place, [key], len(key)
+    if keys:
+        yield first, keys

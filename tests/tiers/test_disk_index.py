@@ -1,0 +1,112 @@
+"""The disk tier's index by itself: runs of neighbouring slots change hands with one statement each."""
+
+import os
+import random
+from collections.abc import Iterator
+
+import pytest
+
+from kvtier_core.keys import OffloadKey
+from kvtier_disk.extents.database import Database
+from kvtier_disk.extents.index import Index
+from kvtier_disk.extents.slot_runs import key_runs
+from tests.tiers.extents import KEYS, MIB, direct, store
+
+SLOTS = 200
+
+
+@pytest.fixture
+def index(tmp_path) -> Iterator[Index]:
+    database = Database(tmp_path / "index.db", journal_bytes=MIB)
+    yield Index(database, 1)
+    database.close()
+
+
+@pytest.fixture
+def namespace(index) -> int:
+    return index.add_namespace("ns", 4096, 1.0).id
+
+
+@pytest.fixture
+def owner(index, namespace) -> int:
+    number: int = index.add_owner("lock", namespace)
+    extent = index.begin_extent(namespace, number, SLOTS, MIB)
+    assert index.finish_extent(extent)
+    return number
+
+
+def key_of(length: int) -> OffloadKey:
+    return OffloadKey(os.urandom(length))
+
+
+def test_neighbours_with_keys_of_one_length_are_one_run():
+    a, b, c, d, e = pairs = [(key_of(36), 4), (key_of(36), 5), (key_of(8), 6), (key_of(8), 8), (key_of(8), 7)]
+    assert list(key_runs(pairs)) == [(4, [a[0], b[0]]), (6, [c[0]]), (8, [d[0]]), (7, [e[0]])]
+    assert list(key_runs([])) == []
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_c32_slots_hold_just_the_keys_they_were_given_whatever_their_lengths_and_order(
+    index, namespace, owner, seed
+):
+    rng = random.Random(seed)
+    places = index.claim(namespace, owner, SLOTS)
+    assert places == sorted(places)
+    pairs = [(key_of(rng.choice([1, 8, 36, 36, 36, 48])), place) for place in places]
+    rng.shuffle(pairs)
+    stored, rest = pairs[:150], pairs[150:]
+    assert index.publish(namespace, owner, stored, [], 5.0) == [True] * 150
+    assert set(index.pairs_of(namespace)) == set(stored)
+    gone = [(key_of(len(key)), place) for key, place in stored[:20]]  # there are others in these slots
+    index.forget(namespace, owner, [*gone, *stored[20:50]])
+    assert set(index.pairs_of(namespace)) == {*stored[:20], *stored[50:]}
+    index.unclaim(owner, [place for _, place in rest])
+    free = {place for _, place in (*stored[20:50], *rest)}
+    assert set(index.claim(namespace, owner, SLOTS)) == free
+    victims = [*gone, *stored[50:80]]
+    assert index.claim(namespace, owner, 50, lambda _: victims) == sorted(place for _, place in stored[50:80])
+    assert set(index.pairs_of(namespace)) == {*stored[:20], *stored[80:]}
+
+
+def test_c32_slots_that_are_another_owners_by_now_are_not_published(index, namespace, owner):
+    other = index.add_owner("other", namespace)
+    places = index.claim(namespace, owner, 12)
+    index.unclaim(owner, places[3:9])
+    taken = index.claim(namespace, other, 4)
+    assert taken == places[3:7]
+    pairs = [(key_of(36), place) for place in places]
+    assert index.publish(namespace, owner, pairs, [], 5.0) == [True] * 3 + [False] * 6 + [True] * 3
+    assert list(index.pairs_of(namespace)) == pairs[:3] + pairs[9:]
+    assert index.publish(namespace, other, [(KEYS[0], place) for place in taken], [], 5.0) == [True] * 4
+
+
+def test_c28_changes_are_kept_within_their_bound_without_a_look_at_the_extents_a_batch(
+    index, namespace, owner
+):
+    slots, batch = 8192, 64
+    assert index.finish_extent(index.begin_extent(namespace, owner, slots, MIB))
+    statements: list[str] = []
+    with index.database.reading() as connection:
+        connection.set_trace_callback(statements.append)
+    for number in range(100):
+        stored = [(key_of(36), place) for place in index.claim(namespace, owner, batch)]
+        assert index.publish(namespace, owner, stored, [], float(number)) == [True] * batch
+    with index.database.reading() as connection:
+        connection.set_trace_callback(None)
+        (kept,) = connection.execute("SELECT sum(count) FROM changes").fetchone()
+    bound = (slots + SLOTS) // 4
+    assert bound <= kept <= bound + bound // 8 + 2 * batch
+    assert sum("FROM extents" in statement for statement in statements) <= 100 * batch // (bound // 8) + 1
+
+
+@pytest.mark.parametrize("evict", [False, True])
+def test_c28_a_store_takes_fewer_statements_than_blocks(tmp_path, evict):
+    tier = direct(tmp_path, capacity=(16 if evict else 64) * MIB)
+    store(tier, *KEYS[:300])
+    assert all(tier.contains(KEYS[:300])) is not evict
+    statements: list[str] = []
+    with tier._opened().opened.index.database.reading() as connection:
+        connection.set_trace_callback(statements.append)
+    assert store(tier, *KEYS[300:340]) == [True] * 40
+    assert len(statements) <= 20, statements
+    tier.close()
