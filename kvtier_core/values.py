@@ -120,6 +120,11 @@ class TierJob:
     rows: Sequence[int] = ()
     buffers: Sequence[memoryview] = ()
     deadline: float = float("inf")
+    arrived: Callable[[Sequence[int]], None] | None = None
+    """Of a load: may be told the positions of blocks whose buffers are filled and will not be touched any more.
+
+    Their proofs are checked while others still load. From any thread; returns at once. The result is due all the same.
+    """
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -24,6 +24,7 @@ from kvtier_core.manager.blocking import BlockTierAdapter
 from kvtier_core.manager.events import Changed, Event, Fault, OpenFailed, Serving, WholeRequest
 from kvtier_core.manager.guard import Guard, HookFault, TierIdentity, text_of
 from kvtier_core.manager.inbox import Inbox
+from kvtier_core.manager.integrity import Integrity, LoadCheck
 from kvtier_core.manager.opening import Opening
 from kvtier_core.proof import Sealer
 from kvtier_core.tier_settings import TierLimits
@@ -38,11 +39,11 @@ _OVERDUE_POLL_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class _Running:
-    """A job that the tier has accepted and not answered; *sealer* is there for loads."""
+    """A job that the tier has accepted and not answered; *load* is there for loads."""
 
     hook: str
     plan: JobPlan
-    sealer: Sealer | None
+    load: LoadCheck | None
 
 
 class TierHost:
@@ -57,14 +58,14 @@ class TierHost:
         pool: Pool,
         clock: Callable[[], float],
         emit: Callable[[Event], None],
-        verify: Callable[[JobPlan, JobResult, Sealer], None],
+        integrity: Integrity,
         log: logging.Logger,
     ) -> None:
         self.identity = identity
         self._pool = pool
         self._clock = clock
         self._emit = emit
-        self._verify = verify
+        self._integrity = integrity
         self._log = log
         self._guard = Guard(identity, secrets, log)
         self._open_retry_s = limits.open_retry
@@ -117,14 +118,14 @@ class TierHost:
 
     def load(self, plan: JobPlan, sealer: Sealer) -> None:
         """Hand a load job to the tier; its rows are checked with *sealer* before the result is reported."""
-        self._put_job("submit_load", plan, sealer)
+        self._put_job("submit_load", plan, LoadCheck(plan, sealer))
 
     def store(self, plan: JobPlan) -> None:
         """Hand a store job to the tier."""
         self._put_job("submit_store", plan, None)
 
-    def _put_job(self, hook: str, plan: JobPlan, sealer: Sealer | None) -> None:
-        if not self._inbox.put_job(plan.request, partial(self._submit, hook, plan, sealer)):
+    def _put_job(self, hook: str, plan: JobPlan, load: LoadCheck | None) -> None:
+        if not self._inbox.put_job(plan.request, partial(self._submit, hook, plan, load)):
             self._report(
                 JobResult(job_id=plan.id, error="the tier is too far behind to hear of this request")
             )
@@ -219,7 +220,7 @@ class TierHost:
         else:
             self._emit(OpenFailed(self.identity.name, error, will_retry=self._opening.due is not None))
 
-    def _submit(self, hook: str, plan: JobPlan, sealer: Sealer | None) -> None:
+    def _submit(self, hook: str, plan: JobPlan, load: LoadCheck | None) -> None:
         if plan.deadline <= self._clock():
             if hook == "submit_store" and plan.request.request_id in self._refused:
                 self._refused[plan.request.request_id].extend(plan.keys)
@@ -234,8 +235,9 @@ class TierHost:
             rows=plan.rows,
             buffers=buffers,
             deadline=plan.deadline,
+            arrived=None if load is None else partial(self._integrity.verify_early, load),
         )
-        self._running[job.id] = _Running(hook, plan, sealer)
+        self._running[job.id] = _Running(hook, plan, load)
         answer = self._call(hook, job=job)
         if isinstance(answer, HookFault):
             del self._running[job.id]
@@ -269,8 +271,8 @@ class TierHost:
             # Counts and names of blocks differ each time; what went wrong is the same.
             kind = _NUMBERED.sub("#", plain.error)
             self._guard.report(running.hook, kind, f"a {running.hook} job failed: {plain.error}")
-        if running.sealer is not None:
-            self._verify(running.plan, plain, running.sealer)
+        if running.load is not None:
+            self._integrity.verify(running.load, plain)
         else:
             self._report(plain)
 

@@ -45,6 +45,16 @@ class WorkThread:
                 self._log.exception("%s failed; its rows stay out of use: please report this", work)
 
 
+class LoadCheck:
+    """One load job, and which of its rows were found right so far."""
+
+    def __init__(self, plan: JobPlan, sealer: Sealer) -> None:
+        self.plan = plan
+        self.sealer = sealer
+        self.right: set[int] = set()
+        """Positions. Of the checking thread."""
+
+
 class Integrity:
     """Seals rows before they leave the pool and checks rows that came in."""
 
@@ -73,9 +83,21 @@ class Integrity:
         """Run *work*, which must not wait, after everything posted before."""
         self._sealing.post(work)
 
-    def verify(self, plan: JobPlan, result: JobResult, sealer: Sealer) -> None:
-        """Check the rows of *plan* that *result* says are loaded, then report it."""
-        self._checking.post(partial(self._check, plan, result, sealer))
+    def verify(self, load: LoadCheck, result: JobResult) -> None:
+        """Check the rows of *load* that *result* says are loaded, but for those found right before, and report it."""
+        self._checking.post(partial(self._check, load, result))
+
+    def verify_early(self, load: LoadCheck, positions: Sequence[int]) -> None:
+        """Check some rows of *load* before its result is there. What is wrong then is checked again with the result.
+
+        Raises ``TypeError`` or ``ValueError`` for what are no positions of it.
+        """
+        known = range(len(load.plan.keys))
+        early = tuple(positions)
+        for position in early:
+            if type(position) is not int or position not in known:
+                raise ValueError(f"{position!r} is no position of a block in a job of {len(known)}")
+        self._checking.post(partial(self._check_early, load, early))
 
     def stop(self, timeout_s: float) -> bool:
         """End both threads after what was posted; whether that was within *timeout_s* each."""
@@ -89,15 +111,23 @@ class Integrity:
             sealer.seal(key, self._pool.row(row), self._payload(key))
         self._emit(Sealed(plan.id))
 
-    def _check(self, plan: JobPlan, result: JobResult, sealer: Sealer) -> None:
+    def _check_early(self, load: LoadCheck, positions: Sequence[int]) -> None:
+        load.right.update(position for position in positions if self._is_right(load, position))
+
+    def _is_right(self, load: LoadCheck, position: int) -> bool:
         # The rows are asked of the pool anew: the job's own buffers have been in the tier's hands.
+        key, row = load.plan.keys[position], load.plan.rows[position]
+        return load.sealer.check(key, self._pool.row(row), self._payload(key))
+
+    def _check(self, load: LoadCheck, result: JobResult) -> None:
+        plan = load.plan
         not_loaded = {*result.missing, *result.failed}
         if result.error is not None and not not_loaded:
             not_loaded = set(plan.keys)
         corrupt = [
             key
-            for key, row in zip(plan.keys, plan.rows, strict=True)
-            if key not in not_loaded and not sealer.check(key, self._pool.row(row), self._payload(key))
+            for position, key in enumerate(plan.keys)
+            if key not in not_loaded and position not in load.right and not self._is_right(load, position)
         ]
         if corrupt:
             self._log.warning(

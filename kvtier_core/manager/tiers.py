@@ -87,7 +87,7 @@ class Tiers:
             pool=self._pool,
             clock=self._clock,
             emit=self._emit,
-            verify=self._integrity.verify,
+            integrity=self._integrity,
             log=self._log,
         )
 

@@ -56,21 +56,31 @@ class JobBoard:
         self._wake()
 
     def settle(self, ended: Iterable[tuple[int, int, Outcome]]) -> None:
-        """Keys of jobs (job, index of the key) ended as these outcomes; a job's last one makes its result ready."""
+        """Keys of jobs (job, index of the key) ended as these outcomes; a job's last one makes its result ready.
+
+        Of what is loaded of the jobs that go on, the core hears at once.
+        """
+        arrived: dict[int, tuple[Callable[[Sequence[int]], None], list[int]]] = {}
         with self._changed:
             before = len(self._results)
             for job_id, index, outcome in ended:
                 pending = self._pending[job_id]
                 assert index not in pending.outcomes, f"key {index} of job {job_id} settled twice"
+                if outcome is True and pending.job.arrived is not None:
+                    arrived.setdefault(job_id, (pending.job.arrived, []))[1].append(index)
                 pending.outcomes[index] = outcome
                 pending.remaining -= 1
                 if not pending.remaining:
                     del self._pending[job_id]
                     self._results.append(pending.result())
-            if len(self._results) == before:
-                return
-            self._changed.notify_all()
-        self._wake()
+            going_on = [early for job_id, early in arrived.items() if job_id in self._pending]
+            has_results = len(self._results) > before
+            if has_results:
+                self._changed.notify_all()
+        for tell, positions in going_on:
+            tell(positions)
+        if has_results:
+            self._wake()
 
     def take(self) -> Sequence[JobResult]:
         """The results that are ready, each handed out once."""

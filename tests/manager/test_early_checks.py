@@ -1,0 +1,127 @@
+"""Rows that a tier says have arrived are checked while the rest of their job still loads (C03)."""
+
+import threading
+from collections import Counter
+
+import pytest
+
+from kvtier_core.keys import OffloadKey
+from kvtier_core.manager.blocking.calls import Fault
+from kvtier_core.manager.blocking.jobs import JobBoard
+from kvtier_core.manager.blocking.work import Kind
+from kvtier_core.proof import Sealer
+from kvtier_core.values import JobResult, RequestInfo, TierJob
+from tests.manager.conftest import PATIENCE_S, Bench, key
+
+
+class HeldLoad:
+    """A load of two stored blocks that its tier holds back, and how often each key's row is checked."""
+
+    def __init__(self, bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+        bench.new("first")
+        bench.store("first", 1, 2)
+        bench.settle()
+        bench.manager.request_finished("first")
+        bench.evict_all()
+        self.bench = bench
+        self.tier = bench.tiers["one"]
+        self.tier.hold.add("load")
+        bench.new("second")
+        bench.until(self._is_loading)
+        ((_, self.job, _),) = self.tier.held
+        self.checks: Counter[OffloadKey] = Counter()
+        self._checked = threading.Condition()
+        check = Sealer.check
+
+        def counting(sealer: Sealer, of: OffloadKey, row: memoryview, payload_bytes: int) -> bool:
+            found = check(sealer, of, row, payload_bytes)
+            with self._checked:
+                self.checks[of] += 1
+                self._checked.notify_all()
+            return found
+
+        monkeypatch.setattr(Sealer, "check", counting)
+
+    def _is_loading(self) -> bool:
+        self.bench.manager.lookup("second", [key(1), key(2)])
+        return bool(self.tier.held)
+
+    def fill(self, position: int) -> None:
+        """The tier writes a block where it belongs."""
+        self.job.buffers[position][:] = self.tier.blocks[self.tier.namespace][self.job.keys[position]]
+
+    def arrived(self, *positions: int) -> None:
+        """The tier says so; wait until they have been looked at."""
+        assert self.job.arrived is not None
+        before = self.checks.total()
+        self.job.arrived(positions)
+        with self._checked:
+            assert self._checked.wait_for(
+                lambda: self.checks.total() >= before + len(positions), timeout=PATIENCE_S
+            )
+
+    def finish(self) -> list[bool]:
+        """The tier says that all is loaded; whether each block that the request gets is right."""
+        self.tier.held.clear()
+        self.tier._results.append(JobResult(job_id=self.job.id))
+        self.tier.context.wake()
+        return self.bench.load("second", 1, 2)
+
+
+@pytest.fixture
+def load(make_bench, monkeypatch):
+    return HeldLoad(make_bench(num_rows=32), monkeypatch)
+
+
+def test_c03_what_has_arrived_is_checked_before_the_result_and_only_then(load):
+    load.fill(0)
+    load.arrived(0)
+    assert load.checks == {key(1): 1}
+    load.fill(1)
+    assert load.finish() == [True, True]
+    assert load.checks == {key(1): 1, key(2): 1}
+
+
+def test_c03_what_was_wrong_early_is_checked_again_with_the_result(load):
+    load.arrived(0, 1)  # too early: the buffers hold what was there before
+    load.fill(0)
+    load.fill(1)
+    assert load.finish() == [True, True]
+
+
+def test_c03_wrong_bytes_that_were_told_early_are_a_miss(load):
+    load.fill(0)
+    load.fill(1)
+    load.job.buffers[1][0] ^= 1
+    load.arrived(0, 1)
+    assert load.finish() == [True]
+    assert load.bench.manager.counters.tiers["one"].integrity == 1
+
+
+@pytest.mark.parametrize("positions", [[2], [-1], ["0"], [True], [0, 5]])
+def test_c30_positions_that_are_none_are_the_tiers_mistake(load, positions):
+    with pytest.raises(ValueError, match="no position of a block in a job of 2"):
+        load.job.arrived(positions)
+    load.fill(0)
+    load.fill(1)
+    assert load.finish() == [True, True]
+
+
+def test_c52_a_blocking_tiers_blocks_are_told_call_by_call_but_for_the_last():
+    told: list[list[int]] = []
+    woken: list[int] = []
+    board = JobBoard(lambda: woken.append(len(told)))
+    job = TierJob(
+        id=1,
+        request=RequestInfo(request_id="r"),
+        keys=[key(number) for number in range(5)],
+        arrived=lambda positions: told.append(list(positions)),
+    )
+    board.begin(job, Kind.LOAD)
+    board.settle([(1, 0, True), (1, 1, False)])
+    board.settle([(1, 3, Fault("it broke")), (1, 2, True)])
+    assert told == [[0], [2]]
+    assert not woken
+    board.settle([(1, 4, True)])
+    assert told == [[0], [2]]
+    assert woken == [2]
