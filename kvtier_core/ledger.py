@@ -9,14 +9,18 @@ of an *arriving*, *ready* or *detached* block.
   free again once the last pin is gone, and not before, whatever happens in between.
 
 A *pin* is held by a job or a device transfer that touches the row's bytes; a *lease* by a request that was promised
-the block. Both keep a ready block from being evicted.
+the block of a key. Both keep a ready block from being evicted. Leases are counted by key, and end when key and row
+part.
 
-Methods take many blocks at once, in prefix order, so that their cost on the engine's thread is a few attribute
-accesses a block; the tail of a prefix is evicted before its head.
+What a lookup needs to know stands in tables of keys, so that promising a thousand ready blocks looks at none of them: a
+block lies anywhere in memory, and a look at it costs as much as finding its key. Methods take many blocks at once, in
+prefix order, so that their cost on the engine's thread is a few attribute accesses a block; the tail of a prefix is
+evicted before its head.
 """
 
 import enum
 from collections.abc import Callable, Collection, Iterable, Sequence
+from itertools import takewhile
 from typing import Literal, NamedTuple
 
 from kvtier_core.keys import OffloadKey
@@ -54,10 +58,7 @@ class Block(Entry):
     """The row has its proof, or will have it before any store that is planned from now on."""
 
     def __repr__(self) -> str:
-        return (
-            f"Block({self.key.hex()[:8]}, row={self.row}, {self.state.value}, "
-            f"pins={self.pins}, leases={self.leases})"
-        )
+        return f"Block({self.key.hex()[:8]}, row={self.row}, {self.state.value}, pins={self.pins})"
 
 
 def _new_blocks(keys: Sequence[OffloadKey], rows: Sequence[int], writer: int) -> list[Block]:
@@ -69,7 +70,7 @@ def _new_blocks(keys: Sequence[OffloadKey], rows: Sequence[int], writer: int) ->
         block.row = row
         block.writer = writer
         block.pins = 1
-        block.leases = block.uses = block.cascades = 0
+        block.uses = block.cascades = 0
         block.place = None
         block.state = ARRIVING
         block.source = ""
@@ -97,7 +98,13 @@ class Ledger:
         self._policy = policy
         self._free = list(range(num_rows - 1, -1, -1))
         self._blocks: dict[OffloadKey, Block] = {}
+        self._arriving: set[OffloadKey] = set()
+        """Keys of the arriving blocks."""
+        self._pinned: set[OffloadKey] = set()
+        """Keys of the ready blocks that have pins."""
         self._detached: set[Block] = set()
+        self.leases: dict[OffloadKey, int] = {}
+        """Promised keys, all of which have a block, and how many requests each is promised to. To be read only."""
         self._idle = 0
         """Ready blocks that nobody holds."""
         self.note: Note | None = None
@@ -110,6 +117,13 @@ class Ledger:
     def find_all(self, keys: Iterable[OffloadKey]) -> list[Block | None]:
         """For each key the block that holds it now, arriving or ready, or ``None``."""
         return list(map(self._blocks.get, keys))
+
+    def ready_prefix(self, keys: Iterable[OffloadKey]) -> list[OffloadKey]:
+        """The *keys* up to the first whose block is not ready. No block is looked at."""
+        ready = list(takewhile(self._blocks.__contains__, keys))
+        if self._arriving and not self._arriving.isdisjoint(ready):
+            del ready[next(i for i, key in enumerate(ready) if key in self._arriving) :]
+        return ready
 
     @property
     def blocks(self) -> Collection[Block]:
@@ -131,17 +145,16 @@ class Ledger:
         """Rows that wait for their last pin."""
         return len(self._detached)
 
-    @staticmethod
-    def is_idle(block: Block) -> bool:
+    def is_idle(self, block: Block) -> bool:
         """Whether *block* could be evicted."""
-        return block.state is READY and not block.pins and not block.leases
+        return block.state is READY and not block.pins and block.key not in self.leases
 
     # -- reservations
 
     def reserve(
-        self, keys: Sequence[OffloadKey], keep: Sequence[Block] = (), writer: int = 0
+        self, keys: Sequence[OffloadKey], keep: Iterable[OffloadKey] = (), writer: int = 0
     ) -> Reservation | None:
-        """Give each of *keys* (none of them held, none twice) a row, evicting idle blocks not in *keep*.
+        """Give each of *keys* (none of them held, none twice) a row, evicting idle blocks of keys not in *keep*.
 
         The new blocks are arriving, each pinned once for its *writer*. ``None``, with nothing changed, when the room
         can't be made. Raises ``PluginError`` when a plugin's eviction policy breaks its word.
@@ -150,18 +163,24 @@ class Ledger:
         short = len(keys) - len(free)
         evicted: list[OffloadKey] = []
         if short > 0:
-            if short > self._idle or short > self._idle - sum(map(self.is_idle, keep)):
-                return None
-            evicted = self._evict(short, frozenset(keep))
+            kept = dict.fromkeys(keep)
+            self.lease(kept)
+            try:
+                if short > self._idle:
+                    return None
+                evicted = self._evict(short)
+            finally:
+                self.unlease(kept, known=kept)
         first = len(free) - len(keys)
         rows = tuple(free[first:])
         del free[first:]
         new = _new_blocks(keys, rows, writer)
         self._blocks.update(zip(keys, new, strict=True))
+        self._arriving.update(keys)
         return Reservation(new, rows, evicted)
 
-    def _evict(self, n: int, keep: Collection[Block]) -> list[OffloadKey]:
-        victims = self._policy.evict(n, keep)
+    def _evict(self, n: int) -> list[OffloadKey]:
+        victims = self._policy.evict(n, self.leases.keys())
         assert len(victims) == n, f"{n} blocks were idle, the policy gave {len(victims)}"
         keys = [block.key for block in victims]
         blocks = self._blocks
@@ -177,31 +196,42 @@ class Ledger:
 
     def make_ready(self, blocks: Sequence[Block], pins: int = 0) -> None:
         """The writer is done and the bytes are right: readable from now on. Its pin gives way to *pins* of readers."""
-        leased = 0
         for block in blocks:
             assert block.state is ARRIVING and block.pins == 1, block  # noqa: PT018 - half the cost of two
             block.state = READY
             block.pins = pins
-            if block.leases:
-                leased += 1
-        if not pins:
-            self._idle += len(blocks) - leased
+        keys = [block.key for block in blocks]
+        self._arriving.difference_update(keys)
+        if pins:
+            self._pinned.update(keys)
+        else:
+            self._idle += len(keys) - self._count_leased(keys)
         self._policy.insert(blocks)
         if self.note is not None:
-            self.note("stored", [block.key for block in blocks])
+            self.note("stored", keys)
 
-    def detach(self, blocks: Iterable[Block]) -> None:
-        """Part keys and rows. A row is free again once no pin is left, at once when there is none."""
+    def _count_leased(self, keys: Sequence[OffloadKey]) -> int:
+        return sum(map(self.leases.__contains__, keys)) if self.leases else 0
+
+    def detach(self, blocks: Iterable[Block]) -> Collection[OffloadKey]:
+        """Part keys and rows. A row is free again once no pin is left, at once when there is none.
+
+        Promises of the keys end; returns those that were promised to somebody.
+        """
         ready: list[Block] = []
+        promised: list[OffloadKey] = []
         for block in list(blocks):
             assert block.state is not DETACHED, block
             del self._blocks[block.key]
             if block.state is READY:
                 ready.append(block)
-                if not block.pins and not block.leases:
-                    self._idle -= 1
+                self._idle -= self.is_idle(block)
+                self._pinned.discard(block.key)
+            else:
+                self._arriving.remove(block.key)
+            if self.leases.pop(block.key, 0):
+                promised.append(block.key)
             block.state = DETACHED
-            block.leases = 0
             if block.pins:
                 self._detached.add(block)
             else:
@@ -209,20 +239,22 @@ class Ledger:
         self._policy.remove(ready)
         if self.note is not None:
             self.note("removed", [block.key for block in ready])
+        return promised
 
     def pin(self, blocks: Iterable[Block]) -> None:
         """A reader begins to use the rows of ready blocks."""
-        taken = 0
+        taken: list[OffloadKey] = []
         for block in blocks:
             assert block.state is READY, block
-            if not block.pins and not block.leases:
-                taken += 1
+            if not block.pins:
+                taken.append(block.key)
             block.pins += 1
-        self._idle -= taken
+        self._pinned.update(taken)
+        self._idle -= len(taken) - self._count_leased(taken)
 
     def unpin(self, blocks: Iterable[Block]) -> None:
         """A reader, or the writer of detached blocks, is done with the rows."""
-        idle: list[Block] = []
+        unpinned: list[Block] = []
         for block in blocks:
             assert block.pins > 0, block
             block.pins -= 1
@@ -231,59 +263,65 @@ class Ledger:
             if block.state is DETACHED:
                 self._detached.remove(block)
                 self._free.append(block.row)
-            elif not block.leases:
-                idle.append(block)
-        self._make_idle(idle)
+            else:
+                unpinned.append(block)
+        self._pinned.difference_update([block.key for block in unpinned])
+        leases = self.leases
+        self._make_idle([block for block in unpinned if block.key not in leases] if leases else unpinned)
 
-    def lease(self, blocks: Iterable[Block]) -> None:
-        """Promise arriving or ready blocks to a request."""
-        taken = 0
-        for block in blocks:
-            if not block.leases and not block.pins:
-                taken += 1
-            block.leases += 1
-        self._idle -= taken
+    def lease(self, keys: Collection[OffloadKey]) -> None:
+        """Promise the arriving or ready blocks of *keys*, none of them twice, to a request."""
+        leases, pinned, arriving = self.leases, self._pinned, self._arriving
+        held = 0
+        if (pinned and not pinned.isdisjoint(keys)) or (arriving and not arriving.isdisjoint(keys)):
+            held = sum(key not in leases and (key in pinned or key in arriving) for key in keys)
+        before = len(leases)
+        if not leases or leases.keys().isdisjoint(keys):
+            leases.update(dict.fromkeys(keys, 1))
+        else:
+            for key in keys:
+                leases[key] = leases.get(key, 0) + 1
+        self._idle -= len(leases) - before - held
 
-    def lease_ready(self, key: OffloadKey, leases: dict[Block, None]) -> bool:
-        """Find the block of one key and, if it is ready, see to it that it is leased and in *leases*.
+    def lease_ready(self, key: OffloadKey, granted: dict[OffloadKey, None]) -> bool:
+        """If the block of one key is ready, see to it that it is leased and in *granted*; whether it is ready.
 
-        Whether it is ready. For engines that ask key by key: ``find`` and ``lease`` without a loop or a second call.
+        For engines that ask key by key: ``ready_prefix`` and ``lease`` without a loop or a second call.
         """
-        block = self._blocks.get(key)
-        if block is None or (
-            block.pins and block.state is not READY
-        ):  # an arriving block has its writer's pin
+        if key not in self._blocks or key in self._arriving:
             return False
-        if block not in leases:
-            leases[block] = None
-            if not block.leases and not block.pins:
-                self._idle -= 1
-            block.leases += 1
+        if key not in granted:
+            granted[key] = None
+            leases = self.leases
+            if key in leases:
+                leases[key] += 1
+            else:
+                leases[key] = 1
+                if key not in self._pinned:
+                    self._idle -= 1
         return True
 
-    def unlease(self, blocks: Iterable[Block], known: Collection[Block] = ()) -> None:
-        """A request gives promises back. Each was a use of its block, unless that is in *known*.
+    def unlease(self, keys: Iterable[OffloadKey], known: Collection[OffloadKey] = ()) -> None:
+        """A request gives promises back. Each was a use of the key's block, unless the key is in *known*.
 
-        Of a detached block nothing is left to give back.
+        Raises ``KeyError`` for a key that is not promised.
         """
-        idle: list[Block] = []
-        for block in blocks:
-            if not block.leases:
-                assert block.state is DETACHED, block
-                continue
-            block.leases -= 1
-            if block not in known:
-                block.uses += 1
-            if not block.pins and not block.leases:
-                idle.append(block)
-        self._make_idle(idle)
+        keys = list(keys)
+        leases = self.leases
+        counts = list(map(leases.pop, keys))
+        if sum(counts) > len(keys):
+            leases.update((key, count - 1) for key, count in zip(keys, counts, strict=True) if count > 1)
+        blocks = list(map(self._blocks.__getitem__, keys))
+        for block in [block for block in blocks if block.key not in known] if known else blocks:
+            block.uses += 1
+        self._make_idle([block for block in blocks if not block.pins and block.key not in leases])
 
     def use(self, blocks: Iterable[Block]) -> None:
         """Count one use of each block for the order of eviction, in effect when nobody holds it any more."""
         idle: list[Block] = []
         for block in blocks:
             block.uses += 1
-            if not block.pins and not block.leases and block.state is READY:
+            if self.is_idle(block):
                 idle.append(block)
         self._policy.release(idle)
 
@@ -297,6 +335,7 @@ class Ledger:
         """Assert every invariant. Cost: proportional to the pool."""
         rows = [*self._free, *(b.row for b in self._blocks.values()), *(b.row for b in self._detached)]
         assert sorted(rows) == list(range(self.num_rows)), "a row is lost or held twice"
+        assert self.leases.keys() <= self._blocks.keys(), "a key without a block is promised"
         idle = 0
         for key, block in self._blocks.items():
             assert block.key == key, block
@@ -304,4 +343,10 @@ class Ledger:
             assert block.state is READY or block.pins == 1, block
             idle += self.is_idle(block)
         assert idle == self._idle, "the count of idle blocks is wrong"
+        of_state = {
+            state: {block.key for block in self._blocks.values() if block.state is state and block.pins}
+            for state in (ARRIVING, READY)
+        }
+        assert self._arriving == of_state[ARRIVING], "the keys of arriving blocks are wrong"
+        assert self._pinned == of_state[READY], "the keys of pinned blocks are wrong"
         assert all(b.state is DETACHED and b.pins > 0 for b in self._detached)

@@ -158,8 +158,9 @@ class Coordinator:
         if not blocks:
             return PreparedTransfer(0, (), (), tokens=tokens)
         state.ledger.pin(blocks)
-        leases.end(state, request, blocks)
         held = [block.key for block in blocks]
+        if leases.end(state, request, held) < len(held):
+            leases.use(state, request, blocks)
         job = state.start_job(JobKind.DEVICE_LOAD, request, held, blocks, float("inf"))
         sources = [
             block.source if block.source and block.key in request.waited else "pool" for block in blocks
@@ -337,12 +338,12 @@ class Coordinator:
         Rows under transfer stay out of use until their transfer is over (C36).
         """
         state = self._state
-        self._promotions.drop_planned(state.requests.values())
         for request in state.requests.values():
             leases.give_back(state, request)
             request.waited.clear()
             request.not_loaded.clear()
             request.wait_until = None
+        self._promotions.drop_planned(state.requests.values())
         for job in state.jobs.values():
             job.stale = job.stale or tiers
             if job.overdue:
@@ -355,7 +356,7 @@ class Coordinator:
                 self._cascades.expire_device_store(job)
             elif job.kind is JobKind.LOOKUP and tiers:
                 self._withdraw(job)
-        state.ledger.detach(state.ledger.blocks)
+        state.detach(state.ledger.blocks)
         self._request_level.reset()
         state.evicted.clear()
         if tiers:

@@ -80,7 +80,7 @@ def test_c10_a_prefix_ends_at_a_key_that_is_nowhere_and_nothing_behind_it_is_ask
     found = world.lookup("r", make_keys("xyz"))
     assert (list(found.states), found.reason) == ([HIT, MISS], MissReason.NEVER_STORED)
     assert len(world.hooks.calls) == asked
-    assert world.ledger.find(make_keys("x")[0]).leases == 1
+    assert world.ledger.leases == dict.fromkeys(make_keys("x"), 1)
 
 
 def test_c10_one_key_at_a_time_gets_the_same_answers():
@@ -92,9 +92,9 @@ def test_c10_one_key_at_a_time_gets_the_same_answers():
     a, b, c, d = make_keys("abcd")
     assert [ask("r", key, world.now) for key in (a, b, c)] == [HIT, HIT, PENDING]
     assert ask("r", d, world.now) is RETRY
-    assert [world.ledger.find(key).leases for key in (a, b, c)] == [1, 1, 1]
+    assert world.ledger.leases == dict.fromkeys((a, b, c), 1)
     assert ask("r", a, world.now) is HIT
-    assert world.ledger.find(a).leases == 1
+    assert world.ledger.leases[a] == 1
     world.complete_store(writing.job_id)
     world.end_step()
     world.answer_all(JobHook.LOOKUP)
@@ -242,6 +242,31 @@ def test_c13_prepare_load_ends_the_lease():
     prepared = world.prepare_load("r", make_keys("a"))
     world.complete_load(prepared.job_id)
     assert world.prepare_store("w", make_keys("xy")) is None, "b is leased still"
+    assert world.prepare_store("w", make_keys("x")).evicted == make_keys("a")
+
+
+def test_c10_c13_a_lookup_of_ready_blocks_promises_them_without_a_look_at_one(monkeypatch):
+    world = world_with("abc")
+
+    def looked(_key):
+        raise AssertionError("a look at a block")
+
+    monkeypatch.setattr(world.ledger, "find", looked)
+    monkeypatch.setattr(world.ledger, "find_all", looked)
+    lookup = world.coordinator.lookup
+    assert list(lookup("r", make_keys("abc"), world.now).states) == [HIT, HIT, HIT]
+    assert world.ledger.leases == dict.fromkeys(make_keys("abc"), 1)
+    monkeypatch.undo()
+    assert list(lookup("w", make_keys("abx"), world.now).states) == [HIT, HIT, MISS]
+    assert world.ledger.leases == {**dict.fromkeys(make_keys("ab"), 2), make_keys("c")[0]: 1}
+
+
+def test_c14_an_offer_of_a_promised_block_takes_nothing_from_its_use():
+    world = world_with("ab", num_rows=2)
+    oldest = world.ledger.find(make_keys("b")[0])
+    world.lookup("r", [oldest.key])
+    world.prepare_store("r", [oldest.key])
+    world.finish("r")
     assert world.prepare_store("w", make_keys("x")).evicted == make_keys("a")
 
 
