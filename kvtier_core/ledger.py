@@ -40,9 +40,10 @@ ARRIVING, READY, DETACHED = BlockState
 
 
 class Block(Entry):
-    """One row in use. Identity matters: after a detach, another ``Block`` may carry the same key.
+    """One row of the pool and, while that is in use, the block in it: made once, for one block after another.
 
-    A new one is arriving and has the pin of its writer, the job that writes the row (0 while that is only planned).
+    Identity matters: after a detach, another ``Block`` may carry the same key. Nobody keeps one that is neither pinned
+    nor found under its key: it may be another key's block by then.
     """
 
     __slots__ = ("cascades", "is_sealed", "row", "source", "state", "writer")
@@ -54,6 +55,7 @@ class Block(Entry):
     source: str
     """The tier the bytes come from, empty when the engine computed them."""
     writer: int
+    """The job that writes the row, 0 while that is only planned."""
     is_sealed: bool
     """The row has its proof, or will have it before any store that is planned from now on."""
 
@@ -61,22 +63,29 @@ class Block(Entry):
         return f"Block({self.key.hex()[:8]}, row={self.row}, {self.state.value}, pins={self.pins})"
 
 
-def _new_blocks(keys: Sequence[OffloadKey], rows: Sequence[int], writer: int) -> list[Block]:
-    """A new block for each key and row."""
-    new: list[Block] = []
-    for key, row in zip(keys, rows, strict=True):
-        block = Block()
-        block.key = key
+def _make_blocks(num_rows: int) -> list[Block]:
+    """A block for each row, of which only the row has been decided."""
+    blocks = [Block() for _ in range(num_rows)]
+    for row, block in enumerate(blocks):
         block.row = row
+        block.pins = block.cascades = 0
+    return blocks
+
+
+def _begin(blocks: Sequence[Block], keys: Sequence[OffloadKey], writer: int) -> None:
+    """Let free *blocks* be the arriving blocks of *keys*, each pinned by its *writer*.
+
+    Of whatever block the row had before, no pin and no tier store is left.
+    """
+    for block, key in zip(blocks, keys, strict=True):
+        block.key = key
         block.writer = writer
         block.pins = 1
-        block.uses = block.cascades = 0
+        block.uses = 0
         block.place = None
         block.state = ARRIVING
         block.source = ""
         block.is_sealed = False
-        new.append(block)
-    return new
 
 
 class Reservation(NamedTuple):
@@ -96,7 +105,7 @@ class Ledger:
     def __init__(self, num_rows: int, policy: EvictionPolicy[Block]) -> None:
         self.num_rows = num_rows
         self._policy = policy
-        self._free = list(range(num_rows - 1, -1, -1))
+        self._free = _make_blocks(num_rows)[::-1]
         self._blocks: dict[OffloadKey, Block] = {}
         self._arriving: set[OffloadKey] = set()
         """Keys of the arriving blocks."""
@@ -117,6 +126,14 @@ class Ledger:
     def find_all(self, keys: Iterable[OffloadKey]) -> list[Block | None]:
         """For each key the block that holds it now, arriving or ready, or ``None``."""
         return list(map(self._blocks.get, keys))
+
+    def blocks_of(self, keys: Iterable[OffloadKey]) -> list[Block]:
+        """The blocks of *keys*, each of which has one, arriving or ready. Raises ``KeyError`` otherwise."""
+        return list(map(self._blocks.__getitem__, keys))
+
+    def holds_any(self, keys: Iterable[OffloadKey]) -> bool:
+        """Whether one of *keys* has a block, arriving or ready. No block is looked at."""
+        return not self._blocks.keys().isdisjoint(keys)
 
     def ready_prefix(self, keys: Iterable[OffloadKey]) -> list[OffloadKey]:
         """The *keys* up to the first whose block is not ready. No block is looked at."""
@@ -164,20 +181,22 @@ class Ledger:
         evicted: list[OffloadKey] = []
         if short > 0:
             kept = dict.fromkeys(keep)
-            self.lease(kept)
+            if kept:
+                self.lease(kept)
             try:
                 if short > self._idle:
                     return None
                 evicted = self._evict(short)
             finally:
-                self.unlease(kept, known=kept)
+                if kept:
+                    self.unlease(kept, known=kept)
         first = len(free) - len(keys)
-        rows = tuple(free[first:])
+        new = free[first:]
         del free[first:]
-        new = _new_blocks(keys, rows, writer)
+        _begin(new, keys, writer)
         self._blocks.update(zip(keys, new, strict=True))
         self._arriving.update(keys)
-        return Reservation(new, rows, evicted)
+        return Reservation(new, tuple([block.row for block in new]), evicted)
 
     def _evict(self, n: int) -> list[OffloadKey]:
         victims = self._policy.evict(n, self.leases.keys())
@@ -186,7 +205,7 @@ class Ledger:
         blocks = self._blocks
         for key in keys:
             del blocks[key]
-        self._free += [block.row for block in victims]
+        self._free += victims
         self._idle -= n
         if self.note is not None:
             self.note("removed", keys)
@@ -197,11 +216,12 @@ class Ledger:
     def make_ready(self, blocks: Sequence[Block], pins: int = 0) -> None:
         """The writer is done and the bytes are right: readable from now on. Its pin gives way to *pins* of readers."""
         for block in blocks:
-            assert block.state is ARRIVING and block.pins == 1, block  # noqa: PT018 - half the cost of two
             block.state = READY
             block.pins = pins
         keys = [block.key for block in blocks]
+        arriving = len(self._arriving)
         self._arriving.difference_update(keys)
+        assert arriving - len(self._arriving) == len(keys), "one of them was not arriving"
         if pins:
             self._pinned.update(keys)
         else:
@@ -235,7 +255,7 @@ class Ledger:
             if block.pins:
                 self._detached.add(block)
             else:
-                self._free.append(block.row)
+                self._free.append(block)
         self._policy.remove(ready)
         if self.note is not None:
             self.note("removed", [block.key for block in ready])
@@ -262,7 +282,7 @@ class Ledger:
                 continue
             if block.state is DETACHED:
                 self._detached.remove(block)
-                self._free.append(block.row)
+                self._free.append(block)
             else:
                 unpinned.append(block)
         self._pinned.difference_update([block.key for block in unpinned])
@@ -311,7 +331,7 @@ class Ledger:
         counts = list(map(leases.pop, keys))
         if sum(counts) > len(keys):
             leases.update((key, count - 1) for key, count in zip(keys, counts, strict=True) if count > 1)
-        blocks = list(map(self._blocks.__getitem__, keys))
+        blocks = self.blocks_of(keys)
         for block in [block for block in blocks if block.key not in known] if known else blocks:
             block.uses += 1
         self._make_idle([block for block in blocks if not block.pins and block.key not in leases])
@@ -333,7 +353,8 @@ class Ledger:
 
     def check(self) -> None:
         """Assert every invariant. Cost: proportional to the pool."""
-        rows = [*self._free, *(b.row for b in self._blocks.values()), *(b.row for b in self._detached)]
+        rows = [block.row for block in (*self._free, *self._blocks.values(), *self._detached)]
+        assert not any(block.pins or block.cascades for block in self._free), "a free row is in use"
         assert sorted(rows) == list(range(self.num_rows)), "a row is lost or held twice"
         assert self.leases.keys() <= self._blocks.keys(), "a key without a block is promised"
         idle = 0

@@ -38,11 +38,10 @@ class Cascades:
         if len(set(keys)) < len(keys):  # a block named twice would have two places in the order of eviction
             keys = list(dict.fromkeys(keys))
         counted = state.admission.offer(keys, request.offered)
-        found = state.ledger.find_all(keys)
-        held = list(filter(None, found))
         absent = list(keys)
         keys_held: dict[OffloadKey, None] = {}
-        if held:
+        if state.ledger.holds_any(keys):
+            held = [block for block in state.ledger.find_all(keys) if block is not None]
             leases.use(state, request, held)
             if counted:
                 self._cascade_often_offered(request, held, counted, now)

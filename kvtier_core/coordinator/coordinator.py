@@ -34,7 +34,7 @@ from kvtier_core.coordinator.state import (
 from kvtier_core.coordinator.stats import Counters
 from kvtier_core.coordinator.tier_state import TierSpec
 from kvtier_core.keys import OffloadKey
-from kvtier_core.ledger import READY, Block, Ledger
+from kvtier_core.ledger import Block, Ledger
 from kvtier_core.policies.base import EvictionPolicy
 from kvtier_core.values import JobResult, MissReason, RequestInfo
 
@@ -134,12 +134,8 @@ class Coordinator:
 
     def prepare_load(self, request_id: str, keys: Sequence[OffloadKey]) -> PreparedTransfer:
         """Pin the leading blocks of *keys* that are still there; after a reset these may be fewer than promised."""
-        blocks = []
-        for block in self._state.ledger.find_all(keys):
-            if block is None or block.state is not READY:
-                break
-            blocks.append(block)
-        return self._start_load(request_id, blocks, 0)
+        ledger = self._state.ledger
+        return self._start_load(request_id, ledger.blocks_of(ledger.ready_prefix(keys)), 0)
 
     def prepare_load_groups(
         self, request_id: str, keys: Sequence[Sequence[OffloadKey]], max_tokens: int
@@ -162,9 +158,11 @@ class Coordinator:
         if leases.end(state, request, held) < len(held):
             leases.use(state, request, blocks)
         job = state.start_job(JobKind.DEVICE_LOAD, request, held, blocks, float("inf"))
-        sources = [
-            block.source if block.source and block.key in request.waited else "pool" for block in blocks
-        ]
+        sources = ["pool"] * len(blocks)
+        if request.waited:
+            sources = [
+                block.source if block.source and block.key in request.waited else "pool" for block in blocks
+            ]
         state.counters.hits.update(sources)
         touched = [key for key, source in zip(held, sources, strict=True) if source == "pool"]
         if touched:

@@ -17,8 +17,9 @@ class Entry:
     An entry is *held* while ``pins`` is above zero, or its key is among those that ``evict`` is told to keep: it must
     not be evicted then. Holding an entry takes no call, so that the owner's hot path has none for each block: a policy
     finds out when it meets the entry.
-    Entries are compared by identity. One is made empty and filled by its maker, ``of`` or a pool's loop: a constructor
-    of Python's own would take as long again as all else that is done for a block.
+    Entries are compared by identity. The owner may use one that has left again for another block, with ``place`` at
+    ``None``: what a policy remembers of a block that left is its key. An entry is made empty and filled by its maker,
+    ``of`` or a pool's loop: making one takes longer than all else that is done for a block.
     """
 
     __slots__ = ("key", "pins", "place", "uses")
@@ -28,7 +29,7 @@ class Entry:
     uses: int
     """Uses that the policy has not taken notice of: one for each request. The owner adds, the policy resets."""
     place: Any
-    """The policy's own, ``None`` before it has met the entry."""
+    """The policy's own, ``None`` before it has met the entry with this key."""
 
     @classmethod
     def of(cls, key: OffloadKey) -> Self:

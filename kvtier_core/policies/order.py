@@ -92,12 +92,11 @@ class Order(Generic[E]):
 
     def _take_all(self, batch: Batch[E], taken: list[E], keep: AbstractSet[OffloadKey]) -> bool:
         """Take a batch as a whole, unless one of its entries is held or has left."""
-        entries = batch.entries
+        entries = batch.entries[::-1]
         if len(entries) != batch.left or sum([entry.pins for entry in entries]) > 0:
             return False
         if keep and not keep.isdisjoint([entry.key for entry in entries]):
             return False
-        entries.reverse()
         taken += entries
         self.size -= len(entries)
         batch.left = 0

@@ -48,6 +48,8 @@ class _Run:
         self.random = random.Random(seed)  # noqa: S311 - a test's, to be repeated
         self.known: set[Entry] = set()
         self.leases: dict[OffloadKey, None] = {}
+        self.left: list[Entry] = []
+        """Entries that were given out or removed, to be used again."""
         self.next_key = 0
 
     def sample(self, entries: Sequence[Entry], most: int = 4) -> list[Entry]:
@@ -67,9 +69,7 @@ class _Run:
                 new = _entries(min(room, self.random.randint(1, 5)), self.next_key)
                 self.next_key = (self.next_key + len(new)) % (3 * self.capacity)
                 known_keys = {entry.key for entry in self.known}
-                new = [entry for entry in new if entry.key not in known_keys]
-                self.known.update(new)
-                self.policy.insert(new)
+                self.insert([entry.key for entry in new if entry.key not in known_keys])
             case "hold":
                 for entry in self.sample(self.idle()):
                     if self.random.randint(0, 1):
@@ -84,8 +84,18 @@ class _Run:
                 removed = self.sample(sorted(self.known, key=lambda entry: entry.key), 1)
                 self.known.difference_update(removed)
                 self.policy.remove(removed)
+                self.left += removed
             case _:
                 self.evict()
+
+    def insert(self, keys: Sequence[OffloadKey]) -> None:
+        new = [self.left.pop() if self.left else Entry() for _ in keys]
+        for entry, key in zip(new, keys, strict=True):
+            entry.key = key
+            entry.pins = entry.uses = 0
+            entry.place = None
+        self.known.update(new)
+        self.policy.insert(new)
 
     def release(self, entries: Sequence[Entry]) -> None:
         for entry in entries:
@@ -102,6 +112,7 @@ class _Run:
         assert not [victim for victim in victims if victim.pins], "nothing that is pinned (C13)"
         assert self.leases.keys().isdisjoint([victim.key for victim in victims]), "nothing to be kept (C13)"
         self.known.difference_update(victims)
+        self.left += victims
 
 
 class PolicyTests:

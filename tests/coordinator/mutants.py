@@ -93,8 +93,8 @@ MUTANTS: Sequence[Mutant] = (
     _m(
         "a load takes rows whose bytes are still arriving",
         "coordinator.coordinator",
-        "            if block is None or block.state is not READY:\n",
-        "            if block is None:\n",
+        "ledger.blocks_of(ledger.ready_prefix(keys))",
+        "[block for block in ledger.find_all(keys) if block is not None]",
         test_primary.test_c12_a_load_takes_no_block_whose_bytes_are_arriving,
     ),
     # -- promotions
@@ -396,7 +396,7 @@ MUTANTS: Sequence[Mutant] = (
     _m(
         "a block that was evicted meanwhile is given",
         "coordinator.request_level",
-        "if not may_store or self._state.ledger.find(block.key) is not block:",
+        "if not may_store or block is None or block.state is not READY:",
         "if not may_store:",
     ),
     _m(
@@ -562,8 +562,8 @@ MUTANTS: Sequence[Mutant] = (
     _m(
         "what was kept from an eviction stays promised",
         "ledger",
-        "                self.unlease(kept, known=kept)\n",
-        "                pass\n",
+        "                    self.unlease(kept, known=kept)\n",
+        "                    pass\n",
     ),
     _m(
         "a promise outlives its block",

@@ -52,6 +52,16 @@ def test_c11_every_row_is_handed_out_once(book):
     assert (evicted, book.num_free, book.room) == ([], 0, 0)
 
 
+def test_c11_a_row_begins_anew_with_each_block(book):
+    old = ready(book, "a")
+    old.uses, old.source, old.is_sealed = 3, "cold", True
+    ready(book, "b")
+    (new,), rows, evicted = book.reserve([key("c")], keep=[key("b")], writer=7)
+    assert (rows, evicted) == ((old.row,), [key("a")])
+    assert (new.key, new.row, new.state, new.pins) == (key("c"), old.row, BlockState.ARRIVING, 1)
+    assert (new.uses, new.source, new.is_sealed, new.writer) == (0, "", False, 7)
+
+
 def test_c11_what_cannot_be_had_changes_nothing(book):
     block = ready(book, "a")
     assert book.reserve([key("x"), key("y"), key("z")]) is None
@@ -232,6 +242,14 @@ def test_the_check_sees_a_lost_row():
     block = arriving(book, "a")
     del book._blocks[block.key]
     with pytest.raises(AssertionError, match="lost"):
+        book.check()
+
+
+def test_the_check_sees_a_free_row_in_use():
+    book = ledger()
+    block = arriving(book, "a")
+    book._free.append(block)
+    with pytest.raises(AssertionError, match="free row"):
         book.check()
 
 
