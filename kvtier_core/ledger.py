@@ -19,7 +19,7 @@ evicted before its head.
 """
 
 import enum
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from itertools import takewhile
 from typing import Literal, NamedTuple
 
@@ -180,7 +180,7 @@ class Ledger:
         short = len(keys) - len(free)
         evicted: list[OffloadKey] = []
         if short > 0:
-            kept = dict.fromkeys(keep)
+            kept = dict.fromkeys(keep, 1)
             if kept:
                 self.lease(kept)
             try:
@@ -289,21 +289,23 @@ class Ledger:
         leases = self.leases
         self._make_idle([block for block in unpinned if block.key not in leases] if leases else unpinned)
 
-    def lease(self, keys: Collection[OffloadKey]) -> None:
-        """Promise the arriving or ready blocks of *keys*, none of them twice, to a request."""
+    def lease(self, keys: Mapping[OffloadKey, int]) -> None:
+        """Promise the arriving or ready blocks of *keys*, once each (the number of each is 1), to a request."""
         leases, pinned, arriving = self.leases, self._pinned, self._arriving
         held = 0
         if (pinned and not pinned.isdisjoint(keys)) or (arriving and not arriving.isdisjoint(keys)):
             held = sum(key not in leases and (key in pinned or key in arriving) for key in keys)
         before = len(leases)
         if not leases or leases.keys().isdisjoint(keys):
-            leases.update(dict.fromkeys(keys, 1))
+            leases.update(
+                keys
+            )  # from a dict to a dict: no key is hashed, and to an empty one none is even entered
         else:
             for key in keys:
                 leases[key] = leases.get(key, 0) + 1
         self._idle -= len(leases) - before - held
 
-    def lease_ready(self, key: OffloadKey, granted: dict[OffloadKey, None]) -> bool:
+    def lease_ready(self, key: OffloadKey, granted: dict[OffloadKey, int]) -> bool:
         """If the block of one key is ready, see to it that it is leased and in *granted*; whether it is ready.
 
         For engines that ask key by key: ``ready_prefix`` and ``lease`` without a loop or a second call.
@@ -311,7 +313,7 @@ class Ledger:
         if key not in self._blocks or key in self._arriving:
             return False
         if key not in granted:
-            granted[key] = None
+            granted[key] = 1
             leases = self.leases
             if key in leases:
                 leases[key] += 1

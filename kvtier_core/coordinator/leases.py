@@ -10,15 +10,13 @@ from kvtier_core.coordinator.state import RequestState, State
 from kvtier_core.keys import OffloadKey
 from kvtier_core.ledger import Block
 
-_NOT_LEASED = object()
-
 
 def grant(state: State, request: RequestState, keys: Iterable[OffloadKey]) -> None:
     """Promise the blocks of *keys*, which the pool holds, to *request*; each once, however often it is looked up."""
     leases = request.leases
-    fresh = dict.fromkeys(keys)
+    fresh = dict.fromkeys(keys, 1)
     if leases:
-        fresh = {key: None for key in fresh if key not in leases}
+        fresh = {key: 1 for key in fresh if key not in leases}
         leases.update(fresh)
     else:
         request.leases = fresh
@@ -36,7 +34,7 @@ def use(state: State, request: RequestState, blocks: Sequence[Block]) -> None:
 def end(state: State, request: RequestState, keys: Iterable[OffloadKey]) -> int:
     """End the leases that *request* has on some of *keys*, count a use of each of these, and return how many."""
     leases = request.leases
-    leased = [key for key in keys if leases.pop(key, _NOT_LEASED) is not _NOT_LEASED]
+    leased = [key for key in keys if leases.pop(key, 0)]
     state.ledger.unlease(leased, request.used)
     request.used.update(leased)
     return len(leased)

@@ -30,8 +30,8 @@ class RequestState:
     load_tiers: Collection[str] | None
     store_tiers: Collection[str] | None
     last_lookup: float
-    leases: dict[OffloadKey, None] = field(default_factory=dict)
-    """The keys promised to it, in the order of the promises."""
+    leases: dict[OffloadKey, int] = field(default_factory=dict)
+    """The keys promised to it, in the order of the promises, once each."""
     offered: set[OffloadKey] = field(default_factory=set)
     """Keys whose offer for storing has been counted for admission."""
     used: set[OffloadKey] = field(default_factory=set)
@@ -279,7 +279,7 @@ class State:
         promised = frozenset(self.ledger.detach(blocks))
         for request in self.requests.values() if promised else ():
             if not promised.isdisjoint(request.leases):
-                request.leases = {key: None for key in request.leases if key not in promised}
+                request.leases = {key: 1 for key in request.leases if key not in promised}
 
     def note_evicted(self, keys: Sequence[OffloadKey]) -> None:
         """Remember keys whose blocks were evicted from the pool."""

@@ -32,9 +32,9 @@ def ready(book: Ledger, name: str) -> Block:
     return block
 
 
-def held_by(book: Ledger, kind: str, block: Block) -> list:
+def held_by(book: Ledger, kind: str, block: Block) -> object:
     """What the methods of a kind of hold are given: a pin is on a block, a lease on a key."""
-    return [block if kind.endswith("pin") else block.key]
+    return [block] if kind.endswith("pin") else {block.key: 1}
 
 
 @pytest.fixture
@@ -117,7 +117,7 @@ def test_c13_a_block_is_idle_only_when_every_pin_and_lease_is_gone(book, holds):
 @pytest.mark.parametrize("first", ["pin", "lease"])
 def test_c13_a_block_pinned_and_leased_is_counted_once_in_whatever_order_both_end(book, first):
     block = ready(book, "a")
-    book.lease([block.key])
+    book.lease({block.key: 1})
     book.pin([block])
     for hold in (first, "lease" if first == "pin" else "pin"):
         assert book.room == 1
@@ -128,7 +128,7 @@ def test_c13_a_block_pinned_and_leased_is_counted_once_in_whatever_order_both_en
 
 def test_c13_a_lease_taken_while_arriving_holds_the_ready_block(book):
     block = arriving(book, "a")
-    book.lease([block.key])
+    book.lease({block.key: 1})
     book.make_ready([block])
     assert book.room == 1
     book.unlease([block.key])
@@ -138,12 +138,12 @@ def test_c13_a_lease_taken_while_arriving_holds_the_ready_block(book):
 def test_c13_leases_of_one_key_end_apart(book):
     ready(book, "a")
     ready(book, "b")
-    book.lease([key("a")])
-    granted: dict[OffloadKey, None] = {}
+    book.lease({key("a"): 1})
+    granted: dict[OffloadKey, int] = {}
     for _ in range(2):
         assert book.lease_ready(key("a"), granted)
-    book.lease([key("b"), key("a")])
-    assert (book.leases, granted) == ({key("a"): 3, key("b"): 1}, {key("a"): None})
+    book.lease({key("b"): 1, key("a"): 1})
+    assert (book.leases, granted) == ({key("a"): 3, key("b"): 1}, {key("a"): 1})
     book.unlease([key("a")])
     book.unlease([key("a")])
     assert book.room == 0
@@ -159,11 +159,11 @@ def test_c10_one_key_is_promised_when_its_block_is_ready(book, state):
     if state == "pinned":
         book.pin([block])
     elif state == "leased":
-        book.lease([block.key])
-    granted: dict[OffloadKey, None] = {}
+        book.lease({block.key: 1})
+    granted: dict[OffloadKey, int] = {}
     is_ready = state in ("ready", "pinned", "leased")
     assert book.lease_ready(key("a"), granted) is is_ready
-    assert (granted == {key("a"): None}) is is_ready
+    assert (granted == {key("a"): 1}) is is_ready
     book.check()
 
 
@@ -197,7 +197,7 @@ def test_c36_a_detached_block_without_pins_is_free_at_once(book):
 
 def test_c36_leases_do_not_hold_a_detached_row(book):
     block = ready(book, "a")
-    book.lease([block.key])
+    book.lease({block.key: 1})
     assert book.detach([block]) == [block.key]
     assert (book.num_free, book.leases) == (2, {})
 
@@ -207,7 +207,7 @@ def test_c13_c23_the_pins_of_a_detached_block_say_nothing_about_the_next_one_of_
     book.pin([old])
     assert book.detach([old]) == []
     new = ready(book, "a")
-    book.lease([key("a")])
+    book.lease({key("a"): 1})
     book.unpin([old])
     book.check()
     assert (book.room, book.is_idle(new)) == (1, False)
