@@ -20,6 +20,7 @@ from kvtier_core.ledger import ARRIVING, Block, Ledger
 from kvtier_core.values import LookupState, MissReason, RequestInfo
 
 _HIT, _MISS = LookupState.HIT, LookupState.MISS
+_TIER_LOAD = JobKind.TIER_LOAD
 
 
 @dataclass(eq=False, slots=True)
@@ -203,7 +204,7 @@ class State:
         self.jobs.add(job)
         if tier:
             self.tiers[tier].has_jobs_this_step = True
-        if kind is JobKind.TIER_LOAD:
+        if kind is _TIER_LOAD:
             for block in blocks:
                 block.writer = job.id
         return job

@@ -53,15 +53,12 @@ class Order(Generic[E]):
         end = len(entries)
         while end > 0:
             begin = max(0, end - BATCH_SIZE)
-            self._batches[self._make_batch(list(entries[begin:end]))] = None
+            batch = Batch(self, list(entries[begin:end]))
+            for entry in batch.entries:
+                entry.place = batch
+            self._batches[batch] = None
             end = begin
-
-    def _make_batch(self, entries: list[E]) -> Batch[E]:
-        batch = Batch(self, entries)
-        for entry in entries:
-            entry.place = batch
         self.size += len(entries)
-        return batch
 
     def take(self, n: int, keep: AbstractSet[OffloadKey] = frozenset()) -> list[E]:
         """Take out the first *n* entries that are not held, by a pin or by *keep*; fewer if there are fewer.
