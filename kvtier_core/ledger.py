@@ -19,7 +19,8 @@ evicted before its head.
 """
 
 import enum
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Set as AbstractSet
 from itertools import takewhile
 from typing import Literal, NamedTuple
 
@@ -112,8 +113,10 @@ class Ledger:
         self._pinned: set[OffloadKey] = set()
         """Keys of the ready blocks that have pins."""
         self._detached: set[Block] = set()
-        self.leases: dict[OffloadKey, int] = {}
-        """Promised keys, all of which have a block, and how many requests each is promised to. To be read only."""
+        self.leases: set[OffloadKey] = set()
+        """Promised keys, all of which have a block. To be read only."""
+        self._more_leases: dict[OffloadKey, int] = {}
+        """To how many requests more than one a key is promised, where it is."""
         self._idle = 0
         """Ready blocks that nobody holds."""
         self.note: Note | None = None
@@ -162,6 +165,10 @@ class Ledger:
         """Rows that wait for their last pin."""
         return len(self._detached)
 
+    def num_leases(self, key: OffloadKey) -> int:
+        """To how many requests *key* is promised."""
+        return (key in self.leases) + self._more_leases.get(key, 0)
+
     def is_idle(self, block: Block) -> bool:
         """Whether *block* could be evicted."""
         return block.state is READY and not block.pins and block.key not in self.leases
@@ -180,9 +187,9 @@ class Ledger:
         short = len(keys) - len(free)
         evicted: list[OffloadKey] = []
         if short > 0:
-            kept = dict.fromkeys(keep, 1)
+            kept = dict.fromkeys(keep)
             if kept:
-                self.lease(kept)
+                self.lease(kept.keys())
             try:
                 if short > self._idle:
                     return None
@@ -199,7 +206,7 @@ class Ledger:
         return Reservation(new, tuple([block.row for block in new]), evicted)
 
     def _evict(self, n: int) -> list[OffloadKey]:
-        victims = self._policy.evict(n, self.leases.keys())
+        victims = self._policy.evict(n, self.leases)
         assert len(victims) == n, f"{n} blocks were idle, the policy gave {len(victims)}"
         keys = [block.key for block in victims]
         blocks = self._blocks
@@ -231,7 +238,7 @@ class Ledger:
             self.note("stored", keys)
 
     def _count_leased(self, keys: Sequence[OffloadKey]) -> int:
-        return sum(map(self.leases.__contains__, keys)) if self.leases else 0
+        return len(self.leases.intersection(keys)) if self.leases else 0
 
     def detach(self, blocks: Iterable[Block]) -> Collection[OffloadKey]:
         """Part keys and rows. A row is free again once no pin is left, at once when there is none.
@@ -249,7 +256,9 @@ class Ledger:
                 self._pinned.discard(block.key)
             else:
                 self._arriving.remove(block.key)
-            if self.leases.pop(block.key, 0):
+            if block.key in self.leases:
+                self.leases.remove(block.key)
+                self._more_leases.pop(block.key, None)
                 promised.append(block.key)
             block.state = DETACHED
             if block.pins:
@@ -289,50 +298,52 @@ class Ledger:
         leases = self.leases
         self._make_idle([block for block in unpinned if block.key not in leases] if leases else unpinned)
 
-    def lease(self, keys: Mapping[OffloadKey, int]) -> None:
-        """Promise the arriving or ready blocks of *keys*, once each (the number of each is 1), to a request."""
-        leases, pinned, arriving = self.leases, self._pinned, self._arriving
-        held = 0
-        if (pinned and not pinned.isdisjoint(keys)) or (arriving and not arriving.isdisjoint(keys)):
-            held = sum(key not in leases and (key in pinned or key in arriving) for key in keys)
-        before = len(leases)
-        if not leases or leases.keys().isdisjoint(keys):
-            leases.update(
-                keys
-            )  # from a dict to a dict: no key is hashed, and to an empty one none is even entered
-        else:
-            for key in keys:
-                leases[key] = leases.get(key, 0) + 1
-        self._idle -= len(leases) - before - held
+    def lease(self, keys: AbstractSet[OffloadKey]) -> None:
+        """Promise the arriving or ready blocks of *keys* to a request."""
+        leases, more = self.leases, self._more_leases
+        fresh = keys
+        if not leases.isdisjoint(keys):
+            fresh = keys - leases
+            for key in keys & leases:
+                more[key] = more.get(key, 0) + 1
+        leases.update(fresh)
+        self._idle -= len(fresh) - len(self._pinned & fresh) - len(self._arriving & fresh)
 
-    def lease_ready(self, key: OffloadKey, granted: dict[OffloadKey, int]) -> bool:
+    def lease_ready(self, key: OffloadKey, granted: set[OffloadKey], in_order: list[OffloadKey]) -> bool:
         """If the block of one key is ready, see to it that it is leased and in *granted*; whether it is ready.
 
-        For engines that ask key by key: ``ready_prefix`` and ``lease`` without a loop or a second call.
+        A key that was not in *granted* goes to the end of *in_order*, too. For engines that ask key by key:
+        ``ready_prefix`` and ``lease`` without a loop or a second call.
         """
-        if key not in self._blocks or key in self._arriving:
+        if key not in self._blocks or (self._arriving and key in self._arriving):
             return False
         if key not in granted:
-            granted[key] = 1
-            leases = self.leases
-            if key in leases:
-                leases[key] += 1
+            granted.add(key)
+            in_order.append(key)
+            if key in self.leases:
+                self._more_leases[key] = self._more_leases.get(key, 0) + 1
             else:
-                leases[key] = 1
-                if key not in self._pinned:
+                self.leases.add(key)
+                if not self._pinned or key not in self._pinned:
                     self._idle -= 1
         return True
 
     def unlease(self, keys: Iterable[OffloadKey], known: Collection[OffloadKey] = ()) -> None:
-        """A request gives promises back. Each was a use of the key's block, unless the key is in *known*.
-
-        Raises ``KeyError`` for a key that is not promised.
-        """
+        """A request gives promises back. Each was a use of the key's block, unless the key is in *known*."""
         keys = list(keys)
+        last = keys
+        more = self._more_leases
+        if more and not more.keys().isdisjoint(keys):
+            last = [key for key in keys if key not in more]
+            for key in keys:
+                if key in more:
+                    more[key] -= 1
+            for key in [key for key in keys if more.get(key) == 0]:
+                del more[key]
+        before = len(self.leases)
+        self.leases.difference_update(last)
+        assert before - len(self.leases) == len(last), "one of them was not promised"
         leases = self.leases
-        counts = list(map(leases.pop, keys))
-        if sum(counts) > len(keys):
-            leases.update((key, count - 1) for key, count in zip(keys, counts, strict=True) if count > 1)
         blocks = self.blocks_of(keys)
         for block in [block for block in blocks if block.key not in known] if known else blocks:
             block.uses += 1
@@ -358,7 +369,8 @@ class Ledger:
         rows = [block.row for block in (*self._free, *self._blocks.values(), *self._detached)]
         assert not any(block.pins or block.cascades for block in self._free), "a free row is in use"
         assert sorted(rows) == list(range(self.num_rows)), "a row is lost or held twice"
-        assert self.leases.keys() <= self._blocks.keys(), "a key without a block is promised"
+        assert self.leases <= self._blocks.keys(), "a key without a block is promised"
+        assert self._more_leases.keys() <= self.leases, "a key is promised more than once, but not once"
         idle = 0
         for key, block in self._blocks.items():
             assert block.key == key, block

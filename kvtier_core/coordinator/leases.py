@@ -4,22 +4,24 @@ A promise is also what counts as a use of a block for the order of eviction: onc
 promise ends.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from kvtier_core.coordinator.state import RequestState, State
 from kvtier_core.keys import OffloadKey
 from kvtier_core.ledger import Block
 
 
-def grant(state: State, request: RequestState, keys: Iterable[OffloadKey]) -> None:
+def grant(state: State, request: RequestState, keys: Collection[OffloadKey]) -> None:
     """Promise the blocks of *keys*, which the pool holds, to *request*; each once, however often it is looked up."""
-    leases = request.leases
-    fresh = dict.fromkeys(keys, 1)
-    if leases:
-        fresh = {key: 1 for key in fresh if key not in leases}
-        leases.update(fresh)
+    fresh = set(keys)
+    if request.leases:
+        fresh -= request.leases
+        request.leases |= fresh
     else:
         request.leases = fresh
+    if len(fresh) < len(keys):
+        keys = [key for key in dict.fromkeys(keys) if key in fresh]
+    request.promised += keys
     state.ledger.lease(fresh)
 
 
@@ -33,26 +35,34 @@ def use(state: State, request: RequestState, blocks: Sequence[Block]) -> None:
 
 def end(state: State, request: RequestState, keys: Iterable[OffloadKey]) -> int:
     """End the leases that *request* has on some of *keys*, count a use of each of these, and return how many."""
-    leases = request.leases
-    leased = [key for key in keys if leases.pop(key, 0)]
+    leased = [key for key in dict.fromkeys(keys) if key in request.leases]
+    request.leases.difference_update(leased)
+    if len(request.promised) > 2 * len(request.leases):
+        request.promised = _in_order(request)
     state.ledger.unlease(leased, request.used)
     request.used.update(leased)
     return len(leased)
 
 
+def _in_order(request: RequestState) -> list[OffloadKey]:
+    """The keys that are promised to *request*, in the order of the promises."""
+    return [key for key in dict.fromkeys(request.promised) if key in request.leases]
+
+
 def keep_only(state: State, request: RequestState, keys: Iterable[OffloadKey]) -> None:
     """End the leases of *request* on all but *keys*: an end point moved."""
     kept = set(keys)
-    if request.leases.keys() != kept:
-        end(state, request, [key for key in request.leases if key not in kept])
+    if request.leases != kept:
+        end(state, request, [key for key in _in_order(request) if key not in kept])
 
 
 def give_back(state: State, request: RequestState) -> None:
     """End every lease of *request*."""
     state.forget_answer(request)
-    state.ledger.unlease(request.leases, request.used)
+    state.ledger.unlease(_in_order(request), request.used)
     request.used.update(request.leases)
     request.leases.clear()
+    request.promised.clear()
 
 
 def expire(state: State, now: float) -> None:

@@ -87,7 +87,7 @@ class Lookups:
     def lookup_block(self, request_id: str, key: OffloadKey, now: float) -> LookupState:
         """``lookup`` of a single key, for engines that ask key by key: no loop and hardly a call for a ready block."""
         request = self._requests[request_id]
-        if self._lease_ready(key, request.leases):
+        if self._lease_ready(key, request.leases, request.promised):
             request.last_lookup = now
             return _HIT
         return self.lookup(request, (key,), now).states[0]

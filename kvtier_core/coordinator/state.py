@@ -31,8 +31,10 @@ class RequestState:
     load_tiers: Collection[str] | None
     store_tiers: Collection[str] | None
     last_lookup: float
-    leases: dict[OffloadKey, int] = field(default_factory=dict)
-    """The keys promised to it, in the order of the promises, once each."""
+    leases: set[OffloadKey] = field(default_factory=set)
+    """The keys promised to it."""
+    promised: list[OffloadKey] = field(default_factory=list)
+    """All of them, and some that were promised earlier, in the order of the promises."""
     offered: set[OffloadKey] = field(default_factory=set)
     """Keys whose offer for storing has been counted for admission."""
     used: set[OffloadKey] = field(default_factory=set)
@@ -279,8 +281,7 @@ class State:
         """
         promised = frozenset(self.ledger.detach(blocks))
         for request in self.requests.values() if promised else ():
-            if not promised.isdisjoint(request.leases):
-                request.leases = {key: 1 for key in request.leases if key not in promised}
+            request.leases -= promised
 
     def note_evicted(self, keys: Sequence[OffloadKey]) -> None:
         """Remember keys whose blocks were evicted from the pool."""
@@ -329,4 +330,6 @@ class State:
         late.update(r for tier in self.tiers.values() for r, _ in tier.late)
         assert late == Counter({r: r.late for r in self.requests.values() if r.late})
         granted = Counter(key for request in self.requests.values() for key in request.leases)
-        assert self.ledger.leases == dict(granted), "what is promised is not what requests were promised"
+        assert self.ledger.leases == granted.keys(), "what is promised is not what requests were promised"
+        assert all(self.ledger.num_leases(key) == count for key, count in granted.items())
+        assert all(request.leases <= set(request.promised) for request in self.requests.values())

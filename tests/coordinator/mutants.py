@@ -501,8 +501,8 @@ MUTANTS: Sequence[Mutant] = (
     _m(
         "a block that is pinned and promised is taken from the idle ones twice",
         "ledger",
-        "        self._idle -= len(leases) - before - held\n",
-        "        self._idle -= len(leases) - before\n",
+        " - len(self._pinned & fresh) - len(self._arriving & fresh)\n",
+        " - len(self._arriving & fresh)\n",
     ),
     _m(
         "a promised block that is pinned is taken from the idle ones twice",
@@ -519,8 +519,8 @@ MUTANTS: Sequence[Mutant] = (
     _m(
         "a block is idle when one of its promises ends",
         "ledger",
-        "        if sum(counts) > len(keys):\n",
-        "        if False:\n",
+        "            last = [key for key in keys if key not in more]\n",
+        "            pass\n",
     ),
     _m(
         "a ready block still counts as arriving",
@@ -555,7 +555,7 @@ MUTANTS: Sequence[Mutant] = (
     _m(
         "an arriving block is answered as there to who asks for one key",
         "ledger",
-        "        if key not in self._blocks or key in self._arriving:\n",
+        "        if key not in self._blocks or (self._arriving and key in self._arriving):\n",
         "        if key not in self._blocks:\n",
         test_primary.test_c10_one_key_at_a_time_gets_the_same_answers,
     ),
@@ -568,14 +568,26 @@ MUTANTS: Sequence[Mutant] = (
     _m(
         "a promise outlives its block",
         "ledger",
-        "            if self.leases.pop(block.key, 0):\n",
-        "            if self.leases.get(block.key, 0):\n",
+        "                self.leases.remove(block.key)\n",
+        "",
+    ),
+    _m(
+        "a second promise outlives its block",
+        "ledger",
+        "                self._more_leases.pop(block.key, None)\n",
+        "",
+    ),
+    _m(
+        "a second promise of a key is none",
+        "ledger",
+        "                more[key] = more.get(key, 0) + 1\n",
+        "                pass\n",
     ),
     _m(
         "a request believes in a promise that has lost its block",
         "coordinator.state",
-        "            if not promised.isdisjoint(request.leases):\n",
-        "            if False:\n",
+        "            request.leases -= promised\n",
+        "            pass\n",
     ),
     _m(
         "an offer of a promised block takes its use away",

@@ -80,7 +80,7 @@ def test_c10_a_prefix_ends_at_a_key_that_is_nowhere_and_nothing_behind_it_is_ask
     found = world.lookup("r", make_keys("xyz"))
     assert (list(found.states), found.reason) == ([HIT, MISS], MissReason.NEVER_STORED)
     assert len(world.hooks.calls) == asked
-    assert world.ledger.leases == dict.fromkeys(make_keys("x"), 1)
+    assert world.ledger.leases == set(make_keys("x"))
 
 
 def test_c10_one_key_at_a_time_gets_the_same_answers():
@@ -92,9 +92,9 @@ def test_c10_one_key_at_a_time_gets_the_same_answers():
     a, b, c, d = make_keys("abcd")
     assert [ask("r", key, world.now) for key in (a, b, c)] == [HIT, HIT, PENDING]
     assert ask("r", d, world.now) is RETRY
-    assert world.ledger.leases == dict.fromkeys((a, b, c), 1)
+    assert world.ledger.leases == {a, b, c}
     assert ask("r", a, world.now) is HIT
-    assert world.ledger.leases[a] == 1
+    assert world.ledger.num_leases(a) == 1
     world.complete_store(writing.job_id)
     world.end_step()
     world.answer_all(JobHook.LOOKUP)
@@ -255,10 +255,26 @@ def test_c10_c13_a_lookup_of_ready_blocks_promises_them_without_a_look_at_one(mo
     monkeypatch.setattr(world.ledger, "find_all", looked)
     lookup = world.coordinator.lookup
     assert list(lookup("r", make_keys("abc"), world.now).states) == [HIT, HIT, HIT]
-    assert world.ledger.leases == dict.fromkeys(make_keys("abc"), 1)
+    assert world.ledger.leases == set(make_keys("abc"))
     monkeypatch.undo()
     assert list(lookup("w", make_keys("abx"), world.now).states) == [HIT, HIT, MISS]
-    assert world.ledger.leases == {**dict.fromkeys(make_keys("ab"), 2), make_keys("c")[0]: 1}
+    assert [world.ledger.num_leases(key) for key in make_keys("abc")] == [2, 2, 1]
+
+
+def test_c11_c13_when_promises_end_the_tail_of_the_prefix_leaves_first_whatever_was_promised_before():
+    world = world_with("abcd")
+    for _ in range(3):
+        world.lookup("r", make_keys("abcd"))
+        world.complete_load(world.prepare_load("r", make_keys("cd")).job_id)
+    state = world.coordinator.state.requests["r"]
+    assert (state.leases, state.promised) == (set(make_keys("ab")), make_keys("abcd"))
+    world.finish("r")
+    assert (state.leases, state.promised) == (set(), [])
+    world.new_request("s")
+    world.lookup("s", make_keys("abcd"))
+    world.finish("s")
+    evicted = [world.prepare_store("w", make_keys(new)).evicted for new in "wxyz"]
+    assert evicted == [make_keys(old) for old in "dcba"]
 
 
 def test_c14_an_offer_of_a_promised_block_takes_nothing_from_its_use():

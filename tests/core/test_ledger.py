@@ -34,7 +34,7 @@ def ready(book: Ledger, name: str) -> Block:
 
 def held_by(book: Ledger, kind: str, block: Block) -> object:
     """What the methods of a kind of hold are given: a pin is on a block, a lease on a key."""
-    return [block] if kind.endswith("pin") else {block.key: 1}
+    return [block] if kind.endswith("pin") else {block.key}
 
 
 @pytest.fixture
@@ -74,7 +74,7 @@ def test_c11_what_was_kept_from_one_eviction_can_leave_in_the_next(book):
     ready(book, "a")
     ready(book, "b")
     reserved = book.reserve([key("x")], keep=[key("a")])
-    assert (reserved.evicted, book.room, book.leases) == ([key("b")], 1, {})
+    assert (reserved.evicted, book.room, book.leases) == ([key("b")], 1, set())
     assert book.reserve([key("y")]).evicted == [key("a")]
 
 
@@ -85,7 +85,7 @@ def test_c13_nothing_stays_promised_when_a_policy_breaks_its_word():
     policy.remove(blocks)  # it gives fewer than it is asked for now
     with pytest.raises(PluginError, match="was asked for 1"):
         book.reserve([key("x")], keep=[key("a")])
-    assert (book.leases, book.room) == ({}, 2)
+    assert (book.leases, book.room) == (set(), 2)
 
 
 def test_c12_a_block_is_found_while_it_arrives_and_can_be_evicted_only_when_ready(book):
@@ -117,7 +117,7 @@ def test_c13_a_block_is_idle_only_when_every_pin_and_lease_is_gone(book, holds):
 @pytest.mark.parametrize("first", ["pin", "lease"])
 def test_c13_a_block_pinned_and_leased_is_counted_once_in_whatever_order_both_end(book, first):
     block = ready(book, "a")
-    book.lease({block.key: 1})
+    book.lease({block.key})
     book.pin([block])
     for hold in (first, "lease" if first == "pin" else "pin"):
         assert book.room == 1
@@ -128,7 +128,7 @@ def test_c13_a_block_pinned_and_leased_is_counted_once_in_whatever_order_both_en
 
 def test_c13_a_lease_taken_while_arriving_holds_the_ready_block(book):
     block = arriving(book, "a")
-    book.lease({block.key: 1})
+    book.lease({block.key})
     book.make_ready([block])
     assert book.room == 1
     book.unlease([block.key])
@@ -138,17 +138,21 @@ def test_c13_a_lease_taken_while_arriving_holds_the_ready_block(book):
 def test_c13_leases_of_one_key_end_apart(book):
     ready(book, "a")
     ready(book, "b")
-    book.lease({key("a"): 1})
-    granted: dict[OffloadKey, int] = {}
-    for _ in range(2):
-        assert book.lease_ready(key("a"), granted)
-    book.lease({key("b"): 1, key("a"): 1})
-    assert (book.leases, granted) == ({key("a"): 3, key("b"): 1}, {key("a"): 1})
+    book.lease({key("a")})
+    granted: set[OffloadKey] = set()
+    in_order: list[OffloadKey] = []
+    for name in "aab":
+        assert book.lease_ready(key(name), granted, in_order)
+    book.lease({key("b"), key("a")})
+    assert [book.num_leases(key(name)) for name in "abx"] == [3, 2, 0]
+    assert (granted, in_order) == ({key("a"), key("b")}, [key("a"), key("b")])
     book.unlease([key("a")])
     book.unlease([key("a")])
     assert book.room == 0
     book.unlease([key("a"), key("b")])
-    assert (book.leases, book.room) == ({}, 2)
+    assert (book.leases, book.room) == ({key("b")}, 1)
+    book.unlease([key("b")])
+    assert (book.leases, book.room) == (set(), 2)
 
 
 @pytest.mark.parametrize("state", ["absent", "arriving", "ready", "pinned", "leased"])
@@ -159,11 +163,12 @@ def test_c10_one_key_is_promised_when_its_block_is_ready(book, state):
     if state == "pinned":
         book.pin([block])
     elif state == "leased":
-        book.lease({block.key: 1})
-    granted: dict[OffloadKey, int] = {}
+        book.lease({block.key})
+    granted: set[OffloadKey] = set()
+    in_order: list[OffloadKey] = []
     is_ready = state in ("ready", "pinned", "leased")
-    assert book.lease_ready(key("a"), granted) is is_ready
-    assert (granted == {key("a"): 1}) is is_ready
+    assert book.lease_ready(key("a"), granted, in_order) is is_ready
+    assert (granted, in_order) == (({key("a")}, [key("a")]) if is_ready else (set(), []))
     book.check()
 
 
@@ -197,9 +202,9 @@ def test_c36_a_detached_block_without_pins_is_free_at_once(book):
 
 def test_c36_leases_do_not_hold_a_detached_row(book):
     block = ready(book, "a")
-    book.lease({block.key: 1})
+    book.lease({block.key})
     assert book.detach([block]) == [block.key]
-    assert (book.num_free, book.leases) == (2, {})
+    assert (book.num_free, book.leases) == (2, set())
 
 
 def test_c13_c23_the_pins_of_a_detached_block_say_nothing_about_the_next_one_of_its_key(book):
@@ -207,7 +212,7 @@ def test_c13_c23_the_pins_of_a_detached_block_say_nothing_about_the_next_one_of_
     book.pin([old])
     assert book.detach([old]) == []
     new = ready(book, "a")
-    book.lease({key("a"): 1})
+    book.lease({key("a")})
     book.unpin([old])
     book.check()
     assert (book.room, book.is_idle(new)) == (1, False)
