@@ -328,9 +328,8 @@ class Ledger:
                     self._idle -= 1
         return True
 
-    def unlease(self, keys: Iterable[OffloadKey], known: Collection[OffloadKey] = ()) -> None:
+    def unlease(self, keys: Collection[OffloadKey], known: Collection[OffloadKey] = ()) -> None:
         """A request gives promises back. Each was a use of the key's block, unless the key is in *known*."""
-        keys = list(keys)
         last = keys
         more = self._more_leases
         if more and not more.keys().isdisjoint(keys):

@@ -33,9 +33,11 @@ def use(state: State, request: RequestState, blocks: Sequence[Block]) -> None:
     used.update([block.key for block in fresh])
 
 
-def end(state: State, request: RequestState, keys: Iterable[OffloadKey]) -> int:
+def end(state: State, request: RequestState, keys: Sequence[OffloadKey]) -> int:
     """End the leases that *request* has on some of *keys*, count a use of each of these, and return how many."""
-    leased = [key for key in dict.fromkeys(keys) if key in request.leases]
+    leased = keys
+    if len(request.leases.intersection(keys)) < len(keys):  # some are not promised, or named twice
+        leased = [key for key in dict.fromkeys(keys) if key in request.leases]
     request.leases.difference_update(leased)
     if len(request.promised) > 2 * len(request.leases):
         request.promised = _in_order(request)
@@ -46,7 +48,8 @@ def end(state: State, request: RequestState, keys: Iterable[OffloadKey]) -> int:
 
 def _in_order(request: RequestState) -> list[OffloadKey]:
     """The keys that are promised to *request*, in the order of the promises."""
-    return [key for key in dict.fromkeys(request.promised) if key in request.leases]
+    leases = request.leases
+    return [key for key in dict.fromkeys(request.promised) if key in leases] if leases else []
 
 
 def keep_only(state: State, request: RequestState, keys: Iterable[OffloadKey]) -> None:
