@@ -9,14 +9,19 @@ of an *arriving*, *ready* or *detached* block.
   free again once the last pin is gone, and not before, whatever happens in between.
 
 A *pin* is held by a job or a device transfer that touches the row's bytes; a *lease* by a request that was promised
-the block. Both keep a ready block from being evicted.
+the block of a key. Both keep a ready block from being evicted. Leases are counted by key, and end when key and row
+part.
 
-Methods take many blocks at once, in prefix order, so that their cost on the engine's thread is a few attribute
-accesses a block; the tail of a prefix is evicted before its head.
+What a lookup needs to know stands in tables of keys, so that promising a thousand ready blocks looks at none of them: a
+block lies anywhere in memory, and a look at it costs as much as finding its key. Methods take many blocks at once, in
+prefix order, so that their cost on the engine's thread is a few attribute accesses a block; the tail of a prefix is
+evicted before its head.
 """
 
 import enum
 from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Set as AbstractSet
+from itertools import takewhile
 from typing import Literal, NamedTuple
 
 from kvtier_core.keys import OffloadKey
@@ -36,9 +41,10 @@ ARRIVING, READY, DETACHED = BlockState
 
 
 class Block(Entry):
-    """One row in use. Identity matters: after a detach, another ``Block`` may carry the same key.
+    """One row of the pool and, while that is in use, the block in it: made once, for one block after another.
 
-    A new one is arriving and has the pin of its writer, the job that writes the row (0 while that is only planned).
+    Identity matters: after a detach, another ``Block`` may carry the same key. Nobody keeps one that is neither pinned
+    nor found under its key: it may be another key's block by then.
     """
 
     __slots__ = ("cascades", "is_sealed", "row", "source", "state", "writer")
@@ -50,32 +56,37 @@ class Block(Entry):
     source: str
     """The tier the bytes come from, empty when the engine computed them."""
     writer: int
+    """The job that writes the row, 0 while that is only planned."""
     is_sealed: bool
     """The row has its proof, or will have it before any store that is planned from now on."""
 
     def __repr__(self) -> str:
-        return (
-            f"Block({self.key.hex()[:8]}, row={self.row}, {self.state.value}, "
-            f"pins={self.pins}, leases={self.leases})"
-        )
+        return f"Block({self.key.hex()[:8]}, row={self.row}, {self.state.value}, pins={self.pins})"
 
 
-def _new_blocks(keys: Sequence[OffloadKey], rows: Sequence[int], writer: int) -> list[Block]:
-    """A new block for each key and row."""
-    new: list[Block] = []
-    for key, row in zip(keys, rows, strict=True):
-        block = Block()
-        block.key = key
+def _make_blocks(num_rows: int) -> list[Block]:
+    """A block for each row, of which only the row has been decided."""
+    blocks = [Block() for _ in range(num_rows)]
+    for row, block in enumerate(blocks):
         block.row = row
+        block.pins = block.cascades = 0
+    return blocks
+
+
+def _begin(blocks: Sequence[Block], keys: Sequence[OffloadKey], writer: int) -> None:
+    """Let free *blocks* be the arriving blocks of *keys*, each pinned by its *writer*.
+
+    Of whatever block the row had before, no pin and no tier store is left.
+    """
+    for block, key in zip(blocks, keys, strict=True):
+        block.key = key
         block.writer = writer
         block.pins = 1
-        block.leases = block.uses = block.cascades = 0
+        block.uses = 0
         block.place = None
         block.state = ARRIVING
         block.source = ""
         block.is_sealed = False
-        new.append(block)
-    return new
 
 
 class Reservation(NamedTuple):
@@ -95,9 +106,17 @@ class Ledger:
     def __init__(self, num_rows: int, policy: EvictionPolicy[Block]) -> None:
         self.num_rows = num_rows
         self._policy = policy
-        self._free = list(range(num_rows - 1, -1, -1))
+        self._free = _make_blocks(num_rows)[::-1]
         self._blocks: dict[OffloadKey, Block] = {}
+        self._arriving: set[OffloadKey] = set()
+        """Keys of the arriving blocks."""
+        self._pinned: set[OffloadKey] = set()
+        """Keys of the ready blocks that have pins."""
         self._detached: set[Block] = set()
+        self.leases: set[OffloadKey] = set()
+        """Promised keys, all of which have a block. To be read only."""
+        self._more_leases: dict[OffloadKey, int] = {}
+        """To how many requests more than one a key is promised, where it is."""
         self._idle = 0
         """Ready blocks that nobody holds."""
         self.note: Note | None = None
@@ -110,6 +129,21 @@ class Ledger:
     def find_all(self, keys: Iterable[OffloadKey]) -> list[Block | None]:
         """For each key the block that holds it now, arriving or ready, or ``None``."""
         return list(map(self._blocks.get, keys))
+
+    def blocks_of(self, keys: Iterable[OffloadKey]) -> list[Block]:
+        """The blocks of *keys*, each of which has one, arriving or ready. Raises ``KeyError`` otherwise."""
+        return list(map(self._blocks.__getitem__, keys))
+
+    def holds_any(self, keys: Iterable[OffloadKey]) -> bool:
+        """Whether one of *keys* has a block, arriving or ready. No block is looked at."""
+        return not self._blocks.keys().isdisjoint(keys)
+
+    def ready_prefix(self, keys: Iterable[OffloadKey]) -> list[OffloadKey]:
+        """The *keys* up to the first whose block is not ready. No block is looked at."""
+        ready = list(takewhile(self._blocks.__contains__, keys))
+        if self._arriving and not self._arriving.isdisjoint(ready):
+            del ready[next(i for i, key in enumerate(ready) if key in self._arriving) :]
+        return ready
 
     @property
     def blocks(self) -> Collection[Block]:
@@ -131,17 +165,20 @@ class Ledger:
         """Rows that wait for their last pin."""
         return len(self._detached)
 
-    @staticmethod
-    def is_idle(block: Block) -> bool:
+    def num_leases(self, key: OffloadKey) -> int:
+        """To how many requests *key* is promised."""
+        return (key in self.leases) + self._more_leases.get(key, 0)
+
+    def is_idle(self, block: Block) -> bool:
         """Whether *block* could be evicted."""
-        return block.state is READY and not block.pins and not block.leases
+        return block.state is READY and not block.pins and block.key not in self.leases
 
     # -- reservations
 
     def reserve(
-        self, keys: Sequence[OffloadKey], keep: Sequence[Block] = (), writer: int = 0
+        self, keys: Sequence[OffloadKey], keep: Iterable[OffloadKey] = (), writer: int = 0
     ) -> Reservation | None:
-        """Give each of *keys* (none of them held, none twice) a row, evicting idle blocks not in *keep*.
+        """Give each of *keys* (none of them held, none twice) a row, evicting idle blocks of keys not in *keep*.
 
         The new blocks are arriving, each pinned once for its *writer*. ``None``, with nothing changed, when the room
         can't be made. Raises ``PluginError`` when a plugin's eviction policy breaks its word.
@@ -150,24 +187,32 @@ class Ledger:
         short = len(keys) - len(free)
         evicted: list[OffloadKey] = []
         if short > 0:
-            if short > self._idle or short > self._idle - sum(map(self.is_idle, keep)):
-                return None
-            evicted = self._evict(short, frozenset(keep))
+            kept = dict.fromkeys(keep)
+            if kept:
+                self.lease(kept.keys())
+            try:
+                if short > self._idle:
+                    return None
+                evicted = self._evict(short)
+            finally:
+                if kept:
+                    self.unlease(kept, known=kept)
         first = len(free) - len(keys)
-        rows = tuple(free[first:])
+        new = free[first:]
         del free[first:]
-        new = _new_blocks(keys, rows, writer)
+        _begin(new, keys, writer)
         self._blocks.update(zip(keys, new, strict=True))
-        return Reservation(new, rows, evicted)
+        self._arriving.update(keys)
+        return Reservation(new, tuple([block.row for block in new]), evicted)
 
-    def _evict(self, n: int, keep: Collection[Block]) -> list[OffloadKey]:
-        victims = self._policy.evict(n, keep)
+    def _evict(self, n: int) -> list[OffloadKey]:
+        victims = self._policy.evict(n, self.leases)
         assert len(victims) == n, f"{n} blocks were idle, the policy gave {len(victims)}"
         keys = [block.key for block in victims]
         blocks = self._blocks
         for key in keys:
             del blocks[key]
-        self._free += [block.row for block in victims]
+        self._free += victims
         self._idle -= n
         if self.note is not None:
             self.note("removed", keys)
@@ -177,52 +222,68 @@ class Ledger:
 
     def make_ready(self, blocks: Sequence[Block], pins: int = 0) -> None:
         """The writer is done and the bytes are right: readable from now on. Its pin gives way to *pins* of readers."""
-        leased = 0
         for block in blocks:
-            assert block.state is ARRIVING and block.pins == 1, block  # noqa: PT018 - half the cost of two
             block.state = READY
             block.pins = pins
-            if block.leases:
-                leased += 1
-        if not pins:
-            self._idle += len(blocks) - leased
+        keys = [block.key for block in blocks]
+        arriving = len(self._arriving)
+        self._arriving.difference_update(keys)
+        assert arriving - len(self._arriving) == len(keys), "one of them was not arriving"
+        if pins:
+            self._pinned.update(keys)
+        else:
+            self._idle += len(keys) - self._count_leased(keys)
         self._policy.insert(blocks)
         if self.note is not None:
-            self.note("stored", [block.key for block in blocks])
+            self.note("stored", keys)
 
-    def detach(self, blocks: Iterable[Block]) -> None:
-        """Part keys and rows. A row is free again once no pin is left, at once when there is none."""
+    def _count_leased(self, keys: Sequence[OffloadKey]) -> int:
+        return len(self.leases.intersection(keys)) if self.leases else 0
+
+    def detach(self, blocks: Iterable[Block]) -> Collection[OffloadKey]:
+        """Part keys and rows. A row is free again once no pin is left, at once when there is none.
+
+        Promises of the keys end; returns those that were promised to somebody.
+        """
         ready: list[Block] = []
+        promised: list[OffloadKey] = []
         for block in list(blocks):
             assert block.state is not DETACHED, block
             del self._blocks[block.key]
             if block.state is READY:
                 ready.append(block)
-                if not block.pins and not block.leases:
-                    self._idle -= 1
+                self._idle -= self.is_idle(block)
+                self._pinned.discard(block.key)
+            else:
+                self._arriving.remove(block.key)
+            if block.key in self.leases:
+                self.leases.remove(block.key)
+                self._more_leases.pop(block.key, None)
+                promised.append(block.key)
             block.state = DETACHED
-            block.leases = 0
             if block.pins:
                 self._detached.add(block)
             else:
-                self._free.append(block.row)
+                self._free.append(block)
         self._policy.remove(ready)
         if self.note is not None:
             self.note("removed", [block.key for block in ready])
+        return promised
 
     def pin(self, blocks: Iterable[Block]) -> None:
         """A reader begins to use the rows of ready blocks."""
-        taken = 0
+        taken: list[OffloadKey] = []
         for block in blocks:
             assert block.state is READY, block
-            if not block.pins and not block.leases:
-                taken += 1
+            if not block.pins:
+                taken.append(block.key)
             block.pins += 1
-        self._idle -= taken
+        self._pinned.update(taken)
+        self._idle -= len(taken) - self._count_leased(taken)
 
     def unpin(self, blocks: Iterable[Block]) -> None:
         """A reader, or the writer of detached blocks, is done with the rows."""
-        idle: list[Block] = []
+        unpinned: list[Block] = []
         for block in blocks:
             assert block.pins > 0, block
             block.pins -= 1
@@ -230,60 +291,69 @@ class Ledger:
                 continue
             if block.state is DETACHED:
                 self._detached.remove(block)
-                self._free.append(block.row)
-            elif not block.leases:
-                idle.append(block)
-        self._make_idle(idle)
+                self._free.append(block)
+            else:
+                unpinned.append(block)
+        self._pinned.difference_update([block.key for block in unpinned])
+        leases = self.leases
+        self._make_idle([block for block in unpinned if block.key not in leases] if leases else unpinned)
 
-    def lease(self, blocks: Iterable[Block]) -> None:
-        """Promise arriving or ready blocks to a request."""
-        taken = 0
-        for block in blocks:
-            if not block.leases and not block.pins:
-                taken += 1
-            block.leases += 1
-        self._idle -= taken
+    def lease(self, keys: AbstractSet[OffloadKey]) -> None:
+        """Promise the arriving or ready blocks of *keys* to a request."""
+        leases, more = self.leases, self._more_leases
+        fresh = keys
+        if not leases.isdisjoint(keys):
+            fresh = keys - leases
+            for key in keys & leases:
+                more[key] = more.get(key, 0) + 1
+        leases.update(fresh)
+        self._idle -= len(fresh) - len(self._pinned & fresh) - len(self._arriving & fresh)
 
-    def lease_ready(self, key: OffloadKey, leases: dict[Block, None]) -> bool:
-        """Find the block of one key and, if it is ready, see to it that it is leased and in *leases*.
+    def lease_ready(self, key: OffloadKey, granted: set[OffloadKey], in_order: list[OffloadKey]) -> bool:
+        """If the block of one key is ready, see to it that it is leased and in *granted*; whether it is ready.
 
-        Whether it is ready. For engines that ask key by key: ``find`` and ``lease`` without a loop or a second call.
+        A key that was not in *granted* goes to the end of *in_order*, too. For engines that ask key by key:
+        ``ready_prefix`` and ``lease`` without a loop or a second call.
         """
-        block = self._blocks.get(key)
-        if block is None or (
-            block.pins and block.state is not READY
-        ):  # an arriving block has its writer's pin
+        if key not in self._blocks or (self._arriving and key in self._arriving):
             return False
-        if block not in leases:
-            leases[block] = None
-            if not block.leases and not block.pins:
-                self._idle -= 1
-            block.leases += 1
+        if key not in granted:
+            granted.add(key)
+            in_order.append(key)
+            if key in self.leases:
+                self._more_leases[key] = self._more_leases.get(key, 0) + 1
+            else:
+                self.leases.add(key)
+                if not self._pinned or key not in self._pinned:
+                    self._idle -= 1
         return True
 
-    def unlease(self, blocks: Iterable[Block], known: Collection[Block] = ()) -> None:
-        """A request gives promises back. Each was a use of its block, unless that is in *known*.
-
-        Of a detached block nothing is left to give back.
-        """
-        idle: list[Block] = []
-        for block in blocks:
-            if not block.leases:
-                assert block.state is DETACHED, block
-                continue
-            block.leases -= 1
-            if block not in known:
-                block.uses += 1
-            if not block.pins and not block.leases:
-                idle.append(block)
-        self._make_idle(idle)
+    def unlease(self, keys: Collection[OffloadKey], known: Collection[OffloadKey] = ()) -> None:
+        """A request gives promises back. Each was a use of the key's block, unless the key is in *known*."""
+        last = keys
+        more = self._more_leases
+        if more and not more.keys().isdisjoint(keys):
+            last = [key for key in keys if key not in more]
+            for key in keys:
+                if key in more:
+                    more[key] -= 1
+            for key in [key for key in keys if more.get(key) == 0]:
+                del more[key]
+        before = len(self.leases)
+        self.leases.difference_update(last)
+        assert before - len(self.leases) == len(last), "one of them was not promised"
+        leases = self.leases
+        blocks = self.blocks_of(keys)
+        for block in [block for block in blocks if block.key not in known] if known else blocks:
+            block.uses += 1
+        self._make_idle([block for block in blocks if not block.pins and block.key not in leases])
 
     def use(self, blocks: Iterable[Block]) -> None:
         """Count one use of each block for the order of eviction, in effect when nobody holds it any more."""
         idle: list[Block] = []
         for block in blocks:
             block.uses += 1
-            if not block.pins and not block.leases and block.state is READY:
+            if self.is_idle(block):
                 idle.append(block)
         self._policy.release(idle)
 
@@ -295,8 +365,11 @@ class Ledger:
 
     def check(self) -> None:
         """Assert every invariant. Cost: proportional to the pool."""
-        rows = [*self._free, *(b.row for b in self._blocks.values()), *(b.row for b in self._detached)]
+        rows = [block.row for block in (*self._free, *self._blocks.values(), *self._detached)]
+        assert not any(block.pins or block.cascades for block in self._free), "a free row is in use"
         assert sorted(rows) == list(range(self.num_rows)), "a row is lost or held twice"
+        assert self.leases <= self._blocks.keys(), "a key without a block is promised"
+        assert self._more_leases.keys() <= self.leases, "a key is promised more than once, but not once"
         idle = 0
         for key, block in self._blocks.items():
             assert block.key == key, block
@@ -304,4 +377,10 @@ class Ledger:
             assert block.state is READY or block.pins == 1, block
             idle += self.is_idle(block)
         assert idle == self._idle, "the count of idle blocks is wrong"
+        of_state = {
+            state: {block.key for block in self._blocks.values() if block.state is state and block.pins}
+            for state in (ARRIVING, READY)
+        }
+        assert self._arriving == of_state[ARRIVING], "the keys of arriving blocks are wrong"
+        assert self._pinned == of_state[READY], "the keys of pinned blocks are wrong"
         assert all(b.state is DETACHED and b.pins > 0 for b in self._detached)

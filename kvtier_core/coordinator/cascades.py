@@ -38,20 +38,20 @@ class Cascades:
         if len(set(keys)) < len(keys):  # a block named twice would have two places in the order of eviction
             keys = list(dict.fromkeys(keys))
         counted = state.admission.offer(keys, request.offered)
-        found = state.ledger.find_all(keys)
-        held = list(filter(None, found))
         absent = list(keys)
-        if held:
+        keys_held: dict[OffloadKey, None] = {}
+        if state.ledger.holds_any(keys):
+            held = [block for block in state.ledger.find_all(keys) if block is not None]
             leases.use(state, request, held)
             if counted:
                 self._cascade_often_offered(request, held, counted, now)
-            keys_held = {block.key for block in held}
+            keys_held = dict.fromkeys([block.key for block in held])
             absent = [key for key in absent if key not in keys_held]
         new = absent if admit_all else state.admission.admitted_to_pool(absent)
         state.counters.below_threshold += len(absent) - len(new)
         if not new:
             return NOTHING_TO_DO
-        reserved = state.ledger.reserve(new, keep=held, writer=state.next_job)
+        reserved = state.ledger.reserve(new, keep=keys_held, writer=state.next_job)
         if reserved is None:
             return None
         state.note_evicted(reserved.evicted)
@@ -93,7 +93,7 @@ class Cascades:
 
     def expire_device_store(self, job: Job) -> None:
         """A device store passed its deadline, or a reset came: the rows wait for the worker, the keys do not."""
-        self._state.ledger.detach(block for block in job.blocks if block.state is not DETACHED)
+        self._state.detach(block for block in job.blocks if block.state is not DETACHED)
 
     # -- onwards to the tiers
 

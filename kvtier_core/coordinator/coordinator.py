@@ -34,7 +34,7 @@ from kvtier_core.coordinator.state import (
 from kvtier_core.coordinator.stats import Counters
 from kvtier_core.coordinator.tier_state import TierSpec
 from kvtier_core.keys import OffloadKey
-from kvtier_core.ledger import READY, Block, Ledger
+from kvtier_core.ledger import Block, Ledger
 from kvtier_core.policies.base import EvictionPolicy
 from kvtier_core.values import JobResult, MissReason, RequestInfo
 
@@ -134,12 +134,8 @@ class Coordinator:
 
     def prepare_load(self, request_id: str, keys: Sequence[OffloadKey]) -> PreparedTransfer:
         """Pin the leading blocks of *keys* that are still there; after a reset these may be fewer than promised."""
-        blocks = []
-        for block in self._state.ledger.find_all(keys):
-            if block is None or block.state is not READY:
-                break
-            blocks.append(block)
-        return self._start_load(request_id, blocks, 0)
+        ledger = self._state.ledger
+        return self._start_load(request_id, ledger.blocks_of(ledger.ready_prefix(keys)), 0)
 
     def prepare_load_groups(
         self, request_id: str, keys: Sequence[Sequence[OffloadKey]], max_tokens: int
@@ -158,12 +154,15 @@ class Coordinator:
         if not blocks:
             return PreparedTransfer(0, (), (), tokens=tokens)
         state.ledger.pin(blocks)
-        leases.end(state, request, blocks)
         held = [block.key for block in blocks]
+        if leases.end(state, request, held) < len(held):
+            leases.use(state, request, blocks)
         job = state.start_job(JobKind.DEVICE_LOAD, request, held, blocks, float("inf"))
-        sources = [
-            block.source if block.source and block.key in request.waited else "pool" for block in blocks
-        ]
+        sources = ["pool"] * len(blocks)
+        if request.waited:
+            sources = [
+                block.source if block.source and block.key in request.waited else "pool" for block in blocks
+            ]
         state.counters.hits.update(sources)
         touched = [key for key, source in zip(held, sources, strict=True) if source == "pool"]
         if touched:
@@ -339,12 +338,12 @@ class Coordinator:
         Rows under transfer stay out of use until their transfer is over (C36).
         """
         state = self._state
-        self._promotions.drop_planned(state.requests.values())
         for request in state.requests.values():
             leases.give_back(state, request)
             request.waited.clear()
             request.not_loaded.clear()
             request.wait_until = None
+        self._promotions.drop_planned(state.requests.values())
         for job in state.jobs.values():
             job.stale = job.stale or tiers
             if job.overdue:
@@ -357,7 +356,7 @@ class Coordinator:
                 self._cascades.expire_device_store(job)
             elif job.kind is JobKind.LOOKUP and tiers:
                 self._withdraw(job)
-        state.ledger.detach(state.ledger.blocks)
+        state.detach(state.ledger.blocks)
         self._request_level.reset()
         state.evicted.clear()
         if tiers:

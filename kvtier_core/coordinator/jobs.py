@@ -29,6 +29,9 @@ class JobKind(enum.Enum):
     DEVICE_LOAD = "device_load"
 
 
+_DEVICE_STORE = JobKind.DEVICE_STORE
+
+
 @dataclass(eq=False, slots=True)
 class Job:
     """A job from its submission to its one result."""
@@ -83,7 +86,7 @@ class JobTable(OrderedDict[int, Job]):
 
     def _count(self, job: Job, change: int) -> None:
         self.num_awaited += change
-        if job.kind is JobKind.DEVICE_STORE:
+        if job.kind is _DEVICE_STORE:
             self.storing_rows += change * len(job.blocks)
 
     def next_deadline(self) -> float | None:

@@ -1,60 +1,71 @@
-"""Leases: which blocks a request was promised, from a lookup to the load, the end of the request or a timeout.
+"""Leases: which keys a request was promised, from a lookup to the load, the end of the request or a timeout.
 
-A promise is also what counts as a use of a block for the order of eviction: once for each request and block, when the
+A promise is also what counts as a use of a block for the order of eviction: once for each request and key, when the
 promise ends.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from kvtier_core.coordinator.state import RequestState, State
+from kvtier_core.keys import OffloadKey
 from kvtier_core.ledger import Block
 
-_NOT_LEASED = object()
 
-
-def grant(state: State, request: RequestState, blocks: Iterable[Block]) -> None:
-    """Promise *blocks* to *request*; each once, however often it is looked up."""
-    leases = request.leases
-    fresh = dict.fromkeys(blocks)
-    if leases:
-        fresh = {block: None for block in fresh if block not in leases}
-        leases.update(fresh)
+def grant(state: State, request: RequestState, keys: Collection[OffloadKey]) -> None:
+    """Promise the blocks of *keys*, which the pool holds, to *request*; each once, however often it is looked up."""
+    fresh = set(keys)
+    if request.leases:
+        fresh -= request.leases
+        request.leases |= fresh
     else:
         request.leases = fresh
+    if len(fresh) < len(keys):
+        keys = [key for key in dict.fromkeys(keys) if key in fresh]
+    request.promised += keys
     state.ledger.lease(fresh)
 
 
 def use(state: State, request: RequestState, blocks: Sequence[Block]) -> None:
-    """Count a use of *blocks*, which *request* was not promised, unless one was counted before."""
+    """Count a use of *blocks*, but for those that *request* was promised, or has used before."""
     used = request.used
-    state.ledger.use([block for block in blocks if block not in used and block not in request.leases])
-    used.update(blocks)
+    fresh = [block for block in blocks if block.key not in used and block.key not in request.leases]
+    state.ledger.use(fresh)
+    used.update([block.key for block in fresh])
 
 
-def end(state: State, request: RequestState, blocks: Sequence[Block]) -> None:
-    """End the leases that *request* has on *blocks*, because it holds them otherwise, and count their use."""
-    leases = request.leases
-    leased = [block for block in blocks if leases.pop(block, _NOT_LEASED) is not _NOT_LEASED]
+def end(state: State, request: RequestState, keys: Sequence[OffloadKey]) -> int:
+    """End the leases that *request* has on some of *keys*, count a use of each of these, and return how many."""
+    leased = keys
+    if len(request.leases.intersection(keys)) < len(keys):  # some are not promised, or named twice
+        leased = [key for key in dict.fromkeys(keys) if key in request.leases]
+    request.leases.difference_update(leased)
+    if len(request.promised) > 2 * len(request.leases):
+        request.promised = _in_order(request)
     state.ledger.unlease(leased, request.used)
     request.used.update(leased)
-    if len(leased) < len(blocks):
-        use(state, request, blocks)
+    return len(leased)
 
 
-def keep_only(state: State, request: RequestState, blocks: Sequence[Block]) -> None:
-    """End the leases of *request* on all but *blocks*, which are among them: an end point moved."""
-    if len(request.leases) == len(blocks):
-        return
-    kept = set(blocks)
-    end(state, request, [block for block in request.leases if block not in kept])
+def _in_order(request: RequestState) -> list[OffloadKey]:
+    """The keys that are promised to *request*, in the order of the promises."""
+    leases = request.leases
+    return [key for key in dict.fromkeys(request.promised) if key in leases] if leases else []
+
+
+def keep_only(state: State, request: RequestState, keys: Iterable[OffloadKey]) -> None:
+    """End the leases of *request* on all but *keys*: an end point moved."""
+    kept = set(keys)
+    if request.leases != kept:
+        end(state, request, [key for key in _in_order(request) if key not in kept])
 
 
 def give_back(state: State, request: RequestState) -> None:
     """End every lease of *request*."""
     state.forget_answer(request)
-    state.ledger.unlease(request.leases, request.used)
+    state.ledger.unlease(_in_order(request), request.used)
     request.used.update(request.leases)
     request.leases.clear()
+    request.promised.clear()
 
 
 def expire(state: State, now: float) -> None:

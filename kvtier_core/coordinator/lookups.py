@@ -63,13 +63,16 @@ class Lookups:
         if isinstance(remembered, Lookup):
             return remembered
         request.last_lookup = now
+        found = self._at_once(request, keys, now)
+        if found is not None:
+            request.is_nowhere = found.reason in _NOWHERE
+            request.wait_until = None
+            return found
         blocks = self._state.ledger.find_all(keys)
         if all(blocks):
             plan = _Plan(0)
             plan.hold = cast("list[Block]", blocks)
             found = self._all_held(request, plan.hold)
-        elif (missed := self._until_miss(request, keys, blocks, now)) is not None:
-            plan, found = _Plan(end=0), missed
         else:
             group = GroupLookup(self._prefix, keys, blocks)
             plan = self._plan(request, [group], len(keys) * self._prefix.tokens_per_block, now)
@@ -84,36 +87,38 @@ class Lookups:
     def lookup_block(self, request_id: str, key: OffloadKey, now: float) -> LookupState:
         """``lookup`` of a single key, for engines that ask key by key: no loop and hardly a call for a ready block."""
         request = self._requests[request_id]
-        if self._lease_ready(key, request.leases):
+        if self._lease_ready(key, request.leases, request.promised):
             request.last_lookup = now
             return _HIT
         return self.lookup(request, (key,), now).states[0]
 
+    def _at_once(self, request: RequestState, keys: _Keys, now: float) -> Lookup | None:
+        """The answer where the pool's ready blocks are all of it: no block is looked at, and no tier asked.
+
+        Either every key has one, or the first that has none is known to be nowhere, so that what follows it is of no
+        use. ``None`` where neither is so.
+        """
+        ledger = self._state.ledger
+        ready = ledger.ready_prefix(keys)
+        end = len(ready)
+        if end == len(keys):
+            leases.grant(self._state, request, ready)
+            return Lookup((_HIT,) * end)
+        if ledger.find(keys[end]) is not None:
+            return None
+        reason = self._tiers.sure_miss(request, keys[end], now)
+        if reason is None:
+            return None
+        leases.grant(self._state, request, ready)
+        return Lookup((*((_HIT,) * end), _MISS), self._count_miss(request, keys[end], reason))
+
     def _all_held(self, request: RequestState, blocks: Sequence[Block]) -> Lookup:
         """The pool holds every block, or is about to: nothing to ask, and room enough since nothing is new."""
-        leases.grant(self._state, request, blocks)
-        arriving = [block for block in blocks if block.pins and block.state is not READY]
-        if not arriving:
-            return Lookup((_HIT,) * len(blocks))
-        for block in arriving:
-            if block.source:
+        leases.grant(self._state, request, [block.key for block in blocks])
+        for block in blocks:
+            if block.state is ARRIVING and block.source:
                 self._share(request, block)
         return Lookup(tuple([_HIT if block.state is READY else _PENDING for block in blocks]))
-
-    def _until_miss(
-        self, request: RequestState, keys: _Keys, blocks: Sequence[Block | None], now: float
-    ) -> Lookup | None:
-        """The answer where the first key that the pool lacks is known to be nowhere: what follows it is of no use.
-
-        ``None`` where that is not so, or where blocks before it are still arriving.
-        """
-        end = blocks.index(None)
-        held = cast("Sequence[Block]", blocks[:end])
-        reason = self._tiers.sure_miss(request, keys[end], now)
-        if reason is None or any(block.pins and block.state is not READY for block in held):
-            return None
-        leases.grant(self._state, request, held)
-        return Lookup((*((_HIT,) * end), _MISS), self._count_miss(request, keys[end], reason))
 
     def _prefix_answer(self, group: GroupLookup, plan: _Plan) -> Lookup:
         states: list[LookupState] = []
@@ -148,7 +153,7 @@ class Lookups:
         request.is_nowhere = found.reason in _NOWHERE
         if settled:
             request.wait_until = None
-            leases.keep_only(self._state, request, plan.hold)
+            leases.keep_only(self._state, request, [block.key for block in plan.hold])
         elif type(keys) is tuple and self._wait_for(request, plan):
             request.remembered = (keys, max_tokens, found)
         return found
@@ -282,7 +287,7 @@ class Lookups:
 
     def _commit(self, request: RequestState, plan: _Plan) -> None:
         state = self._state
-        leases.grant(state, request, plan.hold)
+        leases.grant(state, request, [block.key for block in plan.hold])
         for block in plan.hold:
             if block.state is ARRIVING and block.source:
                 self._share(request, block)
@@ -298,7 +303,7 @@ class Lookups:
             state.tiers[block.source].loading_rows += 1
             request.waited.add(block.key)
             state.plan_promotion(request, block)
-        leases.grant(state, request, new)
+        leases.grant(state, request, plan.promote)
 
     def _share(self, request: RequestState, block: Block) -> None:
         """*request* waits for a promotion that may be another's."""

@@ -4,7 +4,7 @@ A load that passes its deadline loses its keys at once and keeps its rows until 
 write them (quarantine).
 """
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from kvtier_core.coordinator.actions import CancelJobs, LoadFromTier
 from kvtier_core.coordinator.jobs import Job, JobKind
@@ -51,17 +51,17 @@ class Promotions:
                     self._state.plan_promotion(heir, block)
                 else:
                     self._release(name, 1)
-                    self._drop(block)
                     dropped.append(block)
         request.planned.clear()
         self._state.planning.pop(request, None)
         if dropped:
+            self._drop(dropped)
             self._state.forget_answers(self._state.awaiting_step)
         return dropped
 
     def _waiter(self, block: Block, tier: str, leaver: RequestState) -> RequestState | None:
         for other in self._state.sharing.get(block, ()):
-            if other is not leaver and other.may_load_from(tier) and block in other.leases:
+            if other is not leaver and other.may_load_from(tier) and block.key in other.leases:
                 return other
         return None
 
@@ -70,10 +70,11 @@ class Promotions:
         self._state.promoting_rows -= rows
         self._state.tiers[tier].loading_rows -= rows
 
-    def _drop(self, block: Block) -> None:
-        self._state.sharing.pop(block, None)
-        self._state.ledger.detach([block])
-        self._state.ledger.unpin([block])
+    def _drop(self, blocks: Sequence[Block]) -> None:
+        for block in blocks:
+            self._state.sharing.pop(block, None)
+        self._state.detach(blocks)
+        self._state.ledger.unpin(blocks)
 
     def finish(
         self,
@@ -97,13 +98,12 @@ class Promotions:
         loaded = [block for block in job.blocks if block.key not in lost]
         state.ledger.make_ready(loaded)
         tier.counters.loaded += len(loaded)
-        for block in job.blocks:
-            reason = lost.get(block.key)
-            if reason is None:
-                block.is_sealed = True
-            else:
-                tier.presence.lost(block.key, reason, now)
-                self._drop(block)
+        for block in loaded:
+            block.is_sealed = True
+        for key in job.keys:
+            if key in lost:
+                tier.presence.lost(key, lost[key], now)
+        self._drop([block for block in job.blocks if block.key in lost])
         self._note_lost(job, lost, now, waiting)
 
     def _note_lost(
@@ -133,14 +133,13 @@ class Promotions:
         self._release(job.tier, len(job.blocks))
         state.tiers[job.tier].quarantined_rows += len(job.blocks)
         state.quarantined_rows += len(job.blocks)
-        state.ledger.detach(block for block in job.blocks if block.state is not DETACHED)
+        state.detach(block for block in job.blocks if block.state is not DETACHED)
 
     def drop_planned(self, requests: Collection[RequestState]) -> None:
         """A reset: reservations that have not left are taken back."""
         for request in requests:
             for name, blocks in request.planned.items():
                 self._release(name, len(blocks))
-                for block in blocks:
-                    self._drop(block)
+                self._drop(blocks)
             request.planned.clear()
         self._state.planning.clear()

@@ -2,8 +2,8 @@
 
 A tier asks for it in ``on_new_request``, or another node is to go on with the request. Blocks that are still on their
 way into the pool follow when they are ready. When the tier is behind they wait, unpinned, while blocks of other
-requests are dropped; one that is evicted meanwhile is dropped too. Each (tier, request, key) is given once; what was
-not is told at the request's end.
+requests are dropped; one that is not in the pool when its turn comes is dropped too. Each (tier, request, key) is
+given once; what was not is told at the request's end.
 """
 
 from collections.abc import Iterable, Sequence
@@ -101,7 +101,7 @@ class RequestLevel:
             tier.counters.dropped += len(wanted) - len(taken)
             given.update((block.key, True) for block in taken)
             request.late += len(taken)
-            tier.late.extend((request, block) for block in taken)
+            tier.late.extend((request, block.key) for block in taken)
 
     def give_late(self, now: float) -> None:
         """Hand out what waits, oldest first, as far as there is room now."""
@@ -120,10 +120,11 @@ class RequestLevel:
         may_store = tier.may_store(now)
         chosen: list[Block] = []
         while tier.late and tier.late[0][0] is request:
-            block = tier.late[0][1]
-            if not may_store or self._state.ledger.find(block.key) is not block:
+            key = tier.late[0][1]
+            block = self._state.ledger.find(key)
+            if not may_store or block is None or block.state is not READY:
                 tier.counters.dropped += 1
-                request.whole[tier.name][block.key] = False
+                request.whole[tier.name][key] = False
             elif self._cascades.has_room(tier, block):
                 self._cascades.pin(tier, [block])
                 chosen.append(block)

@@ -5,7 +5,7 @@ Used by one thread. Nothing here decides; the modules beside it do.
 
 import math
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,6 +20,7 @@ from kvtier_core.ledger import ARRIVING, Block, Ledger
 from kvtier_core.values import LookupState, MissReason, RequestInfo
 
 _HIT, _MISS = LookupState.HIT, LookupState.MISS
+_TIER_LOAD = JobKind.TIER_LOAD
 
 
 @dataclass(eq=False, slots=True)
@@ -30,12 +31,14 @@ class RequestState:
     load_tiers: Collection[str] | None
     store_tiers: Collection[str] | None
     last_lookup: float
-    leases: dict[Block, None] = field(default_factory=dict)
-    """The blocks promised to it, in the order of the promises."""
+    leases: set[OffloadKey] = field(default_factory=set)
+    """The keys promised to it."""
+    promised: list[OffloadKey] = field(default_factory=list)
+    """All of them, and some that were promised earlier, in the order of the promises."""
     offered: set[OffloadKey] = field(default_factory=set)
     """Keys whose offer for storing has been counted for admission."""
-    used: set[Block] = field(default_factory=set)
-    """Blocks whose leases ended: their use by this request has been counted."""
+    used: set[OffloadKey] = field(default_factory=set)
+    """Keys whose use by this request has been counted."""
     planned: dict[str, list[Block]] = field(default_factory=dict)
     """Promotions reserved in this step, by tier, not submitted yet."""
     promoting: int = 0
@@ -203,7 +206,7 @@ class State:
         self.jobs.add(job)
         if tier:
             self.tiers[tier].has_jobs_this_step = True
-        if kind is JobKind.TIER_LOAD:
+        if kind is _TIER_LOAD:
             for block in blocks:
                 block.writer = job.id
         return job
@@ -271,6 +274,15 @@ class State:
             due.append(job)
         return due
 
+    def detach(self, blocks: Iterable[Block]) -> None:
+        """Part keys and rows; what was promised of the keys is no more.
+
+        Cost: proportional to the blocks and, where some are promised, to these for each request. Faults only.
+        """
+        promised = frozenset(self.ledger.detach(blocks))
+        for request in self.requests.values() if promised else ():
+            request.leases -= promised
+
     def note_evicted(self, keys: Sequence[OffloadKey]) -> None:
         """Remember keys whose blocks were evicted from the pool."""
         self.counters.evicted += len(keys)
@@ -317,6 +329,7 @@ class State:
         late = Counter(r for requests in self.following.values() for r in requests)
         late.update(r for tier in self.tiers.values() for r, _ in tier.late)
         assert late == Counter({r: r.late for r in self.requests.values() if r.late})
-        leased = sum(b.leases for b in self.ledger.blocks)
-        granted = [block for request in self.requests.values() for block in request.leases]
-        assert leased == sum(self.ledger.find(block.key) is block for block in granted)
+        granted = Counter(key for request in self.requests.values() for key in request.leases)
+        assert self.ledger.leases == granted.keys(), "what is promised is not what requests were promised"
+        assert all(self.ledger.num_leases(key) == count for key, count in granted.items())
+        assert all(request.leases <= set(request.promised) for request in self.requests.values())

@@ -18,7 +18,7 @@ from kvtier_core.values import TierInfo
 
 if TYPE_CHECKING:
     from kvtier_core.coordinator.state import RequestState
-    from kvtier_core.ledger import Block
+    from kvtier_core.keys import OffloadKey
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,7 +63,7 @@ class TierState:
         self.loads_in_time = False
         """Its last load came before its deadline. Until then it is lent no more than its quarantine may hold."""
         self.cascade_rows = 0
-        self.late: deque[tuple[RequestState, Block]] = deque()
+        self.late: deque[tuple[RequestState, OffloadKey]] = deque()
         """Blocks of whole requests that wait for room among ``max_cascade_rows``; evictable meanwhile."""
         self.load_times = LoadTimes()
         self.probe_at: float | None = None

@@ -4,9 +4,11 @@ Two orders: entries used once (*recent*) and entries used again (*frequent*). Ke
 one that comes back says that its side was too small, and moves the target between the two.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
 from typing import Generic
 
+from kvtier_core.keys import OffloadKey
 from kvtier_core.policies.base import E
 from kvtier_core.policies.ghosts import Ghosts
 from kvtier_core.policies.order import Order, leave
@@ -62,7 +64,7 @@ class ARC(Generic[E]):
         """Forget entries."""
         leave(entries)
 
-    def evict(self, n: int, keep: Collection[E]) -> list[E]:
+    def evict(self, n: int, keep: AbstractSet[OffloadKey]) -> list[E]:
         """Recent entries above the target first, then frequent ones, then what is left."""
         surplus = self._recent.take(min(n, len(self._recent) - int(self._target)), keep)
         frequent = self._frequent.take(n - len(surplus), keep)

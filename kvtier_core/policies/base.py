@@ -4,7 +4,8 @@ A policy knows entries and their order. It never knows bytes, the capacity in us
 itself: its owner says how many must go. It is not thread-safe; its owner serialises the calls.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
 from typing import Any, Protocol, Self, TypeVar
 
 from kvtier_core.keys import OffloadKey
@@ -13,35 +14,31 @@ from kvtier_core.keys import OffloadKey
 class Entry:
     """One block as a policy sees it. The owner makes it, keeps all but ``place``, and may subclass it.
 
-    An entry is *held* while ``pins`` or ``leases`` is above zero: it must not be evicted then. Holding an entry takes
-    no call, so that the owner's hot path has none for each block: a policy finds out when it meets the entry.
-    Entries are compared by identity. One is made empty and filled by its maker, ``of`` or a pool's loop: a constructor
-    of Python's own would take as long again as all else that is done for a block.
+    An entry is *held* while ``pins`` is above zero, or its key is among those that ``evict`` is told to keep: it must
+    not be evicted then. Holding an entry takes no call, so that the owner's hot path has none for each block: a policy
+    finds out when it meets the entry.
+    Entries are compared by identity. The owner may use one that has left again for another block, with ``place`` at
+    ``None``: what a policy remembers of a block that left is its key. An entry is made empty and filled by its maker,
+    ``of`` or a pool's loop: making one takes longer than all else that is done for a block.
     """
 
-    __slots__ = ("key", "leases", "pins", "place", "uses")
+    __slots__ = ("key", "pins", "place", "uses")
 
     key: OffloadKey
     pins: int
-    leases: int
     uses: int
     """Uses that the policy has not taken notice of: one for each request. The owner adds, the policy resets."""
     place: Any
-    """The policy's own, ``None`` before it has met the entry."""
+    """The policy's own, ``None`` before it has met the entry with this key."""
 
     @classmethod
     def of(cls, key: OffloadKey) -> Self:
         """A new entry that nobody holds."""
         entry = cls()
         entry.key = key
-        entry.pins = entry.leases = entry.uses = 0
+        entry.pins = entry.uses = 0
         entry.place = None
         return entry
-
-    @property
-    def is_held(self) -> bool:
-        """Whether somebody's pin or lease keeps the entry from being evicted."""
-        return self.pins > 0 or self.leases > 0
 
 
 E = TypeVar("E", bound=Entry)
@@ -71,10 +68,11 @@ class EvictionPolicy(Protocol[E]):
         """Forget entries, held or not, without remembering them as evicted. One that is not in the order is skipped."""
         ...
 
-    def evict(self, n: int, keep: Collection[E]) -> list[E]:
-        """Take the next *n* entries out of the order, none of them held or in *keep*, and return them.
+    def evict(self, n: int, keep: AbstractSet[OffloadKey]) -> list[E]:
+        """Take the next *n* entries out of the order, none of them pinned or with a key in *keep*, and return them.
 
-        The owner asks for no more than there are. A held entry that is met may be left out of the order until its
-        ``release``, so that no later call meets it again.
+        The owner asks for no more than there are. *keep* may be large, and it is the owner's own, which changes after
+        the call: ask it about keys, and don't walk over it. A held entry that is met may be left out of the order until
+        its ``release``, so that no later call meets it again.
         """
         ...

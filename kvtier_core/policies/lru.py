@@ -1,8 +1,10 @@
 """Least recently used: the entry whose last use is longest ago leaves first."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
 from typing import Generic
 
+from kvtier_core.keys import OffloadKey
 from kvtier_core.policies.base import E
 from kvtier_core.policies.order import Order, leave
 
@@ -28,6 +30,6 @@ class LRU(Generic[E]):
         """Forget entries."""
         leave(entries)
 
-    def evict(self, n: int, keep: Collection[E]) -> list[E]:
+    def evict(self, n: int, keep: AbstractSet[OffloadKey]) -> list[E]:
         """The *n* entries used longest ago."""
         return self._order.take(n, keep)

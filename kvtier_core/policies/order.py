@@ -6,9 +6,11 @@ over, once, when the batch comes to the front. It decides nothing about who shou
 """
 
 from collections import OrderedDict
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
 from typing import Generic
 
+from kvtier_core.keys import OffloadKey
 from kvtier_core.policies.base import E
 
 BATCH_SIZE = 64
@@ -51,56 +53,47 @@ class Order(Generic[E]):
         end = len(entries)
         while end > 0:
             begin = max(0, end - BATCH_SIZE)
-            self._batches[self._make_batch(list(entries[begin:end]))] = None
+            batch = Batch(self, list(entries[begin:end]))
+            for entry in batch.entries:
+                entry.place = batch
+            self._batches[batch] = None
             end = begin
-
-    def _make_batch(self, entries: list[E]) -> Batch[E]:
-        batch = Batch(self, entries)
-        for entry in entries:
-            entry.place = batch
         self.size += len(entries)
-        return batch
 
-    def take(self, n: int, keep: Collection[E] = ()) -> list[E]:
-        """Take out the first *n* entries that are neither held nor in *keep*; fewer if there are fewer.
+    def take(self, n: int, keep: AbstractSet[OffloadKey] = frozenset()) -> list[E]:
+        """Take out the first *n* entries that are not held, by a pin or by *keep*; fewer if there are fewer.
 
-        Held ones that are met are set aside; those in *keep* stay in front.
+        Held ones that are met are set aside.
         """
         taken: list[E] = []
-        kept: list[E] = []
         while self._batches and len(taken) < n:
             batch = next(iter(self._batches))
             entries = batch.entries
-            if not keep and len(entries) <= n - len(taken) and self._take_all(batch, taken):
+            if len(entries) <= n - len(taken) and self._take_all(batch, taken, keep):
                 continue
             while entries and len(taken) < n:
                 entry = entries.pop()
                 if entry.place is not batch:
                     continue
                 batch.left -= 1
-                if entry.pins or entry.leases:
+                if entry.pins or entry.key in keep:
                     entry.place = self._aside
                     self._aside.left += 1
                     continue
                 entry.place = None
                 self.size -= 1
-                (kept if keep and entry in keep else taken).append(entry)
+                taken.append(entry)
             if not batch.left:
                 del self._batches[batch]
-        if kept:
-            kept.reverse()
-            front = self._make_batch(kept)
-            self._batches[front] = None
-            self._batches.move_to_end(front, last=False)
         return taken
 
-    def _take_all(self, batch: Batch[E], taken: list[E]) -> bool:
+    def _take_all(self, batch: Batch[E], taken: list[E], keep: AbstractSet[OffloadKey]) -> bool:
         """Take a batch as a whole, unless one of its entries is held or has left."""
-        entries = batch.entries
-        holds = sum([entry.pins + entry.leases for entry in entries])
-        if holds or len(entries) != batch.left:
+        entries = batch.entries[::-1]
+        if len(entries) != batch.left or sum([entry.pins for entry in entries]) > 0:
             return False
-        entries.reverse()
+        if keep and not keep.isdisjoint([entry.key for entry in entries]):
+            return False
         taken += entries
         self.size -= len(entries)
         batch.left = 0

@@ -6,9 +6,11 @@ another round for each of its uses. Neither order changes when an entry is used,
 blocks, each used once, costs the main queue nothing.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
 from typing import Generic
 
+from kvtier_core.keys import OffloadKey
 from kvtier_core.policies.base import E
 from kvtier_core.policies.ghosts import Ghosts
 from kvtier_core.policies.order import Order, leave
@@ -49,7 +51,7 @@ class S3FIFO(Generic[E]):
         """Forget entries."""
         leave(entries)
 
-    def evict(self, n: int, keep: Collection[E]) -> list[E]:
+    def evict(self, n: int, keep: AbstractSet[OffloadKey]) -> list[E]:
         """From the small queue while it is above its tenth, else from the main queue, while either has any to give."""
         out: list[E] = []
         while (wanted := n - len(out)) > 0:

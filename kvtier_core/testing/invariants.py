@@ -105,6 +105,6 @@ def check_at_rest(state: State) -> None:
     counts = [state.promoting_rows, state.cascade_rows, state.ledger.num_detached]
     for tier in state.tiers.values():
         counts += [tier.quarantined_rows, tier.cascade_rows]
-    held = [block for block in state.ledger.blocks if not Ledger.is_idle(block)]
-    if any(counts) or held or state.ledger.room != state.ledger.num_rows:
+    held = [block for block in state.ledger.blocks if not state.ledger.is_idle(block)]
+    if any(counts) or held or state.ledger.leases or state.ledger.room != state.ledger.num_rows:
         raise InvariantError(f"counts at rest: {counts}, held: {held}, room: {state.ledger.room}")

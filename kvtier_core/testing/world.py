@@ -173,7 +173,7 @@ class World:
         unit = unit_of(self.groups)
         if not 0 <= answer.ready_tokens <= answer.tokens <= max_tokens or answer.tokens % unit:
             raise InvariantError(f"{answer} is no end point of at most {max_tokens} tokens for {self.groups}")
-        leased = {block.key for block in self.coordinator.state.requests[request_id].leases}
+        leased = set(self.coordinator.state.requests[request_id].leases)
         if answer.is_settled and leased != set(self._needed(keys, answer.tokens)):
             raise InvariantError(f"{request_id} was promised {answer} and has leases on {leased} (C13, C21)")
         self._act()

@@ -81,28 +81,28 @@ MUTANTS: Sequence[Mutant] = (
     _m(
         "hits are not leased before rows are reserved",
         "coordinator.lookups",
-        "        leases.grant(state, request, plan.hold)\n",
+        "        leases.grant(state, request, [block.key for block in plan.hold])\n",
         "",
     ),
     _m(
         "an end point that moved keeps its leases",
         "coordinator.lookups",
-        "            leases.keep_only(self._state, request, plan.hold)\n",
+        "            leases.keep_only(self._state, request, [block.key for block in plan.hold])\n",
         "",
     ),
     _m(
         "a load takes rows whose bytes are still arriving",
         "coordinator.coordinator",
-        "            if block is None or block.state is not READY:\n",
-        "            if block is None:\n",
+        "ledger.blocks_of(ledger.ready_prefix(keys))",
+        "[block for block in ledger.find_all(keys) if block is not None]",
         test_primary.test_c12_a_load_takes_no_block_whose_bytes_are_arriving,
     ),
     # -- promotions
     _m(
         "an overdue load's rows are free at once",
         "coordinator.promotions",
-        "        state.ledger.detach(block for block in job.blocks if block.state is not DETACHED)\n",
-        "        state.ledger.detach(block for block in job.blocks if block.state is not DETACHED)\n"
+        "        state.detach(block for block in job.blocks if block.state is not DETACHED)\n",
+        "        state.detach(block for block in job.blocks if block.state is not DETACHED)\n"
         "        state.ledger.unpin(job.blocks)\n",
     ),
     _m(
@@ -200,8 +200,8 @@ MUTANTS: Sequence[Mutant] = (
     _m(
         "a key that could not be loaded is asked for again at once",
         "coordinator.promotions",
-        "                tier.presence.lost(block.key, reason, now)\n",
-        "",
+        "                tier.presence.lost(key, lost[key], now)\n",
+        "                pass\n",
         partial(test_promotions.test_k6_o1_a_bad_block_is_loaded_once_for_all_requests, Answer.FAILED),
     ),
     _m(
@@ -320,7 +320,7 @@ MUTANTS: Sequence[Mutant] = (
     _m(
         "a reset leaves ready blocks visible",
         "coordinator.coordinator",
-        "        state.ledger.detach(state.ledger.blocks)\n",
+        "        state.detach(state.ledger.blocks)\n",
         "",
     ),
     _m(
@@ -396,7 +396,7 @@ MUTANTS: Sequence[Mutant] = (
     _m(
         "a block that was evicted meanwhile is given",
         "coordinator.request_level",
-        "if not may_store or self._state.ledger.find(block.key) is not block:",
+        "if not may_store or block is None or block.state is not READY:",
         "if not may_store:",
     ),
     _m(
@@ -458,15 +458,15 @@ MUTANTS: Sequence[Mutant] = (
     _m(
         "a use counts each time that a promise ends",
         "ledger",
-        "            if block not in known:\n                block.uses += 1\n",
-        "            block.uses += 1\n",
+        "        for block in [block for block in blocks if block.key not in known] if known else blocks:\n",
+        "        for block in blocks:\n",
         partial(test_primary.test_c14_recency_counts_once_per_request_and_key, "arc"),
     ),
     _m(
         "a block that arrives under a lease counts as idle",
         "ledger",
-        "self._idle += len(blocks) - leased",
-        "self._idle += len(blocks)",
+        "self._idle += len(keys) - self._count_leased(keys)",
+        "self._idle += len(keys)",
     ),
     _m(
         "a load's blocks keep their leases",
@@ -483,8 +483,118 @@ MUTANTS: Sequence[Mutant] = (
     _m(
         "a batch leaves as a whole though a block of it is held",
         "policies.order",
-        "        if holds or len(entries)",
-        "        if len(entries)",
+        "        if len(entries) != batch.left or sum([entry.pins for entry in entries]) > 0:\n",
+        "        if len(entries) != batch.left:\n",
+    ),
+    _m(
+        "a batch leaves as a whole though a block of it is promised",
+        "policies.order",
+        "        if keep and not keep.isdisjoint([entry.key for entry in entries]):\n            return False\n",
+        "",
+    ),
+    _m(
+        "a promised block leaves",
+        "policies.order",
+        "                if entry.pins or entry.key in keep:\n",
+        "                if entry.pins:\n",
+    ),
+    _m(
+        "a block that is pinned and promised is taken from the idle ones twice",
+        "ledger",
+        " - len(self._pinned & fresh) - len(self._arriving & fresh)\n",
+        " - len(self._arriving & fresh)\n",
+    ),
+    _m(
+        "a promised block that is pinned is taken from the idle ones twice",
+        "ledger",
+        "        self._idle -= len(taken) - self._count_leased(taken)\n",
+        "        self._idle -= len(taken)\n",
+    ),
+    _m(
+        "a promised block is idle when its last pin is gone",
+        "ledger",
+        "[block for block in unpinned if block.key not in leases] if leases else unpinned",
+        "unpinned",
+    ),
+    _m(
+        "a block is idle when one of its promises ends",
+        "ledger",
+        "            last = [key for key in keys if key not in more]\n",
+        "            pass\n",
+    ),
+    _m(
+        "a ready block still counts as arriving",
+        "ledger",
+        "        self._arriving.difference_update(keys)\n",
+        "",
+    ),
+    _m(
+        "a detached block still counts as arriving",
+        "ledger",
+        "                self._arriving.remove(block.key)\n",
+        "                pass\n",
+    ),
+    _m(
+        "a block without pins still counts as pinned",
+        "ledger",
+        "        self._pinned.difference_update([block.key for block in unpinned])\n",
+        "",
+    ),
+    _m(
+        "a detached block still counts as pinned",
+        "ledger",
+        "                self._pinned.discard(block.key)\n",
+        "",
+    ),
+    _m(
+        "an arriving block is answered as there",
+        "ledger",
+        "        if self._arriving and not self._arriving.isdisjoint(ready):\n",
+        "        if False:\n",
+    ),
+    _m(
+        "an arriving block is answered as there to who asks for one key",
+        "ledger",
+        "        if key not in self._blocks or (self._arriving and key in self._arriving):\n",
+        "        if key not in self._blocks:\n",
+        test_primary.test_c10_one_key_at_a_time_gets_the_same_answers,
+    ),
+    _m(
+        "what was kept from an eviction stays promised",
+        "ledger",
+        "                    self.unlease(kept, known=kept)\n",
+        "                    pass\n",
+    ),
+    _m(
+        "a promise outlives its block",
+        "ledger",
+        "                self.leases.remove(block.key)\n",
+        "",
+    ),
+    _m(
+        "a second promise outlives its block",
+        "ledger",
+        "                self._more_leases.pop(block.key, None)\n",
+        "",
+    ),
+    _m(
+        "a second promise of a key is none",
+        "ledger",
+        "                more[key] = more.get(key, 0) + 1\n",
+        "                pass\n",
+    ),
+    _m(
+        "a request believes in a promise that has lost its block",
+        "coordinator.state",
+        "            request.leases -= promised\n",
+        "            pass\n",
+    ),
+    _m(
+        "an offer of a promised block takes its use away",
+        "coordinator.leases",
+        "    used.update([block.key for block in fresh])\n",
+        "    used.update([block.key for block in blocks])\n",
+        test_primary.test_c14_an_offer_of_a_promised_block_takes_nothing_from_its_use,
     ),
     # -- admission
     _m(

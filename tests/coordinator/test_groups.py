@@ -62,8 +62,8 @@ def settle(world: World, request: str = "r", max_tokens: int = 24) -> int:
 
 
 def leased(world: World) -> set[bytes]:
-    """Keys of the blocks that are promised to somebody."""
-    return {block.key for block in world.ledger.blocks if block.leases}
+    """Keys that are promised to somebody."""
+    return set(world.ledger.leases)
 
 
 def loaded(world: World) -> list[bytes]:

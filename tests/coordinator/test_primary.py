@@ -80,7 +80,7 @@ def test_c10_a_prefix_ends_at_a_key_that_is_nowhere_and_nothing_behind_it_is_ask
     found = world.lookup("r", make_keys("xyz"))
     assert (list(found.states), found.reason) == ([HIT, MISS], MissReason.NEVER_STORED)
     assert len(world.hooks.calls) == asked
-    assert world.ledger.find(make_keys("x")[0]).leases == 1
+    assert world.ledger.leases == set(make_keys("x"))
 
 
 def test_c10_one_key_at_a_time_gets_the_same_answers():
@@ -92,9 +92,9 @@ def test_c10_one_key_at_a_time_gets_the_same_answers():
     a, b, c, d = make_keys("abcd")
     assert [ask("r", key, world.now) for key in (a, b, c)] == [HIT, HIT, PENDING]
     assert ask("r", d, world.now) is RETRY
-    assert [world.ledger.find(key).leases for key in (a, b, c)] == [1, 1, 1]
+    assert world.ledger.leases == {a, b, c}
     assert ask("r", a, world.now) is HIT
-    assert world.ledger.find(a).leases == 1
+    assert world.ledger.num_leases(a) == 1
     world.complete_store(writing.job_id)
     world.end_step()
     world.answer_all(JobHook.LOOKUP)
@@ -245,6 +245,47 @@ def test_c13_prepare_load_ends_the_lease():
     assert world.prepare_store("w", make_keys("x")).evicted == make_keys("a")
 
 
+def test_c10_c13_a_lookup_of_ready_blocks_promises_them_without_a_look_at_one(monkeypatch):
+    world = world_with("abc")
+
+    def looked(_key):
+        raise AssertionError("a look at a block")
+
+    monkeypatch.setattr(world.ledger, "find", looked)
+    monkeypatch.setattr(world.ledger, "find_all", looked)
+    lookup = world.coordinator.lookup
+    assert list(lookup("r", make_keys("abc"), world.now).states) == [HIT, HIT, HIT]
+    assert world.ledger.leases == set(make_keys("abc"))
+    monkeypatch.undo()
+    assert list(lookup("w", make_keys("abx"), world.now).states) == [HIT, HIT, MISS]
+    assert [world.ledger.num_leases(key) for key in make_keys("abc")] == [2, 2, 1]
+
+
+def test_c11_c13_when_promises_end_the_tail_of_the_prefix_leaves_first_whatever_was_promised_before():
+    world = world_with("abcd")
+    for _ in range(3):
+        world.lookup("r", make_keys("abcd"))
+        world.complete_load(world.prepare_load("r", make_keys("cd")).job_id)
+    state = world.coordinator.state.requests["r"]
+    assert (state.leases, state.promised) == (set(make_keys("ab")), make_keys("abcd"))
+    world.finish("r")
+    assert (state.leases, state.promised) == (set(), [])
+    world.new_request("s")
+    world.lookup("s", make_keys("abcd"))
+    world.finish("s")
+    evicted = [world.prepare_store("w", make_keys(new)).evicted for new in "wxyz"]
+    assert evicted == [make_keys(old) for old in "dcba"]
+
+
+def test_c14_an_offer_of_a_promised_block_takes_nothing_from_its_use():
+    world = world_with("ab", num_rows=2)
+    oldest = world.ledger.find(make_keys("b")[0])
+    world.lookup("r", [oldest.key])
+    world.prepare_store("r", [oldest.key])
+    world.finish("r")
+    assert world.prepare_store("w", make_keys("x")).evicted == make_keys("a")
+
+
 def test_c13_prepare_load_gives_the_leading_blocks_that_are_there():
     world = world_with("ab")
     assert world.prepare_load("r", make_keys("axb")).keys == make_keys("a")
@@ -336,37 +377,42 @@ def test_c13_counts_return_to_zero(success):
     world.check_at_rest()
 
 
-def test_k11_o1_a_store_into_a_pinned_pool_looks_at_no_block(monkeypatch):
+@pytest.mark.parametrize("hold", ["prepare_load", "lookup"])
+def test_k11_o1_a_store_into_a_held_pool_looks_at_no_block(monkeypatch, hold):
     world = World(64)
     world.new_request("w")
     for letter in range(64):
         world.put("w", make_keys(chr(0x100 + letter)))
-        world.prepare_load("w", make_keys(chr(0x100 + letter)))
+        getattr(world, hold)("w", make_keys(chr(0x100 + letter)))
     monkeypatch.setattr(
         world.ledger._policy, "evict", lambda *_: pytest.fail("the policy was asked for victims")
     )
     assert world.prepare_store("w", make_keys("ab")) is None
 
 
+@pytest.mark.parametrize("hold", ["pinned", "promised"])
 @pytest.mark.parametrize("policy", BUILT_IN)
-def test_k11_o1_a_thousand_stores_beside_200_000_pinned_blocks(policy):
-    pinned, spare = 200_000, 8
-    num_rows = pinned + spare
+def test_k11_o1_a_thousand_stores_beside_200_000_held_blocks(policy, hold):
+    held, spare = 200_000, 8
+    num_rows = held + spare
     coordinator = Coordinator(num_rows, make_policy(policy, num_rows), [], generous_limits(num_rows))
     coordinator.new_request(RequestInfo(request_id="r"), 0.0)
     keys = [make_offload_key(number.to_bytes(32, "big"), 0) for number in range(num_rows + 1000)]
     stored = coordinator.prepare_store("r", keys[:num_rows], 0.0)
     coordinator.complete_store(stored.job_id, success=True, now=0.0)
-    coordinator.prepare_load("r", keys[:pinned])
+    if hold == "pinned":
+        coordinator.prepare_load("r", keys[:held])
+    else:
+        coordinator.lookup("r", keys[:held], 0.0)
     begin = time.thread_time()
     for key in keys[num_rows:]:
         stored = coordinator.prepare_store("r", [key], 0.0)
         coordinator.complete_store(stored.job_id, success=True, now=0.0)
     took = time.thread_time() - begin
     coordinator.check()
-    assert took < 1.0, "one walk over the pinned blocks by each call would take many times that"
-    assert coordinator.prepare_store("r", make_keys("abcdefghi"), 0.0) is None, "eight rows are not pinned"
-    print(f"{policy}: {took * 1e3:.1f} ms")
+    assert took < 1.0, "one walk over the held blocks by each call would take many times that"
+    assert coordinator.prepare_store("r", make_keys("abcdefghi"), 0.0) is None, "eight rows are not held"
+    print(f"{policy}, {hold}: {took * 1e3:.1f} ms")
 
 
 @pytest.mark.parametrize("policy", ["arc", "s3fifo"])

@@ -23,7 +23,7 @@ class MRU:
     def remove(self, entries):
         self.entries = [entry for entry in self.entries if entry not in entries]
     def evict(self, n, keep):
-        newest = [entry for entry in reversed(self.entries) if entry not in keep and not entry.is_held][:n]
+        newest = [entry for entry in reversed(self.entries) if entry.key not in keep and not entry.pins][:n]
         self.remove(newest)
         return newest
 """
@@ -46,12 +46,12 @@ def _config(tmp_path, text):
 
 def test_c14_a_plugins_policy_is_found_by_name_and_imported_only_then(install_policy):
     install_policy()
-    assert load_policy("lru")(3).evict(1, ()) == []
+    assert load_policy("lru")(3).evict(1, frozenset()) == []
     assert "kvtier_mru_module" not in sys.modules
     policy = load_policy("mru")(7)
     a, b, c = entries = [Entry.of(key) for key in similar_keys(3)]
     policy.insert(entries)
-    assert policy.evict(2, {b}) == [c, a]
+    assert policy.evict(2, {b.key}) == [c, a]
     assert sys.modules["kvtier_mru_module"].MRU.capacities == [1, 7]
 
 
@@ -111,7 +111,7 @@ def test_c14_the_adapter_evicts_by_a_plugins_policy(install_policy, monkeypatch)
     ("answer", "problem"),
     [
         ("self.entries[:n]", "gave a block that is in use"),
-        ("[entry for entry in self.entries if not entry.is_held][:n]", "gave a block that was to be kept"),
+        ("[entry for entry in self.entries if not entry.pins][:n]", "gave a block that was to be kept"),
         ("self.entries[2:][:n - 1]", "was asked for 2 blocks, and gave 1"),
         ("self.entries[2:3] * n", "was asked for 2 blocks, and gave 1"),
     ],
@@ -127,7 +127,7 @@ def test_c13_c30_a_policy_that_gives_out_what_it_must_not_is_named_before_a_byte
     held.pins = 1
     policy.insert(entries)
     with pytest.raises(PluginError, match=rf"'mru' of kvtier-mru 1\.0.* {problem}"):
-        policy.evict(2, {kept})
+        policy.evict(2, {kept.key})
     assert len(others) == 2
 
 

@@ -22,14 +22,13 @@ class Oracle:
     def length(self, name):
         return len(self.queues[name]) + sum(home == name for home in self.aside.values())
 
-    def first(self, name, held, keep):
+    def first(self, name, held):
         """The first key that may be looked at, or ``None``; held ones on the way are set aside."""
         for key in list(self.queues[name]):
-            if key in held:
-                self.queues[name].remove(key)
-                self.aside[key] = name
-            elif key not in keep:
+            if key not in held:
                 return key
+            self.queues[name].remove(key)
+            self.aside[key] = name
         return None
 
     def remove(self, keys):
@@ -42,11 +41,11 @@ class Oracle:
     def release(self, keys):
         raise NotImplementedError
 
-    def next(self, held, keep):
+    def next(self, held):
         raise NotImplementedError
 
-    def evict(self, n, held, keep):
-        return [key for key in (self.next(held, keep) for _ in range(n)) if key is not None]
+    def evict(self, n, held):
+        return [key for key in (self.next(held) for _ in range(n)) if key is not None]
 
 
 class NaiveLRU(Oracle):
@@ -64,8 +63,8 @@ class NaiveLRU(Oracle):
                 self.uses[key] = 0
                 self.move(key, "all")
 
-    def next(self, held, keep):
-        key = self.first("all", held, keep)
+    def next(self, held):
+        key = self.first("all", held)
         if key is not None:
             self.forget(key)
         return key
@@ -104,12 +103,12 @@ class NaiveARC(Oracle):
             elif key in self.aside:
                 self.move(key, "recent")
 
-    def next(self, held, keep):
+    def next(self, held):
         sides = ["frequent", "recent"]
         if self.length("recent") > int(self.target):
             sides.reverse()
         for side in sides:
-            key = self.first(side, held, keep)
+            key = self.first(side, held)
             if key is not None:
                 self.forget(key)
                 # Only the newest of a call matter: what is trimmed in between would be trimmed in the end.
@@ -136,13 +135,13 @@ class NaiveS3FIFO(Oracle):
             if key in self.aside:
                 self.move(key, "main")
 
-    def next(self, held, keep):
+    def next(self, held):
         while True:
             key = None
             if self.length("small") > self.max_small:
-                key = self.first("small", held, keep)
+                key = self.first("small", held)
             if key is None:
-                main = self.first("main", held, keep)
+                main = self.first("main", held)
                 if main is not None:
                     if not self.uses[main]:
                         self.forget(main)
@@ -150,7 +149,7 @@ class NaiveS3FIFO(Oracle):
                     self.uses[main] = min(self.uses[main], 3) - 1
                     self.move(main, "main")
                     continue
-                key = self.first("small", held, keep)
+                key = self.first("small", held)
             if key is None:
                 return None
             if not self.uses[key]:

@@ -53,7 +53,7 @@ def is_at_rest(toy: GroupedToy) -> bool:
     """Whether nothing is pinned, leased or under way."""
     state = toy.session._manager.coordinator.state
     state.check()
-    return not state.jobs and all(not block.pins and not block.leases for block in state.ledger.blocks)
+    return not state.jobs and not state.ledger.leases and not any(block.pins for block in state.ledger.blocks)
 
 
 def test_an_engine_with_steps_asks_once_a_step_and_never_waits(toy):

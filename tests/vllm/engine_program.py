@@ -183,7 +183,7 @@ class Engine:
         blocks = list(state.ledger.blocks)
         return {
             "pins": sum(block.pins for block in blocks),
-            "leases": sum(block.leases for block in blocks),
+            "leases": len(state.ledger.leases),
             "detached": state.ledger.num_detached,
             "jobs": len(state.jobs),
             "requests": len(state.requests),

@@ -128,7 +128,7 @@ class Contents:
         with self._lock:
             if self._ordered:
                 free = len(self._entries) - sum(key in self._entries for key in self._held)
-                keys = [entry.key for entry in self._policy.evict(min(count, free), ())]
+                keys = [entry.key for entry in self._policy.evict(min(count, free), frozenset())]
                 for key in keys:
                     del self._entries[key]
             else:  # right after the start of a large tier; any that nobody uses
