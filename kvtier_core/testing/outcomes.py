@@ -155,6 +155,8 @@ class Watcher:
         self.note("the pool evicted", counters.evicted > 0)
         for reason, count in counters.misses.items():
             self.note(f"miss {reason.value}", count > 0)
+        nothing = TierCounters()
         for tier in counters.tiers.values():
             for counter in fields(TierCounters):
-                self.note(f"tier {counter.name}", getattr(tier, counter.name) > 0)
+                has_counted = getattr(tier, counter.name) != getattr(nothing, counter.name)
+                self.note(f"tier {counter.name}", has_counted)
