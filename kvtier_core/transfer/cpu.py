@@ -35,7 +35,7 @@ _Indices = tuple[list[slice], Sequence[slice | tuple[int, slice]]]
 class CPUDevice(LaneDevice):
     """Implements ``Device`` for tensors in host memory. See ``LaneDevice``.
 
-    CPU compute is over when it returns; a store's *compute_done* is for compute elsewhere.
+    CPU compute is over when it returns; *compute_done* is for compute elsewhere.
     """
 
     def __init__(

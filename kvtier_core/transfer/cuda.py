@@ -2,15 +2,16 @@
 
 Written against torch's interface and never run on a GPU yet: docs/benchmarks/transfer.md says what was tested how.
 
-Decides when copies may start: a store's when the compute queued at its submission has ended. The engine's stream is
-neither waited for by the host nor made to wait; a lane's thread sleeps on events instead. Results come when the copies
-are over, so whoever has a load's result may queue compute that reads it.
+Decides when copies may start: when the compute queued at their submission has ended. For a store a lane's thread sleeps
+until then; for a load the load stream waits, and no thread. The engine's stream is made to wait for neither. Results
+come when the copies are over, so whoever has a load's result may queue compute that reads it.
 """
 
 import logging
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from functools import partial
 
 import torch
 
@@ -63,11 +64,26 @@ class CUDADevice(StagedDevice):
         compute_done: Callable[[], object] | None = None,
     ) -> None:
         """See ``Device``. Unless told otherwise, the compute is what the caller's current stream holds now."""
-        if compute_done is None:
-            event = _event()
-            event.record(torch.cuda.current_stream(self._layout.device))
-            compute_done = event.synchronize
-        super().submit_store(job_id, parts, epoch, compute_done)
+        super().submit_store(job_id, parts, epoch, compute_done or self._mark_compute().synchronize)
+
+    def submit_load(
+        self,
+        job_id: int,
+        parts: Sequence[GroupTransfer],
+        epoch: int,
+        compute_done: Callable[[], object] | None = None,
+        *,
+        by_layer: bool = False,
+    ) -> None:
+        """See ``Device``. Unless told otherwise, the compute is what the caller's current stream holds now."""
+        if compute_done is None:  # the load stream waits for it, before whatever the lane queues there next
+            compute_done = partial(self._streams[Direction.LOAD].wait_event, self._mark_compute())
+        super().submit_load(job_id, parts, epoch, compute_done, by_layer=by_layer)
+
+    def _mark_compute(self) -> torch.cuda.Event:
+        event = _event()
+        event.record(torch.cuda.current_stream(self._layout.device))
+        return event
 
     def _on(self, direction: Direction) -> AbstractContextManager[object]:
         stream: AbstractContextManager[object] = torch.cuda.stream(self._streams[direction])

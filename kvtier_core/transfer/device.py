@@ -46,16 +46,25 @@ class Device(Protocol):
         """Copy blocks to rows, after the compute that writes the blocks. Returns at once.
 
         *compute_done*, where given, blocks until that compute has ended (an event's ``wait``); it is called on a thread
-        of the device. Raises ``ValueError`` when the job id does not grow, ``RuntimeError`` after ``shutdown``.
+        of the device. Where it is not, a device with streams follows all that the caller's current stream holds now.
+        Raises ``ValueError`` when the job id does not grow, ``RuntimeError`` after ``shutdown``.
         """
         ...
 
     def submit_load(
-        self, job_id: int, parts: Sequence[GroupTransfer], epoch: int, *, by_layer: bool = False
+        self,
+        job_id: int,
+        parts: Sequence[GroupTransfer],
+        epoch: int,
+        compute_done: Callable[[], object] | None = None,
+        *,
+        by_layer: bool = False,
     ) -> None:
         """Copy rows to blocks, wholly before the result is out. Returns at once; raises as the store.
 
-        *by_layer* copies layer after layer, so that ``wait_layer`` need not wait for all of them; it costs more copies.
+        *compute_done* as with a store: compute queued before that still writes the blocks, such as the kernel that
+        zeroes new ones. *by_layer* copies layer after layer, so that ``wait_layer`` need not wait for all of them; it
+        costs more copies.
         """
         ...
 

@@ -71,10 +71,18 @@ class LaneDevice(ABC):
         self._lanes[Direction.STORE].submit(job)
 
     def submit_load(
-        self, job_id: int, parts: Sequence[GroupTransfer], epoch: int, *, by_layer: bool = False
+        self,
+        job_id: int,
+        parts: Sequence[GroupTransfer],
+        epoch: int,
+        compute_done: Callable[[], object] | None = None,
+        *,
+        by_layer: bool = False,
     ) -> None:
         """See ``Device``."""
-        job = LaneJob(job_id=job_id, parts=tuple(parts), epoch=epoch, by_layer=by_layer)
+        job = LaneJob(
+            job_id=job_id, parts=tuple(parts), epoch=epoch, compute_done=compute_done, by_layer=by_layer
+        )
         self._lanes[Direction.LOAD].submit(job)
 
     def get_finished(self) -> list[TransferResult]:

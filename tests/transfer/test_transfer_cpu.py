@@ -130,6 +130,21 @@ def test_c40_a_store_waits_for_its_compute(device: CPUDevice, pool: Pool, small:
     assert bytes(pool.row(0)) == payload(small, 7)
 
 
+def test_c40_a_load_follows_the_compute_queued_before_it(
+    device: CPUDevice, pool: Pool, small: list[torch.Tensor]
+) -> None:
+    gate = Gate()
+    pool.rows_array[6] = 77
+    device.submit_load(1, one([3], [6]), epoch=0, compute_done=gate)
+    assert gate.reached.wait(TIMEOUT_S)
+    for tensor in small:
+        tensor[3] = 0.0  # as an engine zeroes a new block
+    assert pool.control.get_last_started(0, LOAD) == 0
+    gate.open()
+    assert device.wait(LOAD, [1], TIMEOUT_S)
+    assert payload(small, 3) == bytes([77]) * 8192
+
+
 def test_c40_a_loads_bytes_are_there_when_its_result_is(
     make_device: MakeDevice, pool: Pool, small: list[torch.Tensor]
 ) -> None:

@@ -28,22 +28,23 @@ class _FakeCUDA:
         self.compute_ends.set()
         self.refuse_registration = -1
         self.registered: dict[int, int] = {}
-        self._streams = iter(["store stream", "load stream"])
+        self._streams = iter(_FakeStream(self, name) for name in ("store stream", "load stream"))
         self._calls = 0
 
-    def Stream(self, device: torch.device) -> str:  # noqa: N802 - torch's name
+    def Stream(self, device: torch.device) -> "_FakeStream":  # noqa: N802 - torch's name
         return next(self._streams)
 
     def Event(self, *, blocking: bool) -> "_FakeEvent":  # noqa: N802 - torch's name
         assert blocking, "a waiting thread must not spin"
         return _FakeEvent(self)
 
-    def current_stream(self, device: torch.device) -> str:
-        return "compute stream"
+    def current_stream(self, device: torch.device) -> "_FakeStream":
+        return _FakeStream(self, "compute stream")
 
     @contextmanager
-    def stream(self, stream: str) -> Iterator[None]:
-        self.log.append(f"copy on {stream}")
+    def stream(self, stream: "_FakeStream") -> Iterator[None]:
+        stream.catch_up()
+        self.log.append(f"copy on {stream.name}")
         yield
 
     @contextmanager
@@ -68,16 +69,34 @@ class _FakeCUDA:
 class _FakeEvent:
     def __init__(self, cuda: _FakeCUDA) -> None:
         self._cuda = cuda
-        self._stream = ""
+        self.stream = ""
 
-    def record(self, stream: str) -> None:
-        self._stream = stream
-        self._cuda.log.append(f"record on {stream}")
+    def record(self, stream: "_FakeStream") -> None:
+        self.stream = stream.name
+        self._cuda.log.append(f"record on {self.stream}")
 
     def synchronize(self) -> None:
-        if self._stream == "compute stream":
+        if self.stream == "compute stream":
             assert self._cuda.compute_ends.wait(TIMEOUT_S)
-        self._cuda.log.append(f"wait for {self._stream}")
+        self._cuda.log.append(f"wait for {self.stream}")
+
+
+class _FakeStream:
+    """Its copies are the host's, so what a GPU's stream waits for is waited for when the next copy is queued."""
+
+    def __init__(self, cuda: _FakeCUDA, name: str) -> None:
+        self._cuda = cuda
+        self.name = name
+        self._awaited: list[_FakeEvent] = []
+
+    def wait_event(self, event: _FakeEvent) -> None:
+        self._cuda.log.append(f"{self.name} waits for {event.stream}")
+        self._awaited.append(event)
+
+    def catch_up(self) -> None:
+        while self._awaited:
+            self._awaited.pop()
+            assert self._cuda.compute_ends.wait(TIMEOUT_S)
 
 
 @pytest.fixture
@@ -140,14 +159,32 @@ def test_c40_a_store_waits_for_what_it_is_told_to_wait_for(cuda: _FakeCUDA, devi
     assert cuda.log[:2] == ["the engine's own event", "copy on store stream"]
 
 
-def test_c40_a_loads_result_comes_after_its_copies(
+def test_c40_a_loads_copies_follow_the_compute_queued_before_it_and_its_result_follows_them(
     cuda: _FakeCUDA, device: CUDADevice, pool: Pool, kv: list[torch.Tensor]
 ) -> None:
+    cuda.compute_ends.clear()
     pool.rows_array[1] = 6
     device.submit_load(1, one([2], [1]), epoch=0)
+    assert cuda.log[0] == "record on compute stream"
+    kv[0][2] = 0.0  # what an engine's kernel still does to a new block
+    cuda.compute_ends.set()
     assert device.wait(LOAD, [1], TIMEOUT_S)
-    assert cuda.log == ["copy on load stream", "record on load stream", "wait for load stream"]
+    assert cuda.log == [
+        "record on compute stream",
+        "load stream waits for compute stream",
+        "copy on load stream",
+        "record on load stream",
+        "wait for load stream",
+    ]
     assert payload(kv, 2) == b"\x06" * 3 * 256
+
+
+def test_c40_a_load_waits_for_what_it_is_told_to_wait_for(cuda: _FakeCUDA, device: CUDADevice) -> None:
+    device.submit_load(
+        1, one([2], [1]), epoch=0, compute_done=lambda: cuda.log.append("the engine's own event")
+    )
+    assert device.wait(LOAD, [1], TIMEOUT_S)
+    assert cuda.log[:2] == ["the engine's own event", "copy on load stream"]
 
 
 def test_c42_rows_are_pinned_whole_a_few_at_a_time(

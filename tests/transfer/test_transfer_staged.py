@@ -91,16 +91,28 @@ def test_c42_the_tensors_place_chooses_the_device(
     assert chosen == ["CPUDevice", "CUDADevice", "StagedDevice"]
 
 
+@pytest.mark.parametrize("direction", Direction)
 def test_c40_without_streams_the_device_is_waited_for_before_and_after(
-    make_pool: Callable[..., Pool], make_staged: MakeStaged, monkeypatch: pytest.MonkeyPatch
+    make_pool: Callable[..., Pool],
+    make_staged: MakeStaged,
+    monkeypatch: pytest.MonkeyPatch,
+    direction: Direction,
 ) -> None:
     pool, tensor = make_pool(), torch.ones(4, 16)
-    seen: list[bool] = []
-    monkeypatch.setattr(torch.cpu, "synchronize", lambda: seen.append(bool(pool.rows_array[0].any())))
+    pool.rows_array[1] = 7
     device = make_staged(KVLayout([tensor]), pool)
-    device.submit_store(1, one([2], [0]), epoch=0)
-    assert device.wait(STORE, [1], TIMEOUT_S)
-    assert seen == [False, True]
+    seen: list[tuple[bool, bool]] = []
+
+    def look() -> None:
+        seen.append((bool(pool.rows_array[0].any()), bool((tensor[3] != 1).any())))
+
+    monkeypatch.setattr(torch.cpu, "synchronize", look)
+    if direction is STORE:
+        device.submit_store(1, one([2], [0]), epoch=0)
+    else:
+        device.submit_load(1, one([3], [1]), epoch=0)
+    assert device.wait(direction, [1], TIMEOUT_S)
+    assert seen == [(False, False), (direction is STORE, direction is LOAD)]
 
 
 def test_c36_a_copy_that_fails_half_way_is_settled_before_the_job_counts_as_finished(
