@@ -16,7 +16,7 @@ from kvtier_core.transfer.device import TransferResult
 from kvtier_core.transfer.direction import Direction
 from kvtier_core.transfer.lane import Lane, LaneJob
 from kvtier_core.transfer.layout import KVLayout
-from kvtier_core.transfer.plan import GroupTransfer, Runs, TransferLimits, plan_transfer
+from kvtier_core.transfer.plan import GroupTransfer, Runs, TransferLimits, copy_parts, plan_transfer
 from kvtier_core.transfer.pool import Pool
 
 
@@ -67,7 +67,7 @@ class LaneDevice(ABC):
         compute_done: Callable[[], object] | None = None,
     ) -> None:
         """See ``Device``."""
-        job = LaneJob(job_id=job_id, parts=tuple(parts), epoch=epoch, compute_done=compute_done)
+        job = LaneJob(job_id=job_id, parts=copy_parts(parts), epoch=epoch, compute_done=compute_done)
         self._lanes[Direction.STORE].submit(job)
 
     def submit_load(
@@ -81,7 +81,11 @@ class LaneDevice(ABC):
     ) -> None:
         """See ``Device``."""
         job = LaneJob(
-            job_id=job_id, parts=tuple(parts), epoch=epoch, compute_done=compute_done, by_layer=by_layer
+            job_id=job_id,
+            parts=copy_parts(parts),
+            epoch=epoch,
+            compute_done=compute_done,
+            by_layer=by_layer,
         )
         self._lanes[Direction.LOAD].submit(job)
 

@@ -1,12 +1,16 @@
 """The CPU device: bytes, order, waiting, dropping, failing, and shutting down."""
 
+import asyncio
 import inspect
+import math
 import random
 import subprocess
 import sys
 import threading
+from array import array
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 import torch
 
@@ -342,6 +346,70 @@ def test_a_callback_that_raises_costs_a_log_line_only(
     assert device.shutdown(TIMEOUT_S)
     assert len(told) == 2
     assert "callback broke" in caplog.text
+
+
+class _UnspeakableError(Exception):
+    def __str__(self) -> str:
+        raise SystemExit(1)
+
+
+@pytest.mark.parametrize(
+    "error", [asyncio.CancelledError(), SystemExit(1), KeyboardInterrupt(), _UnspeakableError()], ids=repr
+)
+@pytest.mark.parametrize("raiser", ["on_finished", "compute_done"])
+def test_c30_whatever_is_raised_on_a_lane_each_job_has_its_result_and_the_lane_lives(
+    make_device: MakeDevice, pool: Pool, small: list[torch.Tensor], error: BaseException, raiser: str
+) -> None:
+    def fail() -> None:
+        raise error
+
+    compute_done = fail if raiser == "compute_done" else None
+    device = make_device(KVLayout(small), pool, 0, fail if raiser == "on_finished" else None)
+    for job_id in (1, 2):
+        device.submit_store(job_id, one([0], [0]), epoch=0, compute_done=compute_done)
+        device.submit_load(job_id, one([0], [0]), epoch=0, compute_done=compute_done)
+        assert device.wait(STORE, [job_id], TIMEOUT_S)
+        assert device.wait(LOAD, [job_id], TIMEOUT_S)
+    results = device.get_finished()
+    assert [(result.direction, result.job_id) for result in results] == [
+        (STORE, 1),
+        (STORE, 2),
+        (LOAD, 1),
+        (LOAD, 2),
+    ]
+    assert {result.ok for result in results} == {raiser == "on_finished"}
+    if raiser == "compute_done":
+        assert all(type(error).__name__ in (result.error or "") for result in results)
+    assert pool.control.is_settled(STORE, 2, 0)
+
+
+def test_c36_ids_may_be_changed_once_a_transfer_is_submitted(
+    device: CPUDevice, pool: Pool, small: list[torch.Tensor]
+) -> None:
+    gate = Gate()
+    stores = np.array([0, 1]), [0, 1]
+    loads = [8, 9], array("q", [5, 5])
+    pool.rows_array[5] = 50
+    device.submit_store(1, one(*stores), epoch=0, compute_done=gate)
+    device.submit_load(1, one(*loads), epoch=0, compute_done=gate)
+    for ids in (*stores, *loads):  # the caller's buffers, used again
+        ids[0], ids[1] = 6, 7
+    gate.open()
+    assert device.wait(STORE, [1], TIMEOUT_S)
+    assert device.wait(LOAD, [1], TIMEOUT_S)
+    assert [bytes(pool.row(row)) for row in range(2)] == [payload(small, block) for block in range(2)]
+    assert not pool.rows_array[6:].any()
+    assert [payload(small, block) for block in (8, 9)] == [bytes([50]) * 8192] * 2
+
+
+def test_any_time_can_be_waited_for(device: CPUDevice) -> None:
+    gate = Gate()
+    device.submit_load(1, one([0], [0]), epoch=0, compute_done=gate)
+    assert gate.reached.wait(TIMEOUT_S)
+    gate.open()
+    assert device.wait(LOAD, [1], math.inf)
+    assert device.wait_layer(1, 0, math.inf)
+    assert device.shutdown(math.inf)
 
 
 def test_c34_shutdown_drops_what_is_queued_and_may_be_called_again(device: CPUDevice, pool: Pool) -> None:

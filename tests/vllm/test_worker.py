@@ -1,6 +1,7 @@
 """The worker hands its transfers to the device with what they must follow (C40). Needs vLLM's types, and no engine."""
 
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -49,10 +50,11 @@ def submit(monkeypatch):
     monkeypatch.setattr(_Event, "made", [], raising=False)
     monkeypatch.setattr(torch, "Event", _Event)
     control = SimpleNamespace(epoch=0, get_last_started=lambda _rank, _direction: 0)
+    pool: Any = SimpleNamespace(control=control)
 
     def both(device_type):
-        device = _Device()
-        worker = KvtierWorker(device, SimpleNamespace(control=control), 0, 1, 1.0, device_type)
+        device: Any = _Device()
+        worker = KvtierWorker(device, pool, 0, 1, 1.0, device_type)
         blocks = SimpleNamespace(block_ids=np.array([3]), group_sizes=[1], block_indices=[0])
         rows = PoolRows([5])
         assert worker.submit_store(7, blocks, rows)
