@@ -49,6 +49,8 @@ class CUDADevice(StagedDevice):
             raise ValueError(f"the CUDA device needs tensors on a CUDA GPU, not on {layout.device}")
         self._streams = {direction: _stream(layout.device) for direction in Direction}
         self._copied = {direction: _event() for direction in Direction}
+        # Else each use of a stream ends with a step back to GPU 0, which makes a context there: some hundred MiB.
+        self._enter_lane = partial(torch.cuda.set_device, layout.device)
         self._pinned = PinnedRows(pool, layout.device)
         try:
             super().__init__(layout, pool, control, worker, on_finished)
@@ -88,6 +90,10 @@ class CUDADevice(StagedDevice):
     def _on(self, direction: Direction) -> AbstractContextManager[object]:
         stream: AbstractContextManager[object] = torch.cuda.stream(self._streams[direction])
         return stream
+
+    def _to_device(self, numbers: torch.Tensor) -> torch.Tensor:
+        # From pinned memory: a copy from any other is waited for by the host.
+        return numbers.pin_memory().to(self._device, non_blocking=True)
 
     def _settle(self, direction: Direction) -> None:
         event = self._copied[direction]
@@ -130,7 +136,25 @@ class PinnedRows:
         while self._addresses:
             self._cudart.cudaHostUnregister(self._addresses.pop())
 
+    def __del__(self) -> None:
+        """With a device that was dropped without ``shutdown``."""
+        self.release()
+
     def _pin(self, pool: Pool, device: torch.device) -> None:
+        try:
+            refusal = self._register(pool, device)
+        except BaseException as error:  # noqa: BLE001 - the device works without, and nobody sees this thread's errors
+            refusal = f"{type(error).__name__}: {error}"
+        if refusal is not None:
+            self.release()
+            _log.warning(
+                "CUDA refused to pin the pool (%s): copies will be slower. Raise the limit on locked memory "
+                "(ulimit -l) or make the pool smaller",
+                refusal,
+            )
+
+    def _register(self, pool: Pool, device: torch.device) -> str | None:
+        """What CUDA has against it, if anything; the rows registered until then stay so."""
         # Whole rows at a time: one copy must not span two registrations.
         geometry, address = pool.geometry, pool.address
         rows_a_call = max(1, _PIN_BYTES // geometry.row_bytes)
@@ -140,13 +164,6 @@ class PinnedRows:
                 begin = address + row * geometry.row_bytes
                 error = int(self._cudart.cudaHostRegister(begin, size, 0))
                 if error != 0:
-                    self.release()
-                    _log.warning(
-                        "CUDA refused to pin the pool (cudaHostRegister: error %d at row %d of %d): copies will be "
-                        "slower. Raise the limit on locked memory (ulimit -l) or make the pool smaller",
-                        error,
-                        row,
-                        geometry.num_rows,
-                    )
-                    return
+                    return f"cudaHostRegister: error {error} at row {row} of {geometry.num_rows}"
                 self._addresses.append(begin)
+        return None

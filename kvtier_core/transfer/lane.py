@@ -48,12 +48,15 @@ class Lane:
         worker: int,
         copy: Copy,
         on_finished: Callable[[], None] | None = None,
+        enter: Callable[[], object] | None = None,
     ) -> None:
+        """*enter*, where given, is what the thread does before its first job."""
         self._direction = direction
         self._control = control
         self._worker = worker
         self._copy = copy
         self._on_finished = on_finished
+        self._enter = enter
         self._changed = threading.Condition()  # guards the seven below
         self._queue: deque[LaneJob] = deque()
         self._unfinished: set[int] = set()
@@ -118,6 +121,11 @@ class Lane:
         return not self._thread.is_alive()
 
     def _run(self) -> None:
+        if self._enter is not None:
+            try:
+                self._enter()
+            except BaseException:  # noqa: BLE001 - the copies then say themselves what they lack
+                _log.exception("the %s lane could not set up its thread", self._direction.value)
         while self._do_next():
             pass
 

@@ -5,6 +5,8 @@ lane's thread.
 """
 
 import time
+import warnings
+import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 
@@ -14,7 +16,7 @@ import numpy.typing as npt
 from kvtier_core.transfer.control import ControlPage
 from kvtier_core.transfer.device import TransferResult
 from kvtier_core.transfer.direction import Direction
-from kvtier_core.transfer.lane import Lane, LaneJob
+from kvtier_core.transfer.lane import Copy, Lane, LaneJob
 from kvtier_core.transfer.layout import KVLayout
 from kvtier_core.transfer.plan import GroupTransfer, Runs, TransferLimits, copy_parts, plan_transfer
 from kvtier_core.transfer.pool import Pool
@@ -25,8 +27,12 @@ class LaneDevice(ABC):
 
     *worker* fills its own part of each row: the ``worker``-th stretch of ``payload_bytes`` of the row's group.
     ``on_finished`` is called on a thread of the device after each result; it should only wake somebody. Methods may be
-    called from any thread. ``shutdown`` must come before the pool's ``close``.
+    called from any thread. ``shutdown`` must come before the pool's ``close``; a device that is dropped without it says
+    so by a ``ResourceWarning``, drops what is queued, and ends its threads.
     """
+
+    _enter_lane: Callable[[], object] | None = None
+    """What each lane's thread does first, where a device needs that. It must not refer to the device."""
 
     def __init__(
         self,
@@ -39,10 +45,21 @@ class LaneDevice(ABC):
         """Raises ``ValueError`` when the workers' parts do not fit a row. A subclass is ready before it calls this."""
         self._layout = layout
         self._limits = limits_for(layout, pool)
+        self._is_shut_down = False
+        copies = {Direction.STORE: self._carry_out_store, Direction.LOAD: self._carry_out_load}
         self._lanes = {
-            Direction.STORE: Lane(Direction.STORE, control, worker, self._carry_out_store, on_finished),
-            Direction.LOAD: Lane(Direction.LOAD, control, worker, self._carry_out_load, on_finished),
+            direction: Lane(direction, control, worker, _weakly(copy), on_finished, self._enter_lane)
+            for direction, copy in copies.items()
         }
+
+    def __del__(self) -> None:
+        """Neither waits nor lets go of anything: a lane that is in a copy keeps what that needs until its end."""
+        lanes = getattr(self, "_lanes", {})  # none where the constructor raised
+        if lanes and not self._is_shut_down:
+            text = f"{type(self).__name__} was dropped without shutdown"
+            warnings.warn(text, ResourceWarning, stacklevel=2, source=self)
+            for lane in lanes.values():
+                lane.stop()
 
     @abstractmethod
     def _store(self, plan: dict[int, Runs]) -> None:
@@ -109,6 +126,7 @@ class LaneDevice(ABC):
         ended = [lane.join(max(0.0, deadline - time.monotonic())) for lane in self._lanes.values()]
         if not all(ended):
             return False
+        self._is_shut_down = True
         self._let_go()
         return True
 
@@ -126,6 +144,19 @@ class LaneDevice(ABC):
         return sum(
             self._layout.groups[group].block_bytes * int(runs[3].sum()) for group, runs in plan.items()
         )
+
+
+def _weakly(method: Copy) -> Copy:
+    """The same, without keeping its device: a lane's thread would, as long as the process lives."""
+    reference = weakref.WeakMethod(method)
+
+    def copy(job: LaneJob, reached: Callable[[int], None]) -> int:
+        alive = reference()
+        if alive is None:
+            raise RuntimeError("the device was dropped without shutdown")
+        return alive(job, reached)
+
+    return copy
 
 
 def limits_for(layout: KVLayout, pool: Pool) -> TransferLimits:

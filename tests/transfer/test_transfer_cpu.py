@@ -433,6 +433,23 @@ def test_c34_shutdown_drops_what_is_queued_and_may_be_called_again(device: CPUDe
     assert pool.close(), "the device still holds the pool"
 
 
+def test_c34_a_device_dropped_without_shutdown_warns_drops_what_is_queued_and_ends_its_threads(
+    pool: Pool, small: list[torch.Tensor]
+) -> None:
+    device = CPUDevice(KVLayout(small), pool, pool.control)
+    lanes = list(device._lanes.values())
+    gate = Gate()
+    device.submit_store(1, one([0], [0]), epoch=0, compute_done=gate)
+    device.submit_store(2, one([0], [1]), epoch=0)
+    assert gate.reached.wait(TIMEOUT_S)
+    with pytest.warns(ResourceWarning, match="CPUDevice was dropped without shutdown"):
+        del device
+    gate.open()
+    assert all(lane.join(TIMEOUT_S) for lane in lanes)
+    assert not pool.rows_array.any()
+    assert pool.control.is_settled(STORE, 2, 0)
+
+
 def test_an_idle_device_ends_its_threads(device: CPUDevice) -> None:
     assert any(thread.name.startswith("kvtier-") for thread in threading.enumerate())
     assert device.shutdown(TIMEOUT_S)

@@ -27,6 +27,9 @@ class _FakeCUDA:
         self.compute_ends = threading.Event()
         self.compute_ends.set()
         self.refuse_registration = -1
+        self.registration_fault: Exception | None = None
+        self.entered: dict[str, torch.device] = {}
+        """The device that each thread works on."""
         self.registered: dict[int, int] = {}
         self._streams = iter(_FakeStream(self, name) for name in ("store stream", "load stream"))
         self._calls = 0
@@ -51,12 +54,17 @@ class _FakeCUDA:
     def device(self, device: torch.device) -> Iterator[None]:
         yield
 
+    def set_device(self, device: torch.device) -> None:
+        self.entered[threading.current_thread().name] = device
+
     def cudart(self) -> SimpleNamespace:
         return SimpleNamespace(cudaHostRegister=self._register, cudaHostUnregister=self._unregister)
 
     def _register(self, address: int, size: int, flags: int) -> int:
         self._calls += 1
         if self._calls == self.refuse_registration:
+            if self.registration_fault is not None:
+                raise self.registration_fault
             return 2
         self.registered[address] = size
         return 0
@@ -102,8 +110,14 @@ class _FakeStream:
 @pytest.fixture
 def cuda(monkeypatch: pytest.MonkeyPatch) -> _FakeCUDA:
     fake = _FakeCUDA()
-    for name in ("Stream", "Event", "current_stream", "stream", "device", "cudart"):
+    for name in ("Stream", "Event", "current_stream", "stream", "device", "set_device", "cudart"):
         monkeypatch.setattr(torch.cuda, name, getattr(fake, name))
+
+    def pin_memory(tensor: torch.Tensor) -> torch.Tensor:
+        fake.log.append("pin ids")
+        return tensor
+
+    monkeypatch.setattr(torch.Tensor, "pin_memory", pin_memory)
     return fake
 
 
@@ -126,6 +140,10 @@ def _layout(kv: list[torch.Tensor]) -> KVLayout:
 @pytest.fixture
 def device(cuda: _FakeCUDA, pool: Pool, kv: list[torch.Tensor]) -> Iterator[CUDADevice]:
     made = CUDADevice(_layout(kv), pool, pool.control)
+    assert cuda.log == ["copy on store stream", "copy on load stream"], (
+        "each staging buffer is its stream's own"
+    )
+    cuda.log.clear()
     yield made
     assert made.shutdown(TIMEOUT_S)
     assert cuda.registered == {}, "rows stay pinned"
@@ -145,6 +163,7 @@ def test_k2_o4_c40_a_store_waits_for_the_compute_queued_before_it(
         "record on compute stream",
         "wait for compute stream",
         "copy on store stream",
+        "pin ids",
         "record on store stream",
         "wait for store stream",
     ]
@@ -173,6 +192,7 @@ def test_c40_a_loads_copies_follow_the_compute_queued_before_it_and_its_result_f
         "record on compute stream",
         "load stream waits for compute stream",
         "copy on load stream",
+        "pin ids",
         "record on load stream",
         "wait for load stream",
     ]
@@ -185,6 +205,45 @@ def test_c40_a_load_waits_for_what_it_is_told_to_wait_for(cuda: _FakeCUDA, devic
     )
     assert device.wait(LOAD, [1], TIMEOUT_S)
     assert cuda.log[:2] == ["the engine's own event", "copy on load stream"]
+
+
+def test_c42_a_lanes_thread_works_on_the_tensors_gpu(cuda: _FakeCUDA, device: CUDADevice) -> None:
+    device.submit_store(1, one([2], [1]), epoch=0)
+    device.submit_load(1, one([2], [1]), epoch=0)
+    assert device.wait(STORE, [1], TIMEOUT_S)
+    assert device.wait(LOAD, [1], TIMEOUT_S)
+    assert cuda.entered == dict.fromkeys(["kvtier-store-0", "kvtier-load-0"], torch.device("cuda", 0))
+
+
+def test_a_lane_that_can_not_enter_its_gpu_says_so_and_goes_on(
+    cuda: _FakeCUDA,
+    pool: Pool,
+    kv: list[torch.Tensor],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def refuse(device: torch.device) -> None:
+        raise RuntimeError(f"no {device} here")
+
+    monkeypatch.setattr(torch.cuda, "set_device", refuse)
+    device = CUDADevice(_layout(kv), pool, pool.control)
+    device.submit_store(1, one([2], [1]), epoch=0)
+    assert device.wait(STORE, [1], TIMEOUT_S)
+    assert [result.ok for result in device.get_finished()] == [True]
+    assert device.shutdown(TIMEOUT_S)
+    assert "the store lane could not set up its thread" in caplog.text
+    assert "no cuda:0 here" in caplog.text
+
+
+def test_a_device_dropped_without_shutdown_unpins_its_rows(
+    cuda: _FakeCUDA, pool: Pool, kv: list[torch.Tensor]
+) -> None:
+    device = CUDADevice(_layout(kv), pool, pool.control)
+    lanes = list(device._lanes.values())
+    with pytest.warns(ResourceWarning, match="CUDADevice was dropped without shutdown"):
+        del device
+    assert all(lane.join(TIMEOUT_S) for lane in lanes)
+    assert cuda.registered == {}
 
 
 def test_c42_rows_are_pinned_whole_a_few_at_a_time(
@@ -202,18 +261,21 @@ def test_c42_rows_are_pinned_whole_a_few_at_a_time(
     assert cuda.registered == {}
 
 
+@pytest.mark.parametrize("fault", [None, RuntimeError("the driver is shutting down")])
 def test_c42_a_refused_pin_is_told_undone_and_no_obstacle(
     cuda: _FakeCUDA,
+    fault: Exception | None,
     pool: Pool,
     kv: list[torch.Tensor],
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     monkeypatch.setattr(cuda_module, "_PIN_BYTES", 1)
-    cuda.refuse_registration = 3
+    cuda.refuse_registration, cuda.registration_fault = 3, fault
     device = CUDADevice(_layout(kv), pool, pool.control)
     assert cuda.registered == {}
-    assert "error 2 at row 2 of 5" in caplog.text
+    assert not device._pinned.is_pinned
+    assert ("error 2 at row 2 of 5" if fault is None else str(fault)) in caplog.text
     assert "ulimit -l" in caplog.text
     device.submit_store(1, one([2], [1]), epoch=0)
     assert device.wait(STORE, [1], TIMEOUT_S)
