@@ -46,7 +46,7 @@ class CPUDevice(LaneDevice):
         worker: int = 0,
         on_finished: Callable[[], None] | None = None,
     ) -> None:
-        """Raises ``ValueError``: tensors not in host memory, or the workers' parts do not fit a row."""
+        """Raises ``ValueError``: tensors not in host memory, or what ``LaneDevice`` refuses."""
         if layout.device.type != "cpu":
             raise ValueError(f"the CPU device needs tensors in host memory, not on {layout.device}")
         parts = worker_parts(layout, pool, worker)

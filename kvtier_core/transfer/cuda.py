@@ -41,7 +41,7 @@ class CUDADevice(StagedDevice):
         worker: int = 0,
         on_finished: Callable[[], None] | None = None,
     ) -> None:
-        """Raises ``ValueError``: tensors not on a CUDA device, or the workers' parts do not fit a row.
+        """Raises ``ValueError``: tensors not on a CUDA device, or what ``LaneDevice`` refuses.
 
         Where the rows can't be pinned a warning says why, and copies are slower.
         """

@@ -21,6 +21,9 @@ from kvtier_core.transfer.layout import KVLayout
 from kvtier_core.transfer.plan import GroupTransfer, Runs, TransferLimits, copy_parts, plan_transfer
 from kvtier_core.transfer.pool import Pool
 
+PROOF_BYTES = 64
+"""What a row ends in (C03). No worker writes there; ``kvtier_core.proof`` fills it, and is not to be had here."""
+
 
 class LaneDevice(ABC):
     """Implements ``Device`` but for the copies.
@@ -42,8 +45,15 @@ class LaneDevice(ABC):
         worker: int = 0,
         on_finished: Callable[[], None] | None = None,
     ) -> None:
-        """Raises ``ValueError`` when the workers' parts do not fit a row. A subclass is ready before it calls this."""
+        """A subclass is ready before it calls this.
+
+        Raises ``ValueError``: the workers' parts and the proof do not fit a row, the pool has no such worker, or
+        *control* is not the pool's own.
+        """
+        if control is not pool.control:
+            raise ValueError("the control page is not this pool's: pass pool.control")
         self._layout = layout
+        self._addresses = [group.read_addresses() for group in layout.groups]
         self._limits = limits_for(layout, pool)
         self._is_shut_down = False
         copies = {Direction.STORE: self._carry_out_store, Direction.LOAD: self._carry_out_load}
@@ -131,14 +141,25 @@ class LaneDevice(ABC):
         return True
 
     def _carry_out_store(self, job: LaneJob, _reached: Callable[[int], None]) -> int:
-        plan = plan_transfer(Direction.STORE, job.parts, self._limits)
+        plan = self._plan(Direction.STORE, job)
         self._store(plan)
         return self._bytes(plan)
 
     def _carry_out_load(self, job: LaneJob, reached: Callable[[int], None]) -> int:
-        plan = plan_transfer(Direction.LOAD, job.parts, self._limits)
+        plan = self._plan(Direction.LOAD, job)
         self._load(plan, reached if job.by_layer else None)
         return self._bytes(plan)
+
+    def _plan(self, direction: Direction, job: LaneJob) -> dict[int, Runs]:
+        plan = plan_transfer(direction, job.parts, self._limits)
+        for group in plan:
+            # The copies go by addresses: what is there now may be anybody's.
+            if self._layout.groups[group].read_addresses() != self._addresses[group]:
+                raise RuntimeError(
+                    f"tensors of KV group {group} have been given other memory since the device was opened: open "
+                    "another device for them"
+                )
+        return plan
 
     def _bytes(self, plan: dict[int, Runs]) -> int:
         return sum(
@@ -162,14 +183,14 @@ def _weakly(method: Copy) -> Copy:
 def limits_for(layout: KVLayout, pool: Pool) -> TransferLimits:
     """What transfers between this layout and this pool must stay inside.
 
-    Raises ``ValueError`` when the workers' parts do not fit a row.
+    Raises ``ValueError`` when the workers' parts do not fit a row, or leave no room for its proof.
     """
     geometry = pool.geometry
     for index, payload_bytes in enumerate(layout.payload_bytes):
-        if (needed := geometry.num_workers * payload_bytes) > geometry.row_bytes:
+        if (needed := geometry.num_workers * payload_bytes + PROOF_BYTES) > geometry.row_bytes:
             raise ValueError(
-                f"{geometry.num_workers} worker(s) with {payload_bytes} bytes a block of group {index} need rows of "
-                f"{needed} bytes, the pool's have {geometry.row_bytes}"
+                f"{geometry.num_workers} worker(s) with {payload_bytes} bytes a block of group {index}, and "
+                f"{PROOF_BYTES} bytes of proof, need rows of {needed} bytes, the pool's have {geometry.row_bytes}"
             )
     return TransferLimits(
         num_blocks=tuple(group.num_blocks for group in layout.groups),
@@ -179,10 +200,12 @@ def limits_for(layout: KVLayout, pool: Pool) -> TransferLimits:
 
 
 def worker_parts(layout: KVLayout, pool: Pool, worker: int) -> list[npt.NDArray[np.uint8]]:
-    """This worker's bytes of every row, a group each.
+    """This worker's bytes of every row, a group each. Raises ``ValueError`` as the devices' constructors.
 
     ``(num_rows, factor, block_bytes)``, or ``(num_rows, block_bytes)`` where the factor is 1.
     """
+    if not 0 <= worker < pool.geometry.num_workers:
+        raise ValueError(f"worker {worker} is not one of this pool's {pool.geometry.num_workers}")
     limits_for(layout, pool)
     return [
         _worker_part(pool, layout.block_size_factor, group.block_bytes, worker) for group in layout.groups

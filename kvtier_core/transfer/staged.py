@@ -76,7 +76,7 @@ class StagedDevice(LaneDevice):
         *,
         staging_bytes: int = _STAGING_BYTES,
     ) -> None:
-        """Raises ``ValueError`` when the workers' parts do not fit a row."""
+        """Raises ``ValueError`` for what ``LaneDevice`` refuses."""
         self._factor = layout.block_size_factor
         self._groups = [
             _Group(group, torch.from_numpy(part))

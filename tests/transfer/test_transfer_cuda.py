@@ -125,7 +125,7 @@ def test_c40_copies_do_not_hold_up_the_engines_stream(
     make_cuda: MakeCUDA, make_pool: Callable[..., Pool]
 ) -> None:
     kv = [torch.zeros(256, 1 << 18, dtype=torch.uint8, device="cuda") for _ in range(4)]
-    pool = make_pool(num_rows=256, row_bytes=1 << 20)
+    pool = make_pool(num_rows=256, row_bytes=(1 << 20) + 4096)
     device = make_cuda(KVLayout(kv), pool)
     device.submit_store(1, one(range(256), range(256)), epoch=0)
     done = torch.cuda.Event()

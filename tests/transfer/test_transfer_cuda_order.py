@@ -133,7 +133,7 @@ def pool(make_pool: Callable[..., Pool]) -> Pool:
 
 def _layout(kv: list[torch.Tensor]) -> KVLayout:
     layout = KVLayout(kv)
-    layout.device = torch.device("cuda", 0)  # the tensors stay where there is memory
+    object.__setattr__(layout, "device", torch.device("cuda", 0))  # the tensors stay where there is memory
     return layout
 
 

@@ -133,7 +133,7 @@ def test_c42_the_tensors_place_chooses_the_device(
         monkeypatch.setattr(module, name, lambda *_, name=name: chosen.append(name))
     layout, pool = KVLayout([torch.zeros(4, 16)]), make_pool()
     for place in ("cpu", "cuda", "xpu"):
-        layout.device = torch.device(place)
+        object.__setattr__(layout, "device", torch.device(place))
         open_device(layout, pool)
     assert chosen == ["CPUDevice", "CUDADevice", "StagedDevice"]
 
