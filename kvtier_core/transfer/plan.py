@@ -145,12 +145,12 @@ def _as_array(values: Ids) -> _Numbers:
             # half the time of numpy's own; what is neither list nor tuple could be taken for raw bytes
             numbers = array("q", values if isinstance(values, (list, tuple)) else iter(values))
         except (TypeError, OverflowError) as error:
-            raise TypeError(f"block ids and rows must be whole numbers: {error}") from None
+            raise TypeError(f"block ids, rows, groups and slots must be whole numbers: {error}") from None
         return np.frombuffer(numbers, dtype=np.int64)
+    if values.dtype.kind not in "iu":
+        raise TypeError(f"block ids, rows, groups and slots must be whole numbers, not {values.dtype}")
     if values.ndim != 1:
         raise ValueError(f"block ids and rows must be one sequence of numbers, not of shape {values.shape}")
-    if values.dtype.kind not in "iu":
-        raise TypeError(f"block ids and rows must be whole numbers, not {values.dtype}")
     return values.astype(np.int64, copy=False)
 
 
