@@ -12,8 +12,8 @@ def open_device(
 ) -> Device:
     """The fastest device there is for this layout: the CPU's, CUDA's, or plain torch for other accelerators.
 
-    *worker* and *on_finished* are those of ``LaneDevice``. Raises ``ValueError`` when the workers' parts do not fit a
-    row.
+    *worker* and *on_finished* are those of ``LaneDevice``. Raises ``ValueError`` when the workers' parts and the proof
+    do not fit a row, or the pool has no such worker.
     """
     if layout.device.type == "cpu":
         from kvtier_core.transfer.cpu import CPUDevice  # noqa: PLC0415 - torch, and only the parts of it that are needed

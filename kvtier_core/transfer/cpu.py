@@ -35,7 +35,7 @@ _Indices = tuple[list[slice], Sequence[slice | tuple[int, slice]]]
 class CPUDevice(LaneDevice):
     """Implements ``Device`` for tensors in host memory. See ``LaneDevice``.
 
-    CPU compute is over when it returns; a store's *compute_done* is for compute elsewhere.
+    CPU compute is over when it returns; *compute_done* is for compute elsewhere.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class CPUDevice(LaneDevice):
         worker: int = 0,
         on_finished: Callable[[], None] | None = None,
     ) -> None:
-        """Raises ``ValueError``: tensors not in host memory, or the workers' parts do not fit a row."""
+        """Raises ``ValueError``: tensors not in host memory, or what ``LaneDevice`` refuses."""
         if layout.device.type != "cpu":
             raise ValueError(f"the CPU device needs tensors in host memory, not on {layout.device}")
         parts = worker_parts(layout, pool, worker)

@@ -2,15 +2,16 @@
 
 Written against torch's interface and never run on a GPU yet: docs/benchmarks/transfer.md says what was tested how.
 
-Decides when copies may start: a store's when the compute queued at its submission has ended. The engine's stream is
-neither waited for by the host nor made to wait; a lane's thread sleeps on events instead. Results come when the copies
-are over, so whoever has a load's result may queue compute that reads it.
+Decides when copies may start: when the compute queued at their submission has ended. For a store a lane's thread sleeps
+until then; for a load the load stream waits, and no thread. The engine's stream is made to wait for neither. Results
+come when the copies are over, so whoever has a load's result may queue compute that reads it.
 """
 
 import logging
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from functools import partial
 
 import torch
 
@@ -40,7 +41,7 @@ class CUDADevice(StagedDevice):
         worker: int = 0,
         on_finished: Callable[[], None] | None = None,
     ) -> None:
-        """Raises ``ValueError``: tensors not on a CUDA device, or the workers' parts do not fit a row.
+        """Raises ``ValueError``: tensors not on a CUDA device, or what ``LaneDevice`` refuses.
 
         Where the rows can't be pinned a warning says why, and copies are slower.
         """
@@ -48,6 +49,8 @@ class CUDADevice(StagedDevice):
             raise ValueError(f"the CUDA device needs tensors on a CUDA GPU, not on {layout.device}")
         self._streams = {direction: _stream(layout.device) for direction in Direction}
         self._copied = {direction: _event() for direction in Direction}
+        # Else each use of a stream ends with a step back to GPU 0, which makes a context there: some hundred MiB.
+        self._enter_lane = partial(torch.cuda.set_device, layout.device)
         self._pinned = PinnedRows(pool, layout.device)
         try:
             super().__init__(layout, pool, control, worker, on_finished)
@@ -63,15 +66,34 @@ class CUDADevice(StagedDevice):
         compute_done: Callable[[], object] | None = None,
     ) -> None:
         """See ``Device``. Unless told otherwise, the compute is what the caller's current stream holds now."""
-        if compute_done is None:
-            event = _event()
-            event.record(torch.cuda.current_stream(self._layout.device))
-            compute_done = event.synchronize
-        super().submit_store(job_id, parts, epoch, compute_done)
+        super().submit_store(job_id, parts, epoch, compute_done or self._mark_compute().synchronize)
+
+    def submit_load(
+        self,
+        job_id: int,
+        parts: Sequence[GroupTransfer],
+        epoch: int,
+        compute_done: Callable[[], object] | None = None,
+        *,
+        by_layer: bool = False,
+    ) -> None:
+        """See ``Device``. Unless told otherwise, the compute is what the caller's current stream holds now."""
+        if compute_done is None:  # the load stream waits for it, before whatever the lane queues there next
+            compute_done = partial(self._streams[Direction.LOAD].wait_event, self._mark_compute())
+        super().submit_load(job_id, parts, epoch, compute_done, by_layer=by_layer)
+
+    def _mark_compute(self) -> torch.cuda.Event:
+        event = _event()
+        event.record(torch.cuda.current_stream(self._layout.device))
+        return event
 
     def _on(self, direction: Direction) -> AbstractContextManager[object]:
         stream: AbstractContextManager[object] = torch.cuda.stream(self._streams[direction])
         return stream
+
+    def _to_device(self, numbers: torch.Tensor) -> torch.Tensor:
+        # From pinned memory: a copy from any other is waited for by the host.
+        return numbers.pin_memory().to(self._device, non_blocking=True)
 
     def _settle(self, direction: Direction) -> None:
         event = self._copied[direction]
@@ -114,7 +136,25 @@ class PinnedRows:
         while self._addresses:
             self._cudart.cudaHostUnregister(self._addresses.pop())
 
+    def __del__(self) -> None:
+        """With a device that was dropped without ``shutdown``."""
+        self.release()
+
     def _pin(self, pool: Pool, device: torch.device) -> None:
+        try:
+            refusal = self._register(pool, device)
+        except BaseException as error:  # noqa: BLE001 - the device works without, and nobody sees this thread's errors
+            refusal = f"{type(error).__name__}: {error}"
+        if refusal is not None:
+            self.release()
+            _log.warning(
+                "CUDA refused to pin the pool (%s): copies will be slower. Raise the limit on locked memory "
+                "(ulimit -l) or make the pool smaller",
+                refusal,
+            )
+
+    def _register(self, pool: Pool, device: torch.device) -> str | None:
+        """What CUDA has against it, if anything; the rows registered until then stay so."""
         # Whole rows at a time: one copy must not span two registrations.
         geometry, address = pool.geometry, pool.address
         rows_a_call = max(1, _PIN_BYTES // geometry.row_bytes)
@@ -124,13 +164,6 @@ class PinnedRows:
                 begin = address + row * geometry.row_bytes
                 error = int(self._cudart.cudaHostRegister(begin, size, 0))
                 if error != 0:
-                    self.release()
-                    _log.warning(
-                        "CUDA refused to pin the pool (cudaHostRegister: error %d at row %d of %d): copies will be "
-                        "slower. Raise the limit on locked memory (ulimit -l) or make the pool smaller",
-                        error,
-                        row,
-                        geometry.num_rows,
-                    )
-                    return
+                    return f"cudaHostRegister: error {error} at row {row} of {geometry.num_rows}"
                 self._addresses.append(begin)
+        return None

@@ -32,8 +32,9 @@ class Device(Protocol):
     """Moves device blocks. Transfers of one direction complete in order; the two directions run side by side.
 
     One transfer may hold several groups, and several parts of one group. Job ids grow within a direction, over the
-    pool's whole life. *epoch* is the control page's when the job was made. Between submit and result the caller keeps
-    others from writing what a transfer reads and from touching what it writes.
+    pool's whole life. *epoch* is the control page's when the job was made. The parts' ids are copied at submission.
+    Between submit and result the caller keeps others from writing what a transfer reads and from touching what it
+    writes. Waits take any time, ``math.inf`` too.
     """
 
     def submit_store(
@@ -46,16 +47,25 @@ class Device(Protocol):
         """Copy blocks to rows, after the compute that writes the blocks. Returns at once.
 
         *compute_done*, where given, blocks until that compute has ended (an event's ``wait``); it is called on a thread
-        of the device. Raises ``ValueError`` when the job id does not grow, ``RuntimeError`` after ``shutdown``.
+        of the device. Where it is not, a device with streams follows all that the caller's current stream holds now.
+        Raises ``ValueError`` when the job id does not grow, ``RuntimeError`` after ``shutdown``.
         """
         ...
 
     def submit_load(
-        self, job_id: int, parts: Sequence[GroupTransfer], epoch: int, *, by_layer: bool = False
+        self,
+        job_id: int,
+        parts: Sequence[GroupTransfer],
+        epoch: int,
+        compute_done: Callable[[], object] | None = None,
+        *,
+        by_layer: bool = False,
     ) -> None:
         """Copy rows to blocks, wholly before the result is out. Returns at once; raises as the store.
 
-        *by_layer* copies layer after layer, so that ``wait_layer`` need not wait for all of them; it costs more copies.
+        *compute_done* as with a store: compute queued before that still writes the blocks, such as the kernel that
+        zeroes new ones. *by_layer* copies layer after layer, so that ``wait_layer`` need not wait for all of them; it
+        costs more copies.
         """
         ...
 
@@ -74,8 +84,9 @@ class Device(Protocol):
     def wait_layer(self, job_id: int, layer: int, timeout_s: float) -> bool:
         """Block until this load's bytes of all layers up to *layer* are in their blocks: compute may read them.
 
-        False when that took too long, or the load failed or was dropped; also when its result, which says all, has been
-        collected. A load that is not ``by_layer`` is there as a whole or not at all.
+        False when that took too long, or the load failed or was dropped; also when it ended more than a thousand loads
+        ago. Whether its result has been collected does not matter. A load that is not ``by_layer`` is there as a whole
+        or not at all.
         """
         ...
 

@@ -7,6 +7,7 @@ device says; a lane knows neither torch nor bytes.
 import logging
 import threading
 import time
+import traceback
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -17,6 +18,9 @@ from kvtier_core.transfer.direction import Direction
 from kvtier_core.transfer.plan import GroupTransfer
 
 _log = logging.getLogger("kvtier.transfer")
+
+_REMEMBERED = 1024
+"""Jobs of which a lane knows whether they moved their bytes, after their results have been collected."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,16 +48,21 @@ class Lane:
         worker: int,
         copy: Copy,
         on_finished: Callable[[], None] | None = None,
+        enter: Callable[[], object] | None = None,
     ) -> None:
+        """*enter*, where given, is what the thread does before its first job."""
         self._direction = direction
         self._control = control
         self._worker = worker
         self._copy = copy
         self._on_finished = on_finished
-        self._changed = threading.Condition()  # guards the six below
+        self._enter = enter
+        self._changed = threading.Condition()  # guards the seven below
         self._queue: deque[LaneJob] = deque()
         self._unfinished: set[int] = set()
         self._results: list[TransferResult] = []
+        self._moved: dict[int, None] = {}
+        """The last jobs that moved all their bytes, oldest first."""
         self._reached = (0, -1)
         """The job that runs, or ran last, and the last of its layers that is complete."""
         self._last_id = control.get_last_started(worker, direction)
@@ -87,17 +96,18 @@ class Lane:
         """Block until none of these jobs is unfinished; False on time-out."""
         wanted = frozenset(job_ids)
         with self._changed:
-            return self._changed.wait_for(lambda: self._unfinished.isdisjoint(wanted), timeout_s)
+            return self._changed.wait_for(lambda: self._unfinished.isdisjoint(wanted), _bounded(timeout_s))
 
     def wait_layer(self, job_id: int, layer: int, timeout_s: float) -> bool:
         """Block until the job's layers up to *layer* are complete; False on time-out, or when it ended otherwise."""
         with self._changed:
             self._changed.wait_for(
-                lambda: job_id not in self._unfinished or self._reached >= (job_id, layer), timeout_s
+                lambda: job_id not in self._unfinished or self._reached >= (job_id, layer),
+                _bounded(timeout_s),
             )
             if job_id in self._unfinished:
                 return self._reached >= (job_id, layer)
-            return any(result.job_id == job_id and result.ok for result in self._results)
+            return job_id in self._moved
 
     def stop(self) -> None:
         """Take no more jobs; drop those not begun."""
@@ -107,32 +117,46 @@ class Lane:
 
     def join(self, timeout_s: float) -> bool:
         """Wait for the thread to end after ``stop``; False on time-out."""
-        self._thread.join(timeout_s)
+        self._thread.join(_bounded(timeout_s))
         return not self._thread.is_alive()
 
     def _run(self) -> None:
-        while True:
-            with self._changed:
-                self._changed.wait_for(lambda: self._queue or self._stopping)
-                if not self._queue:
-                    return
-                job = self._queue.popleft()
-            result = self._carry_out(job)
-            with self._changed:
-                self._results.append(result)
-                self._unfinished.discard(job.job_id)
-                self._changed.notify_all()
-            self._tell()
+        if self._enter is not None:
+            try:
+                self._enter()
+            except BaseException:  # noqa: BLE001 - the copies then say themselves what they lack
+                _log.exception("the %s lane could not set up its thread", self._direction.value)
+        while self._do_next():
+            pass
+
+    def _do_next(self) -> bool:
+        """Carry out one job; False when none will follow."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._queue or self._stopping)
+            if not self._queue:
+                return False
+            job = self._queue.popleft()
+        result = self._carry_out(job)
+        with self._changed:
+            self._results.append(result)
+            if result.ok:
+                self._moved[job.job_id] = None
+                if len(self._moved) > _REMEMBERED:
+                    del self._moved[next(iter(self._moved))]
+            self._unfinished.discard(job.job_id)
+            self._changed.notify_all()
+        self._tell()
+        return True
 
     def _carry_out(self, job: LaneJob) -> TransferResult:
         try:
             return self._transfer(job)
-        except Exception as error:  # noqa: BLE001 - the job gets its result, the lane lives on
+        except BaseException as error:  # noqa: BLE001 - the job gets its result, the lane lives on
             return TransferResult(
                 job_id=job.job_id,
                 direction=self._direction,
                 ok=False,
-                error=f"{type(error).__name__}: {error}",
+                error=_describe(error),
             )
 
     def _transfer(self, job: LaneJob) -> TransferResult:
@@ -161,13 +185,13 @@ class Lane:
             self._reached = (job_id, layer)
             self._changed.notify_all()
 
-    def _await_compute(self, job: LaneJob) -> Exception | None:
+    def _await_compute(self, job: LaneJob) -> BaseException | None:
         """What *compute_done* raised, if anything: the control page must learn of the job all the same."""
         if job.compute_done is None or self._stopping:
             return None
         try:
             job.compute_done()
-        except Exception as error:  # noqa: BLE001 - becomes the job's error
+        except BaseException as error:  # noqa: BLE001 - becomes the job's error
             return error
         return None
 
@@ -176,5 +200,15 @@ class Lane:
             return
         try:
             self._on_finished()
-        except Exception:  # noqa: BLE001 - the caller's fault costs a log line, not the lane
+        except BaseException:  # noqa: BLE001 - the caller's fault costs a log line, not the lane
             _log.exception("on_finished raised; the %s lane goes on", self._direction.value)
+
+
+def _bounded(timeout_s: float) -> float:
+    """Python's locks refuse to wait longer than some centuries."""
+    return min(timeout_s, threading.TIMEOUT_MAX)
+
+
+def _describe(error: BaseException) -> str:
+    """What kind of error, and what it says, if it can be made to say it."""
+    return "".join(traceback.format_exception_only(error)).strip()

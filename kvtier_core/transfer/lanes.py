@@ -5,6 +5,8 @@ lane's thread.
 """
 
 import time
+import warnings
+import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 
@@ -14,10 +16,13 @@ import numpy.typing as npt
 from kvtier_core.transfer.control import ControlPage
 from kvtier_core.transfer.device import TransferResult
 from kvtier_core.transfer.direction import Direction
-from kvtier_core.transfer.lane import Lane, LaneJob
+from kvtier_core.transfer.lane import Copy, Lane, LaneJob
 from kvtier_core.transfer.layout import KVLayout
-from kvtier_core.transfer.plan import GroupTransfer, Runs, TransferLimits, plan_transfer
+from kvtier_core.transfer.plan import GroupTransfer, Runs, TransferLimits, copy_parts, plan_transfer
 from kvtier_core.transfer.pool import Pool
+
+PROOF_BYTES = 64
+"""What a row ends in (C03). No worker writes there; ``kvtier_core.proof`` fills it, and is not to be had here."""
 
 
 class LaneDevice(ABC):
@@ -25,8 +30,12 @@ class LaneDevice(ABC):
 
     *worker* fills its own part of each row: the ``worker``-th stretch of ``payload_bytes`` of the row's group.
     ``on_finished`` is called on a thread of the device after each result; it should only wake somebody. Methods may be
-    called from any thread. ``shutdown`` must come before the pool's ``close``.
+    called from any thread. ``shutdown`` must come before the pool's ``close``; a device that is dropped without it says
+    so by a ``ResourceWarning``, drops what is queued, and ends its threads.
     """
+
+    _enter_lane: Callable[[], object] | None = None
+    """What each lane's thread does first, where a device needs that. It must not refer to the device."""
 
     def __init__(
         self,
@@ -36,13 +45,31 @@ class LaneDevice(ABC):
         worker: int = 0,
         on_finished: Callable[[], None] | None = None,
     ) -> None:
-        """Raises ``ValueError`` when the workers' parts do not fit a row. A subclass is ready before it calls this."""
+        """A subclass is ready before it calls this.
+
+        Raises ``ValueError``: the workers' parts and the proof do not fit a row, the pool has no such worker, or
+        *control* is not the pool's own.
+        """
+        if control is not pool.control:
+            raise ValueError("the control page is not this pool's: pass pool.control")
         self._layout = layout
+        self._addresses = [group.read_addresses() for group in layout.groups]
         self._limits = limits_for(layout, pool)
+        self._is_shut_down = False
+        copies = {Direction.STORE: self._carry_out_store, Direction.LOAD: self._carry_out_load}
         self._lanes = {
-            Direction.STORE: Lane(Direction.STORE, control, worker, self._carry_out_store, on_finished),
-            Direction.LOAD: Lane(Direction.LOAD, control, worker, self._carry_out_load, on_finished),
+            direction: Lane(direction, control, worker, _weakly(copy), on_finished, self._enter_lane)
+            for direction, copy in copies.items()
         }
+
+    def __del__(self) -> None:
+        """Neither waits nor lets go of anything: a lane that is in a copy keeps what that needs until its end."""
+        lanes = getattr(self, "_lanes", {})  # none where the constructor raised
+        if lanes and not self._is_shut_down:
+            text = f"{type(self).__name__} was dropped without shutdown"
+            warnings.warn(text, ResourceWarning, stacklevel=2, source=self)
+            for lane in lanes.values():
+                lane.stop()
 
     @abstractmethod
     def _store(self, plan: dict[int, Runs]) -> None:
@@ -67,14 +94,26 @@ class LaneDevice(ABC):
         compute_done: Callable[[], object] | None = None,
     ) -> None:
         """See ``Device``."""
-        job = LaneJob(job_id=job_id, parts=tuple(parts), epoch=epoch, compute_done=compute_done)
+        job = LaneJob(job_id=job_id, parts=copy_parts(parts), epoch=epoch, compute_done=compute_done)
         self._lanes[Direction.STORE].submit(job)
 
     def submit_load(
-        self, job_id: int, parts: Sequence[GroupTransfer], epoch: int, *, by_layer: bool = False
+        self,
+        job_id: int,
+        parts: Sequence[GroupTransfer],
+        epoch: int,
+        compute_done: Callable[[], object] | None = None,
+        *,
+        by_layer: bool = False,
     ) -> None:
         """See ``Device``."""
-        job = LaneJob(job_id=job_id, parts=tuple(parts), epoch=epoch, by_layer=by_layer)
+        job = LaneJob(
+            job_id=job_id,
+            parts=copy_parts(parts),
+            epoch=epoch,
+            compute_done=compute_done,
+            by_layer=by_layer,
+        )
         self._lanes[Direction.LOAD].submit(job)
 
     def get_finished(self) -> list[TransferResult]:
@@ -97,18 +136,30 @@ class LaneDevice(ABC):
         ended = [lane.join(max(0.0, deadline - time.monotonic())) for lane in self._lanes.values()]
         if not all(ended):
             return False
+        self._is_shut_down = True
         self._let_go()
         return True
 
     def _carry_out_store(self, job: LaneJob, _reached: Callable[[int], None]) -> int:
-        plan = plan_transfer(Direction.STORE, job.parts, self._limits)
+        plan = self._plan(Direction.STORE, job)
         self._store(plan)
         return self._bytes(plan)
 
     def _carry_out_load(self, job: LaneJob, reached: Callable[[int], None]) -> int:
-        plan = plan_transfer(Direction.LOAD, job.parts, self._limits)
+        plan = self._plan(Direction.LOAD, job)
         self._load(plan, reached if job.by_layer else None)
         return self._bytes(plan)
+
+    def _plan(self, direction: Direction, job: LaneJob) -> dict[int, Runs]:
+        plan = plan_transfer(direction, job.parts, self._limits)
+        for group in plan:
+            # The copies go by addresses: what is there now may be anybody's.
+            if self._layout.groups[group].read_addresses() != self._addresses[group]:
+                raise RuntimeError(
+                    f"tensors of KV group {group} have been given other memory since the device was opened: open "
+                    "another device for them"
+                )
+        return plan
 
     def _bytes(self, plan: dict[int, Runs]) -> int:
         return sum(
@@ -116,17 +167,30 @@ class LaneDevice(ABC):
         )
 
 
+def _weakly(method: Copy) -> Copy:
+    """The same, without keeping its device: a lane's thread would, as long as the process lives."""
+    reference = weakref.WeakMethod(method)
+
+    def copy(job: LaneJob, reached: Callable[[int], None]) -> int:
+        alive = reference()
+        if alive is None:
+            raise RuntimeError("the device was dropped without shutdown")
+        return alive(job, reached)
+
+    return copy
+
+
 def limits_for(layout: KVLayout, pool: Pool) -> TransferLimits:
     """What transfers between this layout and this pool must stay inside.
 
-    Raises ``ValueError`` when the workers' parts do not fit a row.
+    Raises ``ValueError`` when the workers' parts do not fit a row, or leave no room for its proof.
     """
     geometry = pool.geometry
     for index, payload_bytes in enumerate(layout.payload_bytes):
-        if (needed := geometry.num_workers * payload_bytes) > geometry.row_bytes:
+        if (needed := geometry.num_workers * payload_bytes + PROOF_BYTES) > geometry.row_bytes:
             raise ValueError(
-                f"{geometry.num_workers} worker(s) with {payload_bytes} bytes a block of group {index} need rows of "
-                f"{needed} bytes, the pool's have {geometry.row_bytes}"
+                f"{geometry.num_workers} worker(s) with {payload_bytes} bytes a block of group {index}, and "
+                f"{PROOF_BYTES} bytes of proof, need rows of {needed} bytes, the pool's have {geometry.row_bytes}"
             )
     return TransferLimits(
         num_blocks=tuple(group.num_blocks for group in layout.groups),
@@ -136,10 +200,12 @@ def limits_for(layout: KVLayout, pool: Pool) -> TransferLimits:
 
 
 def worker_parts(layout: KVLayout, pool: Pool, worker: int) -> list[npt.NDArray[np.uint8]]:
-    """This worker's bytes of every row, a group each.
+    """This worker's bytes of every row, a group each. Raises ``ValueError`` as the devices' constructors.
 
     ``(num_rows, factor, block_bytes)``, or ``(num_rows, block_bytes)`` where the factor is 1.
     """
+    if not 0 <= worker < pool.geometry.num_workers:
+        raise ValueError(f"worker {worker} is not one of this pool's {pool.geometry.num_workers}")
     limits_for(layout, pool)
     return [
         _worker_part(pool, layout.block_size_factor, group.block_bytes, worker) for group in layout.groups

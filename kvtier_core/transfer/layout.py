@@ -9,85 +9,152 @@ another, each laid out like this.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from itertools import accumulate
+from operator import index as to_index
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
 
+@dataclass(frozen=True, init=False)
 class KVGroup:
     """Layers that share one block table: each tensor is ``(num_blocks, ...)``, and a block's page in it contiguous.
 
     The blocks may be any distance apart, the dtype is anything. One tensor that holds all layers of a block
     (block-major) moves fastest; a tensor per layer, and per K and V (layer-major), works too, and tensors at even
-    distances in memory move as one.
+    distances in memory move as one. Does not change; two are equal when they hold the same tensors for the same layers.
     """
 
-    def __init__(self, tensors: Sequence["Tensor"], layers: Sequence[int] | None = None) -> None:
+    tensors: "tuple[Tensor, ...]" = field(compare=False, repr=False)
+    layers: tuple[int, ...]
+    """Which layer each tensor belongs to."""
+    device: "torch.device" = field(compare=False)
+    num_blocks: int = field(compare=False)
+    page_bytes: tuple[int, ...] = field(compare=False)
+    """Bytes of a block's page in each tensor."""
+    page_offsets: tuple[int, ...] = field(compare=False)
+    """Where each tensor's page begins in a device block's bytes."""
+    block_bytes: int = field(compare=False)
+    """Bytes of one device block, all tensors."""
+    _identities: tuple[int, ...] = field(repr=False)
+    """Stands for the tensors, whose own ``==`` compares what is in them."""
+
+    def __init__(self, tensors: "Sequence[Tensor]", layers: Sequence[int] | None = None) -> None:
         """Keep the tensors, without a copy.
 
         *layers* says which layer each tensor belongs to, in rising order; by default each is a layer of its own.
-        Raises ``ValueError`` that names the tensor and what is wrong.
+        Raises ``ValueError`` that names the tensor and what is wrong, ``TypeError`` for what is no sequence of tensors
+        or no whole number.
         """
-        if not tensors:
+        if hasattr(tensors, "data_ptr"):
+            raise TypeError(
+                "a KV group takes a sequence of tensors, not one tensor: [tensor], or split_pages(tensor)"
+            )
+        held = tuple(tensors)
+        if not held:
             raise ValueError("a KV group needs at least one tensor")
-        self.tensors = tuple(tensors)
-        self.layers = tuple(range(len(self.tensors))) if layers is None else tuple(layers)
-        if len(self.layers) != len(self.tensors) or list(self.layers) != sorted(self.layers):
+        numbers = range(len(held)) if layers is None else [_as_whole("a layer", layer) for layer in layers]
+        if len(numbers) != len(held) or list(numbers) != sorted(numbers):
             raise ValueError(
-                f"{len(self.tensors)} KV tensors need as many layer numbers, in rising order, not {self.layers}"
+                f"{len(held)} KV tensors need as many layer numbers, in rising order, not {tuple(numbers)}"
             )
-        self.device = self.tensors[0].device
-        self.num_blocks = self.tensors[0].shape[0] if self.tensors[0].dim() else 0
-        self.page_bytes = tuple(self._check(index, tensor) for index, tensor in enumerate(self.tensors))
-        self.page_offsets = tuple(accumulate(self.page_bytes[:-1], initial=0))
-        """Where each tensor's page begins in a device block's bytes."""
-        self.block_bytes = sum(self.page_bytes)
-        """Bytes of one device block, all tensors."""
+        for index, tensor in enumerate(held):
+            if not hasattr(tensor, "data_ptr"):
+                raise TypeError(f"KV tensor {index} is a {type(tensor).__name__}, not a tensor of torch's")
+        first = held[0]
+        num_blocks = first.shape[0] if first.dim() else 0
+        page_bytes = tuple(
+            _page_bytes(index, tensor, num_blocks, first.device) for index, tensor in enumerate(held)
+        )
+        _freeze(
+            self,
+            tensors=held,
+            layers=tuple(numbers),
+            device=first.device,
+            num_blocks=num_blocks,
+            page_bytes=page_bytes,
+            page_offsets=tuple(accumulate(page_bytes[:-1], initial=0)),
+            block_bytes=sum(page_bytes),
+            _identities=tuple(map(id, held)),
+        )
 
-    def _check(self, index: int, tensor: "Tensor") -> int:
-        """The bytes of one page of *tensor*."""
-        shape = tuple(tensor.shape)
-        what = f"KV tensor {index} (shape {shape}, {tensor.dtype}, {tensor.device})"
-        if not shape or tensor.numel() == 0:
-            raise ValueError(f"{what} holds no blocks")
-        if shape[0] != self.num_blocks:
-            raise ValueError(f"{what} has {shape[0]} blocks, the first tensor {self.num_blocks}")
-        if tensor.device != self.device:
-            raise ValueError(f"{what} is not on {self.device} like the first tensor")
-        if not tensor[0].is_contiguous():
-            raise ValueError(
-                f"{what}: a block's page must be contiguous, its strides are {tensor.stride()}; split_pages makes "
-                "pages of it"
-            )
-        page_items = tensor.numel() // shape[0]
-        if shape[0] > 1 and tensor.stride(0) < page_items:
-            raise ValueError(f"{what}: its blocks overlap, its strides are {tensor.stride()}")
-        return page_items * tensor.element_size()
+    def read_addresses(self) -> list[int]:
+        """Where each tensor's memory is now. Cost: 0.1 us a tensor."""
+        return [tensor.data_ptr() for tensor in self.tensors]
 
 
+def _page_bytes(index: int, tensor: "Tensor", num_blocks: int, device: "torch.device") -> int:
+    """The bytes of one page of *tensor*."""
+    shape = tuple(tensor.shape)
+    what = f"KV tensor {index} (shape {shape}, {tensor.dtype}, {tensor.device})"
+    if not shape or tensor.numel() == 0:
+        raise ValueError(f"{what} holds no blocks")
+    if shape[0] != num_blocks:
+        raise ValueError(f"{what} has {shape[0]} blocks, the first tensor {num_blocks}")
+    if tensor.device != device:
+        raise ValueError(f"{what} is not on {device} like the first tensor")
+    if not tensor[0].is_contiguous():
+        raise ValueError(
+            f"{what}: a block's page must be contiguous, its strides are {tensor.stride()}; split_pages makes "
+            "pages of it"
+        )
+    page_items = tensor.numel() // shape[0]
+    if shape[0] > 1 and tensor.stride(0) < page_items:
+        raise ValueError(f"{what}: its blocks overlap, its strides are {tensor.stride()}")
+    return page_items * tensor.element_size()
+
+
+@dataclass(frozen=True, init=False)
 class KVLayout:
-    """All of an engine's KV on one device: its groups, and how many device blocks make a block."""
+    """All of an engine's KV on one device: its groups, and how many device blocks make a block.
+
+    Does not change; two are equal when their groups and factors are.
+    """
+
+    groups: tuple[KVGroup, ...]
+    block_size_factor: int
+    device: "torch.device" = field(compare=False)
+    payload_bytes: tuple[int, ...] = field(compare=False)
+    """Bytes of one block (one worker's part of a row), by group."""
 
     def __init__(self, *groups: "KVGroup | Sequence[Tensor]", block_size_factor: int = 1) -> None:
         """One argument a group, a sequence of tensors standing for ``KVGroup`` of them.
 
-        Raises ``ValueError`` when there is no group, they are on several devices, or the factor is below 1.
+        Raises ``ValueError`` when there is no group, they are on several devices, or the factor is below 1,
+        ``TypeError`` when that is no whole number.
         """
-        if not groups or block_size_factor < 1:
+        factor = _as_whole("block_size_factor", block_size_factor)
+        if not groups or factor < 1:
             raise ValueError(
-                f"a KV layout needs at least one group and a factor of at least 1, not {len(groups)} and "
-                f"{block_size_factor}"
+                f"a KV layout needs at least one group and a factor of at least 1, not {len(groups)} and {factor}"
             )
-        self.groups = tuple(group if isinstance(group, KVGroup) else KVGroup(group) for group in groups)
-        self.block_size_factor = block_size_factor
-        self.device = self.groups[0].device
-        for index, group in enumerate(self.groups):
-            if group.device != self.device:
-                raise ValueError(f"KV group {index} is on {group.device}, the first one on {self.device}")
-        self.payload_bytes = tuple(group.block_bytes * block_size_factor for group in self.groups)
-        """Bytes of one block (one worker's part of a row), by group."""
+        made = tuple(group if isinstance(group, KVGroup) else KVGroup(group) for group in groups)
+        for index, group in enumerate(made):
+            if group.device != made[0].device:
+                raise ValueError(f"KV group {index} is on {group.device}, the first one on {made[0].device}")
+        _freeze(
+            self,
+            groups=made,
+            block_size_factor=factor,
+            device=made[0].device,
+            payload_bytes=tuple(group.block_bytes * factor for group in made),
+        )
+
+
+def _freeze(value: object, **fields: object) -> None:
+    """Set the fields of a frozen dataclass, once and for all."""
+    for name, content in fields.items():
+        object.__setattr__(value, name, content)
+
+
+def _as_whole(what: str, number: object) -> int:
+    """*number* as an ``int``. Raises ``TypeError`` for all that is none, truth values among it."""
+    if isinstance(number, bool) or not hasattr(number, "__index__"):
+        raise TypeError(f"{what} must be a whole number, not {number!r}")
+    return to_index(number)
 
 
 def split_pages(tensor: "Tensor", block_dim: int = 0) -> "list[Tensor]":

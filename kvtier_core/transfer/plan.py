@@ -1,12 +1,15 @@
 """The copy plan: which device blocks go to which place of which row, and which of them move together.
 
 Pure; it moves nothing. A copy call costs far more than the bytes of one small page, so what is neighbouring on both
-sides goes as one. Vectorised: no step of it visits the blocks one by one.
+sides goes as one. Vectorised: no step of it visits the blocks one by one. All groups are planned in one pass: their
+device blocks are numbered one group after another, with a gap, so that nothing of two groups is neighbouring.
 """
 
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import chain, pairwise
 from typing import Any
 
 import numpy as np
@@ -41,6 +44,17 @@ class TransferLimits:
     num_rows: int
     factor: int = 1
 
+    @cached_property
+    def block_counts(self) -> _Numbers:
+        """``num_blocks``, ``(groups,)``."""
+        return np.array(self.num_blocks, dtype=np.int64)
+
+    @cached_property
+    def first_numbers(self) -> _Numbers:
+        """The number of each group's block 0 among the blocks of all groups, ``(groups,)``."""
+        counts = self.block_counts + 1
+        return np.cumsum(counts) - counts
+
 
 Runs = npt.NDArray[np.int64]
 """``(4, n)``: the columns ``block, row, slot, length`` say which *length* device blocks from *block* on move as one.
@@ -50,6 +64,29 @@ on.
 """
 
 
+def copy_parts(parts: Sequence[GroupTransfer]) -> tuple[GroupTransfer, ...]:
+    """The same parts with ids of their own: the caller may use its lists and arrays again.
+
+    Says nothing about whether they are right. Cost: under 10 us for 1,000 blocks, 2 us a part.
+    """
+    return tuple(
+        GroupTransfer(
+            block_ids=_copy(part.block_ids),
+            rows=_copy(part.rows),
+            group=part.group,
+            first_slot=part.first_slot,
+        )
+        for part in parts
+    )
+
+
+def _copy(values: Ids) -> Ids:
+    # A list of the caller's numbers is ten times quicker made than an array of them, and the engine's thread does it.
+    if isinstance(values, (list, tuple, range)):
+        return values if isinstance(values, (tuple, range)) else values.copy()
+    return np.array(values)
+
+
 def plan_transfer(
     direction: Direction, parts: Sequence[GroupTransfer], limits: TransferLimits
 ) -> dict[int, Runs]:
@@ -57,82 +94,143 @@ def plan_transfer(
 
     Raises ``ValueError`` that names the first offender when a part is not consistent, would touch what is outside the
     device's blocks or the pool, or two things would be written to one place; ``TypeError`` for what is no whole number.
-    Cost: one sort a group.
+    Cost: one sort, and less than a microsecond a part.
     """
-    pairs: dict[int, list[_Numbers]] = {}
-    for part in parts:
-        pairs.setdefault(part.group, []).append(_pair(part, limits))
-    joined = {group: np.concatenate(found, axis=1) for group, found in pairs.items()}
-    if direction is Direction.STORE and len(joined) > 1:
-        _refuse_shared_rows(joined, limits.factor)
-    return {
-        group: _merge(direction, blocks, slots, limits.factor)
-        for group, (blocks, slots) in joined.items()
-        if len(blocks)
-    }
+    if not parts:
+        return {}
+    numbers, slots = _pair(parts, limits)
+    return _by_group(_merge(direction, numbers, slots, limits), direction, limits)
 
 
-def _pair(part: GroupTransfer, limits: TransferLimits) -> _Numbers:
-    """``(2, n)``: each device block and its slot, counted over all rows."""
-    if not 0 <= part.group < len(limits.num_blocks):
-        raise ValueError(f"group {part.group} is outside 0..{len(limits.num_blocks) - 1}")
-    factor, first = limits.factor, part.first_slot
-    if not 0 <= first < factor:
-        raise ValueError(f"first slot {first} is outside 0..{factor - 1}")
-    blocks, rows = _as_array(part.block_ids), _as_array(part.rows)  # (n,), (m,)
-    if len(rows) != (needed := -(-(first + len(blocks)) // factor) if len(blocks) else 0):
-        raise ValueError(
-            f"{len(blocks)} blocks but {len(rows)} rows"
-            + ("" if factor == 1 else f": from slot {first} on, at {factor} blocks a row, they need {needed}")
-        )
-    _refuse_outside("block", blocks, limits.num_blocks[part.group])
+def _pair(parts: Sequence[GroupTransfer], limits: TransferLimits) -> tuple[_Numbers, _Numbers]:
+    """Each device block, numbered over all groups, and its slot, counted over all rows; ``(n,)`` both."""
+    groups = _as_array([part.group for part in parts])  # (parts,)
+    firsts = _as_array([part.first_slot for part in parts])
+    blocks, num_blocks = _concatenate([part.block_ids for part in parts])
+    rows, num_rows = _concatenate([part.rows for part in parts])
+    factor = limits.factor
+    _refuse_outside("group", groups, len(limits.num_blocks))
+    _refuse_outside("first slot", firsts, factor)
+    _refuse_other_rows(num_blocks, num_rows, firsts, factor)
+    _refuse_outside("block", blocks, _for_each(limits.block_counts[groups], num_blocks))
     _refuse_outside("row", rows, limits.num_rows)
+    numbers = blocks + _for_each(limits.first_numbers[groups], num_blocks)
     if factor == 1:
-        return np.array((blocks, rows))
-    positions = np.arange(first, first + len(blocks))
-    return np.array((blocks, rows[positions // factor] * factor + positions % factor))
+        return numbers, rows
+    # Where each block is among the slots of its part's rows, and those among all rows given.
+    before = np.cumsum(num_blocks) - num_blocks
+    places = np.arange(len(blocks)) + _for_each(firsts - before, num_blocks)
+    rows_before = _for_each(np.cumsum(num_rows) - num_rows, num_blocks)
+    return numbers, rows[rows_before + places // factor] * factor + places % factor
+
+
+def _for_each(values: _Numbers, counts: _Numbers) -> _Numbers:
+    """Each part's value for each of its blocks; of one part as it is, which numpy spreads by itself."""
+    return values if len(values) == 1 else np.repeat(values, counts)
+
+
+def _concatenate(ids: Sequence[Ids]) -> tuple[_Numbers, _Numbers]:
+    """The ids of all parts, and how many each part has."""
+    if len(ids) > 1 and all(isinstance(values, list) for values in ids):
+        return _as_array(list(chain.from_iterable(ids))), _as_array([len(values) for values in ids])
+    arrays = [_as_array(values) for values in ids]
+    joined = arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
+    return joined, _as_array([len(values) for values in arrays])
 
 
 def _as_array(values: Ids) -> _Numbers:
     """Whole numbers only: numpy would round a fraction down."""
     if not isinstance(values, np.ndarray):
         try:
-            return np.frombuffer(array("q", values), dtype=np.int64)  # half the time of numpy's own
+            # half the time of numpy's own; what is neither list nor tuple could be taken for raw bytes
+            numbers = array("q", values if isinstance(values, (list, tuple)) else iter(values))
         except (TypeError, OverflowError) as error:
-            raise TypeError(f"block ids and rows must be whole numbers: {error}") from None
+            raise TypeError(f"block ids, rows, groups and slots must be whole numbers: {error}") from None
+        return np.frombuffer(numbers, dtype=np.int64)
     if values.dtype.kind not in "iu":
-        raise TypeError(f"block ids and rows must be whole numbers, not {values.dtype}")
+        raise TypeError(f"block ids, rows, groups and slots must be whole numbers, not {values.dtype}")
+    if values.ndim != 1:
+        raise ValueError(f"block ids and rows must be one sequence of numbers, not of shape {values.shape}")
     return values.astype(np.int64, copy=False)
 
 
-def _refuse_outside(name: str, values: _Numbers, limit: int) -> None:
-    if len(values) and (values.min() < 0 or values.max() >= limit):
-        offender = values[(values < 0) | (values >= limit)][0]
-        raise ValueError(f"{name} {offender} is outside 0..{limit - 1}")
+def _refuse_outside(name: str, values: _Numbers, limits: _Numbers | int) -> None:
+    outside = values.view(np.uint64) >= np.uint64(limits)  # a negative number is a huge one there
+    if outside.any():
+        first = int(outside.argmax())
+        limit = np.broadcast_to(limits, values.shape)[first]
+        raise ValueError(f"{name} {values[first]} is outside 0..{limit - 1}")
 
 
-def _refuse_shared_rows(joined: dict[int, _Numbers], factor: int) -> None:
-    """A row belongs to one group: two that write to it would overwrite each other's bytes."""
-    rows = np.concatenate([np.unique(slots // factor) for _, slots in joined.values()])
-    found, counts = np.unique(rows, return_counts=True)
-    if (counts > 1).any():
-        raise ValueError(f"row {found[counts > 1][0]} is written by two groups in one store")
+def _refuse_other_rows(num_blocks: _Numbers, num_rows: _Numbers, firsts: _Numbers, factor: int) -> None:
+    """A part's rows must be just those that its blocks fill or end in; none for no blocks."""
+    needed = num_blocks
+    if factor > 1:
+        needed = np.where(num_blocks > 0, -(-(firsts + num_blocks) // factor), 0)
+    wrong = num_rows != needed
+    if wrong.any():
+        part = int(wrong.argmax())
+        raise ValueError(
+            f"{num_blocks[part]} blocks but {num_rows[part]} rows"
+            + (
+                ""
+                if factor == 1
+                else f": from slot {firsts[part]} on, at {factor} blocks a row, they need {needed[part]}"
+            )
+        )
 
 
-def _merge(direction: Direction, blocks: _Numbers, slots: _Numbers, factor: int) -> Runs:
+def _merge(direction: Direction, numbers: _Numbers, slots: _Numbers, limits: TransferLimits) -> Runs:
+    """The runs, with blocks numbered over all groups."""
+    factor = limits.factor
     is_store = direction is Direction.STORE
-    order = np.argsort(slots if is_store else blocks, kind="stable")
-    blocks, slots = blocks[order], slots[order]
-    written = slots if is_store else blocks
+    order = np.argsort(slots if is_store else numbers, kind="stable")
+    numbers, slots = numbers[order], slots[order]
+    written = slots if is_store else numbers
     twice = np.flatnonzero(written[1:] == written[:-1])
     if len(twice):
-        name, value = ("row", written[twice[0]] // factor) if is_store else ("block", written[twice[0]])
+        first = int(twice[0])
+        one, other = _find_groups(numbers[first : first + 2], limits)
+        if one != other:
+            raise _shared(slots[first] // factor)
+        name, value = (
+            ("row", slots[first] // factor)
+            if is_store
+            else ("block", numbers[first] - limits.first_numbers[one])
+        )
         raise ValueError(f"{name} {value} is written twice in one {direction.value}")
-    begins = np.ones(len(blocks), dtype=bool)
-    begins[1:] = (blocks[1:] - blocks[:-1] != 1) | (slots[1:] - slots[:-1] != 1)
+    begins = np.ones(len(numbers), dtype=bool)
+    begins[1:] = (numbers[1:] - numbers[:-1] != 1) | (slots[1:] - slots[:-1] != 1)
     if factor > 1:  # the bytes of two rows do not touch: a row ends in padding and proof
         begins |= slots % factor == 0
     starts = np.flatnonzero(begins)
-    lengths = np.diff(starts, append=len(blocks))
-    first = slots[starts]
-    return np.array((blocks[starts], first // factor, first % factor, lengths))
+    lengths = np.diff(starts, append=len(numbers))
+    first_slots = slots[starts]
+    return np.array((numbers[starts], first_slots // factor, first_slots % factor, lengths))
+
+
+def _by_group(runs: Runs, direction: Direction, limits: TransferLimits) -> dict[int, Runs]:
+    """Part the runs by group, and give blocks their own numbers back."""
+    if not runs.shape[1]:
+        return {}
+    if len(limits.num_blocks) == 1:
+        return {0: runs}
+    groups = _find_groups(runs[0], limits)
+    if direction is Direction.STORE:
+        shared = (runs[1, 1:] == runs[1, :-1]) & (groups[1:] != groups[:-1])
+        if shared.any():
+            raise _shared(runs[1, shared.argmax()])
+    runs[0] -= limits.first_numbers[groups]
+    order = np.argsort(groups, kind="stable")
+    sorted_groups, runs = groups[order], np.take(runs, order, axis=1)
+    edges = [0, *(np.flatnonzero(sorted_groups[1:] != sorted_groups[:-1]) + 1).tolist(), len(groups)]
+    return {int(sorted_groups[begin]): runs[:, begin:end] for begin, end in pairwise(edges)}
+
+
+def _find_groups(numbers: _Numbers, limits: TransferLimits) -> _Numbers:
+    return np.searchsorted(limits.first_numbers, numbers, side="right") - 1
+
+
+def _shared(row: object) -> ValueError:
+    """A row belongs to one group: two that write to it would overwrite each other's bytes."""
+    return ValueError(f"row {row} is written by two groups in one store")

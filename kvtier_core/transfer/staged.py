@@ -13,6 +13,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from kvtier_core.transfer.control import ControlPage
@@ -75,7 +76,7 @@ class StagedDevice(LaneDevice):
         *,
         staging_bytes: int = _STAGING_BYTES,
     ) -> None:
-        """Raises ``ValueError`` when the workers' parts do not fit a row."""
+        """Raises ``ValueError`` for what ``LaneDevice`` refuses."""
         self._factor = layout.block_size_factor
         self._groups = [
             _Group(group, torch.from_numpy(part))
@@ -83,9 +84,10 @@ class StagedDevice(LaneDevice):
         ]
         room = max(staging_bytes, *layout.payload_bytes)
         self._device = layout.groups[0].device
-        self._staging = {
-            direction: torch.empty(room, dtype=torch.uint8, device=self._device) for direction in Direction
-        }
+        self._staging: dict[Direction, torch.Tensor] = {}
+        for direction in Direction:
+            with self._on(direction):  # the memory may still be in use by what is queued elsewhere
+                self._staging[direction] = torch.empty(room, dtype=torch.uint8, device=self._device)
         super().__init__(layout, pool, control, worker, on_finished)
 
     def _on(self, direction: Direction) -> AbstractContextManager[object]:
@@ -95,38 +97,42 @@ class StagedDevice(LaneDevice):
 
     def _settle(self, _direction: Direction) -> None:
         """Return when all that was queued is done."""
-        getattr(torch, self._device.type).synchronize()
+        getattr(torch, self._device.type).synchronize(self._device)
+
+    def _to_device(self, numbers: torch.Tensor) -> torch.Tensor:
+        """The same numbers on the device."""
+        return numbers.to(self._device)
 
     def _store(self, plan: dict[int, Runs]) -> None:
         with self._queueing(Direction.STORE):
-            for index, runs in plan.items():
-                group = self._groups[index]
-                for batch in self._batches(group, runs):
-                    staging = self._staging_for(Direction.STORE, group, batch)
-                    for pages, places in group.places(staging):
-                        torch.index_select(pages, 0, batch.blocks, out=places)
-                    for place, row, slot, length in batch.pieces:
-                        piece = staging[place : place + length].view(-1)
-                        self._row(group, row, slot, length).copy_(piece, non_blocking=self._queues)
+            for group, batch in self._batches(plan):
+                staging = self._staging_for(Direction.STORE, group, batch)
+                for pages, places in group.places(staging):
+                    torch.index_select(pages, 0, batch.blocks, out=places)
+                for place, row, slot, length in batch.pieces:
+                    piece = staging[place : place + length].view(-1)
+                    self._row(group, row, slot, length).copy_(piece, non_blocking=self._queues)
 
     def _load(self, plan: dict[int, Runs], reached: Callable[[int], None] | None) -> None:
         with self._queueing(Direction.LOAD):
-            for index, runs in plan.items():
-                group = self._groups[index]
-                for batch in self._batches(group, runs):
-                    staging = self._staging_for(Direction.LOAD, group, batch)
-                    for place, row, slot, length in batch.pieces:
-                        piece = staging[place : place + length].view(-1)
-                        piece.copy_(self._row(group, row, slot, length), non_blocking=self._queues)
-                    for pages, places in group.places(staging):
-                        pages.index_copy_(0, batch.blocks, places)
+            for group, batch in self._batches(plan):
+                staging = self._staging_for(Direction.LOAD, group, batch)
+                for place, row, slot, length in batch.pieces:
+                    piece = staging[place : place + length].view(-1)
+                    piece.copy_(self._row(group, row, slot, length), non_blocking=self._queues)
+                for pages, places in group.places(staging):
+                    pages.index_copy_(0, batch.blocks, places)
         if reached is not None:
             reached(max(layer for group in self._layout.groups for layer in group.layers))
 
     @contextmanager
     def _queueing(self, direction: Direction) -> Iterator[None]:
-        """Queue copies inside; afterwards they are over, also when something went wrong half way."""
-        with self._on(direction):
+        """Queue copies inside; afterwards they are over, also when something went wrong half way.
+
+        In inference mode, whatever the lane's thread thinks of it: an engine's KV is often made in it, and can't be
+        written to outside.
+        """
+        with torch.inference_mode(), self._on(direction):
             try:
                 yield
             finally:
@@ -145,29 +151,50 @@ class StagedDevice(LaneDevice):
         """Slots of one row, contiguous bytes."""
         return group.rows[row] if self._factor == 1 else group.rows[row, slot : slot + length].view(-1)
 
-    def _batches(self, group: _Group, runs: Runs) -> Iterator[_Batch]:
+    def _batches(self, plan: dict[int, Runs]) -> Iterator[tuple[_Group, _Batch]]:
         """Cut the runs into pieces of one row each, as many at a time as the staging buffer holds."""
+        if not plan:
+            return
+        pieces = {index: _cut_into_rows(runs) if self._factor == 1 else runs for index, runs in plan.items()}
+        # One way to the device for all ids: each would cost as much as a large copy, and may wait for those queued.
+        ids = np.concatenate([_expand(blocks, lengths) for blocks, _, _, lengths in pieces.values()])
+        blocks_there = self._to_device(torch.from_numpy(ids))
+        for index, columns in pieces.items():
+            group = self._groups[index]
+            count = int(columns[3].sum())
+            for batch in self._batches_of(group, columns, blocks_there[:count]):
+                yield group, batch
+            blocks_there = blocks_there[count:]
+
+    def _batches_of(self, group: _Group, pieces: Runs, blocks: torch.Tensor) -> Iterator[_Batch]:
         room = len(self._staging[Direction.STORE]) // group.block_bytes
-        blocks, rows, slots, lengths = runs
-        if self._factor == 1:  # a run is several rows
-            steps = np.arange(lengths.sum()) - np.repeat(np.cumsum(lengths) - lengths, lengths)
-            blocks, rows = np.repeat(blocks, lengths) + steps, np.repeat(rows, lengths) + steps
-            slots, lengths = np.zeros_like(blocks), np.ones_like(blocks)
+        _, rows, slots, lengths = pieces
         ends = np.cumsum(lengths)
         begin = 0
         while begin < len(ends):
             before = int(ends[begin - 1]) if begin else 0
             end = int(np.searchsorted(ends, before + room, side="right"))
             some = slice(begin, end)
-            places = ends[some] - lengths[some] - before
-            columns = (places, rows[some], slots[some], lengths[some])
-            steps = np.arange(int(ends[end - 1]) - before) - np.repeat(places, lengths[some])
-            ids = np.repeat(blocks[some], lengths[some]) + steps
+            columns = (ends[some] - lengths[some] - before, rows[some], slots[some], lengths[some])
             yield _Batch(
-                torch.from_numpy(ids).to(self._device),
+                blocks[before : int(ends[end - 1])],
                 list(zip(*(column.tolist() for column in columns), strict=True)),
             )
             begin = end
+
+
+def _cut_into_rows(runs: Runs) -> Runs:
+    """At a factor of 1, where a run is several rows: a piece a row."""
+    blocks, rows, _, lengths = runs
+    blocks, rows = _expand(blocks, lengths), _expand(rows, lengths)
+    return np.array((blocks, rows, np.zeros_like(blocks), np.ones_like(blocks)))
+
+
+def _expand(firsts: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """Every number of the stretches that begin with *firsts*."""
+    before = np.cumsum(lengths) - lengths
+    numbers: npt.NDArray[np.int64] = np.arange(lengths.sum()) + np.repeat(firsts - before, lengths)
+    return numbers
 
 
 def _as_items(tensor: torch.Tensor, item: torch.dtype) -> torch.Tensor:

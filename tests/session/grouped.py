@@ -68,9 +68,16 @@ class BytesDevice:
         self._results.append(TransferResult(job_id=job_id, direction=Direction.STORE, ok=True))
 
     def submit_load(
-        self, job_id: int, parts: Sequence[GroupTransfer], epoch: int, *, by_layer: bool = False
+        self,
+        job_id: int,
+        parts: Sequence[GroupTransfer],
+        epoch: int,
+        compute_done: Callable[[], object] | None = None,
+        *,
+        by_layer: bool = False,
     ) -> None:
         assert epoch == self._pool.control.epoch
+        assert compute_done is None
         assert not by_layer
         pairs = _pairs(parts)
         ok = self.failing_groups.isdisjoint(block_id // APART for block_id, _ in pairs)

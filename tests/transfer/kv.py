@@ -1,11 +1,11 @@
 """KV memory in every shape a device must move, and what rows must hold, made without the code under test."""
 
 import threading
-from collections.abc import Sequence
 
 import torch
 
 from kvtier_core.transfer import GroupTransfer, KVLayout
+from kvtier_core.transfer.plan import Ids
 from tests.transfer.conftest import TIMEOUT_S
 
 BLOCKS = 24
@@ -14,7 +14,7 @@ _PAGE = 12288
 DTYPES = [torch.float32, torch.float16, torch.bfloat16, torch.int8, torch.float8_e4m3fn]
 
 
-def one(block_ids: Sequence[int], rows: Sequence[int]) -> list[GroupTransfer]:
+def one(block_ids: Ids, rows: Ids) -> list[GroupTransfer]:
     """A transfer of whole blocks of the only group."""
     return [GroupTransfer(block_ids=block_ids, rows=rows)]
 
@@ -63,7 +63,7 @@ LAYOUTS = [_block_major, _layer_major, _strided, _k_and_v, _uneven]
 
 
 def row_bytes(layout: KVLayout, num_workers: int = 1) -> int:
-    return -(-num_workers * max(layout.payload_bytes) // 4096) * 4096
+    return -(-(num_workers * max(layout.payload_bytes) + 64) // 4096) * 4096  # 64: the proof
 
 
 class Gate:

@@ -75,6 +75,22 @@ def test_k2_o4_c40_a_store_issued_at_once_holds_what_the_compute_wrote_last(
         assert bytes(pool.row(1)[: 3 * 2048]) == bytes([value]) * 3 * 2048, f"round {round_}"
 
 
+def test_c40_a_load_comes_after_the_compute_queued_before_it(
+    make_cuda: MakeCUDA, pool: Pool, kv: list[torch.Tensor]
+) -> None:
+    device = make_cuda(KVLayout(kv), pool)
+    for round_ in range(1, _ROUNDS + 1):
+        value = round_ % 255 + 1
+        pool.rows_array[4] = value
+        torch.cuda._sleep(_SLOW_CYCLES)
+        for tensor in kv:
+            tensor[6].zero_()  # as an engine zeroes a new block
+        device.submit_load(round_, one([6], [4]), epoch=0)
+        assert device.wait(LOAD, [round_], TIMEOUT_S)
+        torch.cuda.synchronize()
+        assert all(bool((tensor[6] == value).all()) for tensor in kv), f"round {round_}"
+
+
 def test_c40_compute_after_a_load_reads_what_was_loaded(
     make_cuda: MakeCUDA, pool: Pool, kv: list[torch.Tensor]
 ) -> None:
@@ -109,7 +125,7 @@ def test_c40_copies_do_not_hold_up_the_engines_stream(
     make_cuda: MakeCUDA, make_pool: Callable[..., Pool]
 ) -> None:
     kv = [torch.zeros(256, 1 << 18, dtype=torch.uint8, device="cuda") for _ in range(4)]
-    pool = make_pool(num_rows=256, row_bytes=1 << 20)
+    pool = make_pool(num_rows=256, row_bytes=(1 << 20) + 4096)
     device = make_cuda(KVLayout(kv), pool)
     device.submit_store(1, one(range(256), range(256)), epoch=0)
     done = torch.cuda.Event()

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from kvtier_core.transfer import CPUDevice, Direction, KVLayout, Pool
+from kvtier_core.transfer import lane as lane_module
 from tests.transfer.conftest import TIMEOUT_S
 from tests.transfer.kv import one, payload
 
@@ -86,7 +87,7 @@ def test_a_load_as_a_whole_has_its_layers_when_it_ends(device: CPUDevice, pool: 
     assert not device._lanes[LOAD]._unfinished
 
 
-@pytest.mark.parametrize("fault", ["dropped", "failed", "collected", "unknown"])
+@pytest.mark.parametrize("fault", ["dropped", "failed", "unknown"])
 def test_a_load_that_is_not_known_to_be_there_is_not_there(device: CPUDevice, pool: Pool, fault: str) -> None:
     if fault == "dropped":
         pool.control.bump_epoch()
@@ -94,9 +95,21 @@ def test_a_load_that_is_not_known_to_be_there_is_not_there(device: CPUDevice, po
         rows = [pool.geometry.num_rows] if fault == "failed" else [0]
         device.submit_load(1, one([3], rows), epoch=0, by_layer=True)
         assert device.wait(LOAD, [1], TIMEOUT_S)
-    if fault == "collected":
-        device.get_finished()
     assert not device.wait_layer(1, 0, TIMEOUT_S)
+    device.get_finished()
+    assert not device.wait_layer(1, 0, TIMEOUT_S)
+
+
+def test_c40_a_load_whose_result_somebody_else_has_collected_is_still_there(
+    device: CPUDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lane_module, "_REMEMBERED", 3)
+    for job_id in range(1, 6):
+        device.submit_load(job_id, one([3], [0]), epoch=0, by_layer=True)
+        assert device.wait(LOAD, [job_id], TIMEOUT_S)
+        assert [result.ok for result in device.get_finished()] == [True]
+        assert device.wait_layer(job_id, _LAYERS - 1, 0.0)
+    assert [device.wait_layer(job_id, 0, 0.0) for job_id in range(1, 6)] == [False, False, True, True, True]
 
 
 def test_a_wait_for_a_layer_ends_when_the_load_is_dropped_at_shutdown(

@@ -1,11 +1,16 @@
 """What a KV layout accepts, and what it refuses by name."""
 
 from collections.abc import Callable
+from dataclasses import FrozenInstanceError
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
-from kvtier_core.transfer import CPUDevice, KVGroup, KVLayout, Pool, split_pages
+from kvtier_core.proof import PROOF_BYTES
+from kvtier_core.transfer import CPUDevice, KVGroup, KVLayout, Pool, StagedDevice, lanes, split_pages
+from tests.transfer.conftest import TIMEOUT_S
 
 
 def test_pages_follow_each_other_in_the_order_given() -> None:
@@ -85,6 +90,44 @@ def test_pages_of_any_tensor_are_whole_and_share_its_memory(
     assert {page.untyped_storage().data_ptr() for page in found} == {memory}
 
 
+@pytest.mark.parametrize("factor", [2.5, 2.0, "2", None, True])
+def test_a_factor_that_is_no_whole_number_is_refused(factor: Any) -> None:
+    with pytest.raises(TypeError, match="block_size_factor must be a whole number"):
+        KVLayout([torch.zeros(4, 2)], block_size_factor=factor)
+
+
+def test_numpys_whole_numbers_are_some() -> None:
+    numbers: list[Any] = [np.int64(3), np.int32(2)]
+    layout = KVLayout(KVGroup([torch.zeros(4, 2)], layers=numbers[:1]), block_size_factor=numbers[1])
+    assert (layout.block_size_factor, layout.groups[0].layers) == (2, (3,))
+    assert type(layout.payload_bytes[0]) is int
+    with pytest.raises(TypeError, match="a layer must be a whole number, not 0.5"):
+        KVGroup([torch.zeros(4, 2)], layers=[0.5])  # type: ignore[list-item]
+
+
+def test_what_is_no_sequence_of_tensors_is_refused() -> None:
+    """A tensor alone would be taken for as many as it has rows, each with its items for blocks."""
+    with pytest.raises(TypeError, match="sequence of tensors, not one tensor"):
+        KVLayout(torch.zeros(4, 2))  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="tensor 1 is a ndarray"):
+        KVLayout([torch.zeros(4, 2), np.zeros((4, 2))])  # type: ignore[list-item]
+
+
+def test_a_layout_does_not_change_and_equals_one_of_the_same_tensors() -> None:
+    tensors = [torch.zeros(4, 2), torch.zeros(4, 2)]
+    group, layout = KVGroup(tensors), KVLayout(tensors)
+    with pytest.raises(FrozenInstanceError):
+        group.num_blocks = 100  # type: ignore[misc]
+    with pytest.raises(FrozenInstanceError):
+        layout.block_size_factor = 2  # type: ignore[misc]
+    assert group == KVGroup(tensors, layers=[0, 1]) != KVGroup(tensors, layers=[0, 0])
+    assert group != KVGroup(tensors[::-1])
+    assert group != KVGroup([tensor.clone() for tensor in tensors])
+    assert layout == KVLayout(group) != KVLayout(group, block_size_factor=2)
+    assert {layout: 1}[KVLayout(group)] == 1
+    assert "block_bytes=16" in repr(layout)
+
+
 def test_c42_the_cpu_device_refuses_tensors_elsewhere(make_pool: Callable[..., Pool]) -> None:
     pool = make_pool()
     with pytest.raises(ValueError, match="host memory, not on meta"):
@@ -95,6 +138,22 @@ def test_c43_all_workers_parts_must_fit_a_row(make_pool: Callable[..., Pool]) ->
     pool = make_pool(row_bytes=4096, num_workers=2)
     layout = KVLayout([torch.zeros(4, 8)], [torch.zeros(4, 171)], block_size_factor=3)
     with pytest.raises(
-        ValueError, match="2 worker.* 2052 bytes a block of group 1 need rows of 4104 bytes, .* have 4096"
+        ValueError, match="2 worker.* 2052 bytes a block of group 1, .* need rows of 4168 bytes, .* have 4096"
     ):
         CPUDevice(layout, pool, pool.control)
+
+
+@pytest.mark.parametrize("device_type", [CPUDevice, StagedDevice])
+def test_c03_c43_the_workers_parts_leave_room_for_the_proof(
+    make_pool: Callable[..., Pool], device_type: type[CPUDevice] | type[StagedDevice]
+) -> None:
+    pool = make_pool(row_bytes=4096, num_workers=2)
+    most = (4096 - PROOF_BYTES) // 2
+    with pytest.raises(ValueError, match="64 bytes of proof, need rows of 4098 bytes"):
+        device_type(KVLayout([torch.zeros(4, most + 1, dtype=torch.uint8)]), pool, pool.control)
+    device = device_type(KVLayout([torch.zeros(4, most, dtype=torch.uint8)]), pool, pool.control, 1)
+    assert device.shutdown(TIMEOUT_S)
+
+
+def test_c03_the_transfer_path_and_the_proof_agree_on_its_size() -> None:
+    assert lanes.PROOF_BYTES == PROOF_BYTES

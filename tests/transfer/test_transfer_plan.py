@@ -1,5 +1,8 @@
 """The copy plan against a plain oracle."""
 
+import re
+import sys
+from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
@@ -149,6 +152,59 @@ def test_nothing_to_move_is_no_run() -> None:
     assert plan_transfer(STORE, [GroupTransfer(block_ids=[], rows=[])], _limits()) == {}
 
 
+def test_many_groups_and_parts_are_planned_in_one_pass() -> None:
+    """Every step but the one over the parts is numpy's: as many of them for 1,000 parts of 8 groups as for one."""
+    calls: Counter[int] = Counter()
+    many = [GroupTransfer(group=i % 8, block_ids=[i // 8], rows=[i]) for i in range(1000)]
+    limits = TransferLimits(num_blocks=(125,) * 8, num_rows=1000, factor=1)
+    for count in (1, len(many)):
+
+        def tally(_frame: object, event: str, _arg: object, count: int = count) -> None:
+            calls[count] += event == "call"
+
+        sys.setprofile(tally)
+        try:
+            plan_transfer(STORE, many[:count], limits)
+        finally:
+            sys.setprofile(None)
+    assert calls[len(many)] < calls[1] + 3000, "a few calls a part"
+    plan = plan_transfer(STORE, many, limits)
+    assert sorted(_expand(plan, 1)) == sorted((i % 8, i // 8, i, 0) for i in range(1000))
+
+
+@pytest.mark.parametrize("values", [np.array([[1], [2]]), np.array([[1, 2]]), np.array(1)])
+def test_ids_that_are_no_sequence_of_numbers_are_refused_by_their_shape(values: np.ndarray) -> None:
+    with pytest.raises(
+        ValueError, match=rf"one sequence of numbers, not of shape {re.escape(str(values.shape))}"
+    ):
+        _one(values, [0])
+
+
+def test_bytes_are_numbers_and_not_the_memory_of_some() -> None:
+    assert _one(bytes([3] * 1), bytes([1])) == [[3, 1, 0, 1]]
+
+
+def test_groups_and_slots_are_whole_numbers_too() -> None:
+    for wrong in ({"group": 0.5}, {"first_slot": 0.5}, {"group": None}):
+        with pytest.raises(TypeError, match="whole numbers"):
+            plan_transfer(STORE, [GroupTransfer(block_ids=[0], rows=[0], **wrong)], _limits())
+
+
+def test_the_error_names_the_offender_of_its_own_group() -> None:
+    limits = TransferLimits(num_blocks=(3, 5, 2), num_rows=9)
+    parts = [
+        GroupTransfer(group=group, block_ids=[2, 1], rows=[2 * group, 2 * group + 1]) for group in range(3)
+    ]
+    with pytest.raises(ValueError, match=r"block 2 is outside 0\.\.1"):
+        plan_transfer(STORE, parts, limits)
+    twice = [GroupTransfer(group=1, block_ids=[4], rows=[row]) for row in range(2)]
+    with pytest.raises(ValueError, match="block 4 is written twice in one load"):
+        plan_transfer(LOAD, [*parts[:1], *twice], limits)
+    rows = [GroupTransfer(group=group, block_ids=[0], rows=[6]) for group in (2, 0)]
+    with pytest.raises(ValueError, match="row 6 is written by two groups in one store"):
+        plan_transfer(STORE, rows, limits)
+
+
 @pytest.mark.parametrize("wrong", [[1.5], [1.0], ["1"], [None], [2**70], np.array([1.0])])
 def test_a_block_id_that_is_no_whole_number_is_refused(wrong: list[int]) -> None:
     with pytest.raises(TypeError, match="whole numbers"):
@@ -161,6 +217,7 @@ def test_a_block_id_that_is_no_whole_number_is_refused(wrong: list[int]) -> None
         (STORE, [0, 1], [0], "2 blocks but 1 rows"),
         (STORE, [], [0], "0 blocks but 1 rows"),
         (STORE, [12], [0], r"block 12 is outside 0\.\.11"),
+        (STORE, [1, 12], [0, 1], r"block 12 is outside 0\.\.11"),
         (STORE, [-1], [0], r"block -1 is outside 0\.\.11"),
         (LOAD, [0], [10], r"row 10 is outside 0\.\.9"),
         (LOAD, [0], [-1], r"row -1 is outside 0\.\.9"),

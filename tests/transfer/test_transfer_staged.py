@@ -11,7 +11,7 @@ from kvtier_core.transfer import cpu as cpu_module
 from kvtier_core.transfer import cuda as cuda_module
 from kvtier_core.transfer import staged as staged_module
 from tests.transfer.conftest import TIMEOUT_S
-from tests.transfer.kv import BLOCKS, DTYPES, LAYOUTS, one, payload, row_bytes
+from tests.transfer.kv import BLOCKS, DTYPES, LAYOUTS, one, payload, random_tensor, row_bytes
 from tests.transfer.round_trip import round_trip
 
 STORE, LOAD = Direction.STORE, Direction.LOAD
@@ -67,6 +67,53 @@ def test_c42_every_layout_gives_every_byte_back(
     assert [result.error for result in device.get_finished()] == [None, None]
 
 
+@pytest.mark.parametrize("makes_kv", [False, True])
+@pytest.mark.parametrize("opens", [False, True])
+def test_c42_kv_and_device_may_be_made_in_inference_mode(
+    make_pool: Callable[..., Pool],
+    make_staged: MakeStaged,
+    makes_kv: bool,  # noqa: FBT001 - a parameter of the test
+    opens: bool,  # noqa: FBT001
+) -> None:
+    with torch.inference_mode(makes_kv):
+        tensors = [random_tensor((4, 64), torch.float16, seed=i) for i in range(2)]
+    before = payload(tensors, 2)
+    with torch.inference_mode(opens):
+        device = make_staged(KVLayout(tensors), make_pool())
+    device.submit_store(1, one([2], [0]), epoch=0)
+    assert device.wait(STORE, [1], TIMEOUT_S)
+    device.submit_load(1, one([3], [0]), epoch=0)
+    assert device.wait(LOAD, [1], TIMEOUT_S)
+    assert [result.error for result in device.get_finished()] == [None, None]
+    assert payload(tensors, 3) == before
+
+
+def test_c40_ids_cross_once_a_transfer(make_pool: Callable[..., Pool], make_staged: MakeStaged) -> None:
+    crossed: list[list[int]] = []
+
+    class Counting(StagedDevice):
+        def _to_device(self, numbers: torch.Tensor) -> torch.Tensor:
+            crossed.append(numbers.tolist())
+            return super()._to_device(numbers)
+
+    groups = [[random_tensor((6, 40), torch.uint8, seed=i)] for i in range(2)]
+    pool = make_pool()
+    device = Counting(KVLayout(*groups), pool, pool.control, staging_bytes=0)  # a batch a block
+    parts = [
+        GroupTransfer(group=i, block_ids=[5, 1, 3], rows=[3 * i, 3 * i + 1, 3 * i + 2]) for i in range(2)
+    ]
+    device.submit_store(1, parts, epoch=0)
+    assert device.wait(STORE, [1], TIMEOUT_S)
+    device.submit_store(2, [], epoch=0)
+    assert device.wait(STORE, [2], TIMEOUT_S)
+    assert [result.error for result in device.get_finished()] == [None, None]
+    assert crossed == [[5, 1, 3, 5, 1, 3]]
+    for i, tensors in enumerate(groups):
+        rows = [bytes(pool.row(3 * i + j)[:40]) for j in range(3)]
+        assert rows == [payload(tensors, block) for block in (5, 1, 3)]
+    assert device.shutdown(TIMEOUT_S)
+
+
 def test_a_load_by_layer_is_there_as_a_whole(make_pool: Callable[..., Pool], make_staged: MakeStaged) -> None:
     device = make_staged(KVLayout([torch.zeros(4, 16) for _ in range(3)]), make_pool())
     device.submit_load(1, one([2], [0]), epoch=0, by_layer=True)
@@ -86,21 +133,34 @@ def test_c42_the_tensors_place_chooses_the_device(
         monkeypatch.setattr(module, name, lambda *_, name=name: chosen.append(name))
     layout, pool = KVLayout([torch.zeros(4, 16)]), make_pool()
     for place in ("cpu", "cuda", "xpu"):
-        layout.device = torch.device(place)
+        object.__setattr__(layout, "device", torch.device(place))
         open_device(layout, pool)
     assert chosen == ["CPUDevice", "CUDADevice", "StagedDevice"]
 
 
+@pytest.mark.parametrize("direction", Direction)
 def test_c40_without_streams_the_device_is_waited_for_before_and_after(
-    make_pool: Callable[..., Pool], make_staged: MakeStaged, monkeypatch: pytest.MonkeyPatch
+    make_pool: Callable[..., Pool],
+    make_staged: MakeStaged,
+    monkeypatch: pytest.MonkeyPatch,
+    direction: Direction,
 ) -> None:
     pool, tensor = make_pool(), torch.ones(4, 16)
-    seen: list[bool] = []
-    monkeypatch.setattr(torch.cpu, "synchronize", lambda: seen.append(bool(pool.rows_array[0].any())))
+    pool.rows_array[1] = 7
     device = make_staged(KVLayout([tensor]), pool)
-    device.submit_store(1, one([2], [0]), epoch=0)
-    assert device.wait(STORE, [1], TIMEOUT_S)
-    assert seen == [False, True]
+    seen: list[tuple[bool, bool]] = []
+
+    def look(place: torch.device) -> None:
+        assert place == tensor.device, "another one than the current may be meant"
+        seen.append((bool(pool.rows_array[0].any()), bool((tensor[3] != 1).any())))
+
+    monkeypatch.setattr(torch.cpu, "synchronize", look)
+    if direction is STORE:
+        device.submit_store(1, one([2], [0]), epoch=0)
+    else:
+        device.submit_load(1, one([3], [1]), epoch=0)
+    assert device.wait(direction, [1], TIMEOUT_S)
+    assert seen == [(False, False), (direction is STORE, direction is LOAD)]
 
 
 def test_c36_a_copy_that_fails_half_way_is_settled_before_the_job_counts_as_finished(
@@ -126,6 +186,7 @@ def test_c36_a_copy_that_fails_half_way_is_settled_before_the_job_counts_as_fini
 
     pool = make_pool()
     device = Recording(KVLayout([torch.zeros(4, 16)]), pool, pool.control)
+    order.clear()
     device.submit_store(5, [GroupTransfer(block_ids=[1], rows=[0])], epoch=0)
     assert device.wait(STORE, [5], TIMEOUT_S)
     assert [result.error for result in device.get_finished()] == ["RuntimeError: out of order"]

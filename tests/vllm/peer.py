@@ -40,7 +40,8 @@ class RegionAsPool:
         self._region = region
         rows = region.create_kv_memoryview()
         self.rows_array: Any = np.asarray(rows).view(np.uint8)
-        self.geometry = PoolGeometry(num_rows=rows.shape[0], row_bytes=rows.shape[1])
+        # vLLM's rows carry no proof, for which a device wants to see room behind what it writes.
+        self.geometry = PoolGeometry(num_rows=rows.shape[0], row_bytes=rows.shape[1] + 4096)
         self.control = ControlPage(memoryview(mmap.mmap(-1, mmap.PAGESIZE)), 1)
 
     def close(self):

@@ -95,14 +95,19 @@ class KvtierWorker(OffloadingWorker):
         """Copy rows to device blocks. Returns at once."""
         parts = make_parts(dst_spec, _rows(src_spec), self._blocks_per_chunk)
         number = self._number(job_id, Direction.LOAD)
-        self._device.submit_load(number, parts, self._pool.control.epoch)
+        self._device.submit_load(number, parts, self._pool.control.epoch, self._mark_compute())
         return True
 
     def _mark_compute(self) -> Callable[[], object] | None:
-        """What waits for all that has been launched so far; nothing on a CPU, where it is over (C40)."""
+        """What waits for all that has been launched so far; nothing on a CPU, where it is over (C40).
+
+        A store reads what that wrote, and a load must not come before vLLM has zeroed a new block.
+        """
         if self._device_type == "cpu":
             return None
-        event = torch.Event(self._device_type)
+        event = torch.Event(
+            self._device_type, blocking=True
+        )  # the thread that waits sleeps, as compute needs the CPU
         event.record()
         wait: Callable[[], object] = event.synchronize
         return wait
