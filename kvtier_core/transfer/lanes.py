@@ -36,9 +36,13 @@ class LaneDevice(ABC):
         worker: int = 0,
         on_finished: Callable[[], None] | None = None,
     ) -> None:
-        """Raises ``ValueError`` when the workers' parts do not fit a row. A subclass is ready before it calls this."""
+        """Raises ``ValueError``: the workers' parts do not fit a row, or *worker* has a device in this process already.
+
+        A subclass is ready before it calls this.
+        """
         self._layout = layout
         self._limits = limits_for(layout, pool)
+        self._leave_worker = control.use_worker(worker)
         self._lanes = {
             Direction.STORE: Lane(Direction.STORE, control, worker, self._carry_out_store, on_finished),
             Direction.LOAD: Lane(Direction.LOAD, control, worker, self._carry_out_load, on_finished),
@@ -98,6 +102,7 @@ class LaneDevice(ABC):
         if not all(ended):
             return False
         self._let_go()
+        self._leave_worker()
         return True
 
     def _carry_out_store(self, job: LaneJob, _reached: Callable[[int], None]) -> int:
