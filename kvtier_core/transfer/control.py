@@ -3,9 +3,10 @@
 It decides, in the scheduler's process, when the rows of an unfinished transfer may be handed out again, and
 in each worker, whether a transfer may still start. It never touches a row and never waits.
 
-Each word is a 64-bit counter with one writer. The scheduler writes the *epoch*. Each worker writes, per
-direction, the last job it *started*, the last it *finished*, and the last of those that did not move its bytes
-(*failed*, or dropped); job ids of one direction grow and its jobs complete in order.
+Each word is a 64-bit counter with one writer. The scheduler writes the *epoch*, and that it came. Each worker writes,
+per direction, the last job it *started*, the last it *finished*, and the last of those that did not move its bytes
+(*failed*, or dropped, or handed to a process that died before it began them); job ids of one direction grow and its
+jobs complete in order.
 
 The race, step by step. The scheduler wants the rows of job J (epoch E) back while a worker may be about to
 start it::
@@ -30,6 +31,7 @@ bytes). Tested on x86-64 only.
 """
 
 import threading
+from collections.abc import Callable
 from typing import NamedTuple
 
 from kvtier_core.transfer.direction import Direction
@@ -41,6 +43,7 @@ _SLOT_WORDS = 8
 """A 64-byte cache line for the epoch and one for each worker, so that writers do not slow each other down."""
 
 _EPOCH = 0
+_SCHEDULER_CAME = 1
 _STARTED = {Direction.STORE: 0, Direction.LOAD: 2}
 _FINISHED = {Direction.STORE: 1, Direction.LOAD: 3}
 _FAILED = {Direction.STORE: 4, Direction.LOAD: 5}
@@ -52,7 +55,10 @@ def control_words_bytes(num_workers: int) -> int:
 
 
 class Progress(NamedTuple):
-    """How far a worker is in one direction: its last finished job, and the last one that failed; 0 before the first."""
+    """How far a worker is in one direction; 0 before the first.
+
+    Its last finished job, and the last of those that failed, or that it may never have begun.
+    """
 
     finished: int
     failed: int
@@ -62,13 +68,17 @@ class ControlPage:
     """The words, in the pool's shared memory. Made by ``Pool``; safe from any thread of any process.
 
     A worker that dies in the middle of a job never finishes it: its job stays unsettled, and its rows out of
-    use.
+    use. No later process can be that worker of that pool, or its first job would settle the dead one's.
     """
 
     def __init__(self, memory: memoryview, num_workers: int) -> None:
         """*memory*: shared, writable, 64-byte aligned, of at least ``control_words_bytes(num_workers)``."""
         self.num_workers = num_workers
         self._words = memory[: control_words_bytes(num_workers)].cast("Q")
+        self._begun: set[tuple[int, Direction]] = set()
+        """The workers and directions that this process has begun jobs of. Each is one thread's alone."""
+        self._devices: dict[int, object] = {}
+        self._devices_lock = threading.Lock()
         self._fence_lock = threading.Lock()
         self._bump_lock = threading.Lock()
 
@@ -76,6 +86,36 @@ class ControlPage:
     def epoch(self) -> int:
         """The epoch that jobs submitted now belong to."""
         return self._words[_EPOCH]
+
+    @property
+    def scheduler_came(self) -> bool:
+        """Whether this pool has, or had, a scheduler."""
+        return self._words[_SCHEDULER_CAME] != 0
+
+    def note_scheduler(self) -> None:
+        """Say that the scheduler has come. Scheduler side."""
+        self._words[_SCHEDULER_CAME] = 1
+
+    def use_worker(self, worker: int) -> Callable[[], None]:
+        """A device is to write this worker's words, until it calls what this returns (twice is fine). Worker side.
+
+        Raises ``ValueError`` when another device of this process does, or the worker is not one of this page's.
+        """
+        self._index(worker, 0)
+        device = object()
+        with self._devices_lock:
+            if self._devices.setdefault(worker, device) is not device:
+                raise ValueError(
+                    f"worker {worker} of this pool has a device already: shut that down first, or give this one a "
+                    "number of its own"
+                )
+
+        def leave() -> None:
+            with self._devices_lock:
+                if self._devices.get(worker) is device:
+                    del self._devices[worker]
+
+        return leave
 
     def bump_epoch(self) -> int:
         """Begin a new epoch and return it: every job that no worker has announced yet will be dropped.
@@ -109,8 +149,8 @@ class ControlPage:
         """Announce a job, before touching a row; True: its rows may be touched until ``finish``. Worker side.
 
         False: the job is of another epoch, has been dropped, and counts as finished. Raises ``ValueError``
-        when the job id does not grow or the worker is not one of this page's. One job per worker and
-        direction at a time.
+        when the job id does not grow, the worker's last one has not ended, or the worker is not one of this
+        page's. One job per worker and direction at a time.
         """
         started = self._index(worker, _STARTED[direction])
         if job_id <= self._words[started]:
@@ -118,12 +158,26 @@ class ControlPage:
                 f"{direction.value} job {job_id} of worker {worker} is not above its last, "
                 f"{self._words[started]}"
             )
+        if (last := self.get_unfinished(worker, direction)) is not None:
+            raise ValueError(
+                f"{direction.value} job {last} of worker {worker} has not ended, and {job_id} would settle it: two "
+                "devices use one worker number, or a process died in the middle of that job"
+            )
+        self._doubt_what_nobody_began(worker, direction, job_id)
         self._words[started] = job_id
         self._fence()
         if self.epoch == epoch:
             return True
         self.finish(worker, direction, job_id, ok=False)
         return False
+
+    def _doubt_what_nobody_began(self, worker: int, direction: Direction, job_id: int) -> None:
+        """What was handed to a process that died before it began would else look finished with this job."""
+        if (worker, direction) in self._begun:
+            return
+        self._begun.add((worker, direction))
+        if job_id - 1 > self.get_last_finished(worker, direction):
+            self._words[self._index(worker, _FAILED[direction])] = job_id - 1
 
     def finish(self, worker: int, direction: Direction, job_id: int, *, ok: bool) -> None:
         """Say that this worker will not touch the job's rows any more. Worker side, after the last byte.
@@ -143,6 +197,11 @@ class ControlPage:
     def get_last_finished(self, worker: int, direction: Direction) -> int:
         """The last job this worker finished or dropped; 0 before the first."""
         return self._words[self._index(worker, _FINISHED[direction])]
+
+    def get_unfinished(self, worker: int, direction: Direction) -> int | None:
+        """The job this worker announced and has not finished: it is at it, or died in the middle of it."""
+        started = self.get_last_started(worker, direction)
+        return None if started == self.get_last_finished(worker, direction) else started
 
     def get_progress(self, worker: int, direction: Direction) -> Progress:
         """How far this worker is, read in the order that can only make a job look worse than it is. Scheduler side.

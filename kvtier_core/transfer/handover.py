@@ -1,170 +1,216 @@
-"""How processes that start in any order come to share one memory that has no name.
+"""How processes that start in any order, or start again, come to share one memory that has no name.
 
-Whoever comes first binds a socket of the engine's name, makes the memory, and hands its descriptor to all that ask;
-when everybody has it, the socket goes. It is in Linux's abstract namespace: no file is left behind, whenever anybody
-dies. Users are told apart by what the kernel says of the other end, never by what it sends.
+Whoever comes first binds a socket of the engine's name, makes the memory, and hands out its descriptor, and the socket
+with it: every member answers on that one socket as long as it lives, so that whoever comes finds the pool as long as
+anybody has it, and the name goes with the last one. It is in Linux's abstract namespace: no file is left behind,
+whenever anybody dies. Users are told apart by what the kernel says of the other end, never by what it sends.
 """
 
 import errno
+import logging
 import os
+import select
 import socket
 import struct
 import threading
 import time
+from array import array
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import ExitStack
 from typing import NamedTuple
 
+from kvtier_core.transfer.forks import own
+
 _CREDENTIALS = struct.Struct("@iII")  # pid, uid, gid
+_TWO_FDS = struct.Struct("@ii")
 _RETRY_S = 0.005
-_GUEST_TIMEOUT_S = 5.0
-"""How long a guest that hangs may hold up the others."""
+_ANSWER_TIMEOUT_S = 5.0
+"""How long a member that hangs may keep a newcomer from asking the others."""
+_BACKLOG = 1024
+_TROUBLE_PAUSE_MS = 100
 MAX_NOTE_BYTES = 1 << 16
 """What goes as one message whatever the machine's socket buffers are."""
 
+_log = logging.getLogger("kvtier.pool")
+
 
 class Host:
-    """Hands a descriptor and a note to as many as are to come, on a thread of its own; then ends."""
+    """Hands a descriptor and a note to all that come, on a thread of its own, until ``close``.
 
-    def __init__(self, listener: socket.socket, fd: int, count: int, note: bytes) -> None:
-        """*listener* is bound and listening; *fd* stays the caller's and open until ``close`` has returned."""
+    A forked child has a copy of the socket, which is closed there.
+    """
+
+    def __init__(self, listener: socket.socket, fd: int, note: bytes) -> None:
+        """*listener* is bound and listening, maybe in other processes too; *fd* stays the caller's."""
         self._note = note
         self._listener = listener
+        self._listener.setblocking(False)  # other members may be quicker to accept
         self._fd = fd
-        self._count = count
-        self._thread = threading.Thread(target=self._run, name="kvtier-handover", daemon=True)
+        self._end: int | None = os.eventfd(0, os.EFD_CLOEXEC)
+        self._thread = threading.Thread(
+            target=self._run, args=(self._end,), name="kvtier-handover", daemon=True
+        )
         self._thread.start()
 
     def close(self) -> None:
         """End now. Twice is fine."""
-        if self._thread.is_alive():
-            try:
-                self._listener.shutdown(socket.SHUT_RDWR)  # wakes the thread
-            except OSError as error:
-                if error.errno not in (errno.EBADF, errno.ENOTCONN):  # it has just ended by itself
-                    raise
+        if self._thread.is_alive() and self._end is not None:
+            os.eventfd_write(self._end, 1)
         self._thread.join()
+        if self._end is not None:
+            os.close(self._end)
+            self._end = None
+        self._listener.close()
 
-    def _run(self) -> None:
-        with self._listener:
-            while self._count > 0:
-                try:
-                    guest, _ = self._listener.accept()
-                except OSError:  # shut down
-                    return
-                with guest:
-                    self._count -= self._serve(guest)
+    def _run(self, end: int) -> None:
+        both, only_end = select.poll(), select.poll()
+        both.register(self._listener, select.POLLIN)
+        for waiting in (both, only_end):
+            waiting.register(end, select.POLLIN)
+        while end not in {fd for fd, _ in both.poll()}:
+            try:
+                guest, _ = self._listener.accept()
+            except BlockingIOError:  # another member was quicker
+                continue
+            except OSError as error:
+                _log.warning("a process that wants to share the pool has to wait: %s", error)
+                only_end.poll(_TROUBLE_PAUSE_MS)
+                continue
+            with guest:
+                self._serve(guest)
 
-    def _serve(self, guest: socket.socket) -> bool:
-        """Whether the guest has the descriptor. One that is gone, or another user's, does not."""
-        if _peer_uid(guest) != os.getuid():
-            return False
-        guest.settimeout(_GUEST_TIMEOUT_S)
+    def _serve(self, guest: socket.socket) -> None:
+        """Give it all, unless it is another user's. One that is gone does not matter."""
+        if _peer_uid(guest) != os.geteuid():
+            return
+        guest.settimeout(_ANSWER_TIMEOUT_S)
         try:
-            socket.send_fds(guest, [b"\0" + self._note], [self._fd])
-            return guest.recv(1) == b"\0"  # it has arrived
-        except OSError:
-            return False
+            socket.send_fds(guest, [b"\0" + self._note], [self._fd, self._listener.fileno()])
+        except OSError as error:
+            _log.debug("a process that wanted to share the pool is gone: %s", error)
 
 
 class Met(NamedTuple):
-    """What a meeting comes to: a descriptor, the note of whoever was first, and the host where this process is it."""
+    """What a meeting comes to: a descriptor, the note of whoever was first, and what answers later ones."""
 
     fd: int
     note: bytes
-    host: Host | None
+    host: Host
 
 
 def meet(
     name: str,
     make: Callable[[], int] | None,
     join: Callable[[int], None],
-    others: int,
     timeout_s: float,
     note: bytes = b"",
 ) -> Met:
     """A descriptor of the memory that all who meet under *name* share; whoever is first makes it.
 
-    *make* returns a new descriptor; ``None`` waits for somebody else to be first. *join* is given this process's own
-    before anybody counts it as come: one that it refuses is still awaited. *others* is how many more will come, *note*
-    is what the first one tells them. The host, where this process is it, must be closed before the descriptor. Raises
-    ``TimeoutError`` when whoever was first does not answer, ``PermissionError`` when that is another user, and whatever
-    *make* and *join* raise.
+    *make* returns a new descriptor; ``None`` waits for somebody else to be first. *join* is called with the descriptor
+    before anybody else can be handed it by this process. *note* is what the first one tells all. The host must be
+    closed before the descriptor. Raises ``TimeoutError`` when nobody makes it, or those who have it do not answer,
+    ``PermissionError`` when that is another user, and whatever *make* and *join* raise.
     """
     deadline = time.monotonic() + timeout_s
-    address = f"\0kvtier-{os.getuid()}-{name}"
+    address = f"\0kvtier-{os.geteuid()}-{name}"
     while True:
         if make is not None and (listener := _claim(address)) is not None:
-            fd, host = _host(listener, make, join, others, note)
-            return Met(fd, note, host)
+            return _make(listener, make, join, note)
         left = deadline - time.monotonic()
         if left <= 0:
-            raise TimeoutError(
-                f"the process that made the pool {name!r} did not hand it over within {timeout_s:g} s"
-            )
-        if (answer := _ask(address, name, join, left)) is not None:
-            return Met(*answer, None)
+            raise TimeoutError(_why_nobody_answered(address, name, timeout_s))
+        if (met := _ask(address, name, join, min(left, _ANSWER_TIMEOUT_S))) is not None:
+            return met
         time.sleep(_RETRY_S)  # it is bound but does not listen yet, or is just closing
 
 
 def _claim(address: str) -> socket.socket | None:
     """A socket bound to *address*; ``None`` when somebody else has it."""
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+
+    def bind() -> socket.socket:
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            listener.bind(address)
+        except BaseException:
+            listener.close()
+            raise
+        return listener
+
     try:
-        listener.bind(address)
+        return own(bind)
     except OSError as error:
-        listener.close()
         if error.errno != errno.EADDRINUSE:
             raise
         return None
-    return listener
 
 
-def _host(
-    listener: socket.socket, make: Callable[[], int], join: Callable[[int], None], others: int, note: bytes
-) -> tuple[int, Host]:
-    try:
-        fd = make()
-        try:
-            join(fd)
-            listener.listen(others + 1)
-            return fd, Host(listener, fd, others, note)
-        except BaseException:
-            os.close(fd)
-            raise
-    except BaseException:
+def _why_nobody_answered(address: str, name: str, timeout_s: float) -> str:
+    if (listener := _claim(address)) is not None:
         listener.close()
-        raise
+        return (
+            f"nobody made the pool {name!r} within {timeout_s:g} s: the process that is to make it did not start, or "
+            "runs on another machine or in another network namespace"
+        )
+    return (
+        f"those who have the pool {name!r} did not hand it over within {timeout_s:g} s: they are stopped, or hang, or "
+        "died and left a child behind that holds the name. End them"
+    )
 
 
-def _ask(address: str, name: str, join: Callable[[int], None], timeout_s: float) -> tuple[int, bytes] | None:
-    """The descriptor, opened anew so that its locks are this process's own, and the note.
+def _make(listener: socket.socket, make: Callable[[], int], join: Callable[[int], None], note: bytes) -> Met:
+    with ExitStack() as on_failure:
+        on_failure.callback(listener.close)
+        fd = make()
+        on_failure.callback(os.close, fd)
+        join(fd)
+        listener.listen(_BACKLOG)
+        met = Met(fd, note, Host(listener, fd, note))
+        on_failure.pop_all()
+        return met
 
-    ``None`` when the host is not ready or gone.
-    """
-    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as guest:
+
+def _ask(address: str, name: str, join: Callable[[int], None], timeout_s: float) -> Met | None:
+    """What a member hands over; ``None`` when nobody is ready to."""
+    with ExitStack() as on_failure, socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as guest:
         guest.settimeout(timeout_s)
         try:
             guest.connect(address)
-            if (uid := _peer_uid(guest)) != os.getuid():
+            if (uid := _peer_uid(guest)) != os.geteuid():
                 raise PermissionError(f"the pool {name!r} was made by another user (uid {uid})")
-            message, fds, _, _ = socket.recv_fds(guest, 1 + MAX_NOTE_BYTES, 1)
-            if not fds:
+            if not guest.recv(1, socket.MSG_PEEK):
                 return None
-            try:
-                own = os.open(f"/proc/self/fd/{fds[0]}", os.O_RDWR | os.O_CLOEXEC)
-            finally:
-                os.close(fds[0])
+            message, fd, listener = _receive(guest)
         except (ConnectionError, TimeoutError, BlockingIOError):  # the last: too many ask at once
             return None
-        try:
-            join(own)
-        except BaseException:
-            os.close(own)
-            raise
-        with suppress(ConnectionError):  # a host that died since is missed by nobody
-            guest.send(b"\0")
-        return own, message[1:]
+        on_failure.callback(listener.close)
+        on_failure.callback(os.close, fd)
+        join(fd)
+        note = message[1:]
+        met = Met(fd, note, Host(listener, fd, note))
+        on_failure.pop_all()
+        return met
+
+
+def _receive(guest: socket.socket) -> tuple[bytes, int, socket.socket]:
+    """The message that has come: what it says, the memory's descriptor, and the socket that all answer on."""
+    received: list[tuple[bytes, int]] = []
+
+    def take() -> socket.socket:
+        # Not recv_fds, which ignores its flags in Python 3.11: whatever program is started would have the descriptors.
+        message, ancillary, _, _ = guest.recvmsg(
+            1 + MAX_NOTE_BYTES, socket.CMSG_LEN(_TWO_FDS.size), socket.MSG_CMSG_CLOEXEC
+        )
+        fds = array("i", b"".join(data for _, _, data in ancillary))
+        if len(fds) < 2:  # noqa: PLR2004 - the memory and the socket
+            for fd in fds:
+                os.close(fd)
+            raise OSError(errno.EMFILE, "this process may open no more files, and a pool takes five")
+        received.append((message, fds[0]))
+        return socket.socket(fileno=fds[1])
+
+    listener = own(take)
+    return *received[0], listener
 
 
 def _peer_uid(connection: socket.socket) -> int:

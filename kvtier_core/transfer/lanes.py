@@ -47,8 +47,8 @@ class LaneDevice(ABC):
     ) -> None:
         """A subclass is ready before it calls this.
 
-        Raises ``ValueError``: the workers' parts and the proof do not fit a row, the pool has no such worker, or
-        *control* is not the pool's own.
+        Raises ``ValueError``: the workers' parts and the proof do not fit a row, the pool has no such worker, *control*
+        is not the pool's own, or *worker* has a device in this process already.
         """
         if control is not pool.control:
             raise ValueError("the control page is not this pool's: pass pool.control")
@@ -56,6 +56,7 @@ class LaneDevice(ABC):
         self._addresses = [group.read_addresses() for group in layout.groups]
         self._limits = limits_for(layout, pool)
         self._is_shut_down = False
+        self._leave_worker = control.use_worker(worker)
         copies = {Direction.STORE: self._carry_out_store, Direction.LOAD: self._carry_out_load}
         self._lanes = {
             direction: Lane(direction, control, worker, _weakly(copy), on_finished, self._enter_lane)
@@ -138,6 +139,7 @@ class LaneDevice(ABC):
             return False
         self._is_shut_down = True
         self._let_go()
+        self._leave_worker()
         return True
 
     def _carry_out_store(self, job: LaneJob, _reached: Callable[[int], None]) -> int:

@@ -2,7 +2,8 @@
 
 Decides who has joined and who lives. A lock on a byte of the pool's file says so: the kernel drops it with the process,
 however that ends, and a process id can mean somebody else. The bytes' contents are not touched. Locks belong to an
-open file description, so every member opens the file for itself.
+open file description, so every member opens the file for itself, and for nothing else: a mapping would keep the
+description, and its locks, in every child that is forked.
 """
 
 import errno
@@ -11,6 +12,10 @@ import os
 import struct
 import time
 from collections.abc import Callable
+from functools import partial
+from typing import Self
+
+from kvtier_core.transfer.forks import own
 
 SCHEDULER = -1
 """The member that decides; workers are members 0, 1, ..."""
@@ -22,10 +27,15 @@ _POLL_S = 0.005
 
 
 class Members:
-    """One process's membership in a pool, through its own open file description *fd*. Closed with *fd*."""
+    """One process's membership in a pool, until ``close``. A forked child has none: there it is closed."""
+
+    @classmethod
+    def of(cls, fd: int, num_workers: int) -> Self:
+        """Look at the file that is open as *fd*, which stays the caller's. Raises ``OSError``."""
+        return own(partial(cls, fd, num_workers))
 
     def __init__(self, fd: int, num_workers: int) -> None:
-        self._fd = fd
+        self._open_fd: int | None = os.open(f"/proc/self/fd/{fd}", os.O_RDWR | os.O_CLOEXEC)
         self._all = (SCHEDULER, *range(num_workers))
         self._own: int | None = None
 
@@ -44,12 +54,37 @@ class Members:
             )
         self._own = member
 
+    def close(self) -> None:
+        """Be no member any more. Twice is fine."""
+        if self._open_fd is not None:
+            os.close(self._open_fd)
+            self._open_fd = None
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether this process speaks for no member: after ``close``, and in a forked child."""
+        return self._open_fd is None
+
+    @property
+    def _fd(self) -> int:
+        if self._open_fd is None:
+            raise ValueError(
+                "this process is no member of the pool: it was closed here, or belongs to the parent"
+            )
+        return self._open_fd
+
     def missing(self) -> list[int]:
         """The members that have not joined, or are dead."""
-        others = [
+        return [member for member in self._others() if not self._is_locked(member + 1, 1)]
+
+    def present(self) -> list[int]:
+        """The other members that live."""
+        return [member for member in self._others() if self._is_locked(member + 1, 1)]
+
+    def _others(self) -> list[int]:
+        return [
             member for member in self._all if member != self._own
         ]  # the kernel does not tell one's own locks
-        return [member for member in others if not self._is_locked(member + 1, 1)]
 
     def anyone(self) -> bool:
         """Whether any other living process is a member, of however large an engine."""

@@ -3,52 +3,53 @@
 It decides whether two processes mean the same geometry, and who of them is who. It never decides what a row holds.
 
 One process makes a pool for itself with ``Pool.create``. Several that start in any order all call ``Pool.open`` with
-one name: whoever comes first makes the memory, the rest check its geometry. The memory has no name of its own and is
-freed by the kernel with the last process that has it open, however that ends (``handover`` says how it gets around);
-``named=True`` puts it into /dev/shm instead, where its name goes when all have come. Layout, little-endian::
+one name: whoever comes first makes the memory, the rest check its geometry, and one that starts again finds it as long
+as any of them lives. The memory has no name of its own and is freed by the kernel with the last process that has it
+open, however that ends (``handover`` says how it gets around); ``named=True`` puts it into /dev/shm instead, where its
+name goes when all have come. Layout, little-endian::
 
-    0     magic "kvtpool" 0x02 | num_workers u64 | num_rows u64 | row_bytes u64 | bytes before row 0 u64
+    0     magic "kvtpool" 0x03 | num_workers u64 | num_rows u64 | row_bytes u64 | bytes before row 0 u64
     64    the control page's words (see ``control``), zero padding to a multiple of 4096
     ...   row 0 | row 1 | ...
 """
 
+import errno
 import logging
 import mmap
 import os
 import re
 import struct
-import time
+import warnings
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Self
 
 import numpy as np
 import numpy.typing as npt
 
 from kvtier_core.transfer.control import PAGE_BYTES, ControlPage, control_words_bytes
-from kvtier_core.transfer.handover import MAX_NOTE_BYTES, Host, meet
-from kvtier_core.transfer.members import SCHEDULER, Members, describe, wait_for
+from kvtier_core.transfer.handover import MAX_NOTE_BYTES, meet
+from kvtier_core.transfer.members import SCHEDULER, Members, wait_for
 from kvtier_core.transfer.prefault import Prefault
 from kvtier_core.transfer.region import (
+    MAGIC,
+    ask_for_huge_pages,
+    check_is_own,
     gib,
-    is_at,
     make_anonymous,
     name_in_shared_memory,
     open_or_make_named,
     reclaim_dead,
-    unlink_if_dead,
-    warn_without_huge_pages,
 )
+from kvtier_core.transfer.sharing import Sharing
 
-_MAGIC = b"kvtpool\x02"
+_MAGIC = MAGIC + b"\x03"
 _HEADER = struct.Struct("<8sQQQQ")
 _HEADER_BYTES = 64
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _OPEN_TIMEOUT_S = 60.0
-_CLOSE_TIMEOUT_S = 1.0
-"""For others who look at the name at the same moment, which takes them microseconds."""
 
 _log = logging.getLogger("kvtier.pool")
 
@@ -89,15 +90,6 @@ class PoolGeometry:
         return _HEADER.pack(_MAGIC, self.num_workers, self.num_rows, self.row_bytes, self.rows_offset)
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Sharing:
-    """How this process shares a pool with others."""
-
-    members: Members
-    host: Host | None = None
-    path: Path | None = None
-
-
 class Pool:
     """One process's view of the pool. Made by ``create``, or ``attach``, or by ``open`` where several are to share it.
 
@@ -105,17 +97,22 @@ class Pool:
     """
 
     def __init__(
-        self, fd: int, geometry: PoolGeometry, *, huge_pages: bool = False, sharing: _Sharing | None = None
+        self, fd: int, geometry: PoolGeometry, *, huge_pages: bool = False, sharing: Sharing | None = None
     ) -> None:
-        """Map *fd*, ``geometry.total_bytes`` long; it is closed with the pool. Raises ``OSError``."""
+        """Map *fd*, ``geometry.total_bytes`` long; it is closed with the pool. Raises ``MemoryError``."""
+        self._fd: int | None = None
         self.geometry = geometry
         self.note = b""
         """What the process that made the pool told the others."""
-        self._mapping = mmap.mmap(fd, geometry.total_bytes)
+        try:
+            self._mapping = mmap.mmap(fd, geometry.total_bytes)
+        except OSError as error:
+            if error.errno != errno.ENOMEM:  # which is a limit on this process's addresses
+                raise
+            raise MemoryError(f"the kernel refused to map {geometry.describe()}: {error}") from error
         if huge_pages:
-            self._mapping.madvise(mmap.MADV_HUGEPAGE)
-            warn_without_huge_pages()
-        self._fd: int | None = fd
+            ask_for_huge_pages(self._mapping)
+        self._fd = fd
         self._view = memoryview(self._mapping)
         self.control = ControlPage(self._view[_HEADER_BYTES : geometry.rows_offset], geometry.num_workers)
         flat = np.frombuffer(self._mapping, dtype=np.uint8, offset=geometry.rows_offset)
@@ -131,12 +128,13 @@ class Pool:
         anything is mapped, when the pool does not fit in this machine's available memory or in the limit of this
         process's control group.
         """
+        reclaim_dead()
         fd = make_anonymous(geometry.total_bytes, geometry.pack(), geometry.describe())
         try:
             return cls(fd, geometry, huge_pages=huge_pages)
-        except OSError as error:
+        except BaseException:
             os.close(fd)
-            raise MemoryError(f"the kernel refused {geometry.describe()}: {error}") from error
+            raise
 
     @classmethod
     def open(
@@ -155,9 +153,11 @@ class Pool:
         Every process of the engine on this machine calls this, in any order, with the same geometry; then
         ``wait_for_members``. A process that does not know the geometry passes ``None`` and waits for one that does.
         *note*, of at most 64 KiB, is what this process tells the others should it be the first: all find the first
-        one's in ``note``. Raises ``MemoryError`` when the pool does not fit, ``ValueError`` for another geometry
-        than the others' or a member that the pool does not have, ``FileExistsError`` when a living process is that
-        member, ``TimeoutError`` when another process that was first does not hand it over.
+        one's in ``note``. A process that starts again joins the pool that any of the others still has; a named pool can
+        be found only until all have come. Raises ``MemoryError`` when the pool does not fit, ``ValueError`` for another
+        geometry than the others' or a member that the pool does not have, ``FileExistsError`` when a living process is
+        that member, ``OSError`` of ``EOWNERDEAD`` when whoever died before left the pool of no use, ``PermissionError``
+        when another user has the name, ``TimeoutError`` when nobody makes it or hands it over.
         """
         if not _NAME.fullmatch(name):
             raise ValueError(f"{name!r} is no name for a pool: use 1 to 64 letters, digits, '.', '_' and '-'")
@@ -168,26 +168,26 @@ class Pool:
                 raise ValueError("a pool in /dev/shm carries no note, and its geometry must be known to all")
             return cls._open_named(geometry, name, member, huge_pages=huge_pages, timeout_s=timeout_s)
 
+        reclaim_dead()
         joined: list[tuple[PoolGeometry, Members]] = []
 
         def join(fd: int) -> None:
             found = _read_geometry(fd, f"the pool {name!r}", geometry)
-            members = Members(fd, found.num_workers)
+            members = Members.of(fd, found.num_workers)
+            on_failure.callback(members.close)
             members.join(member)
             joined.append((found, members))
 
-        others = 0 if geometry is None else geometry.num_workers
-        fd, first_note, host = meet(name, _maker(geometry), join, others, timeout_s, note)
-        try:
-            found, members = joined[-1]
-            pool = cls(fd, found, huge_pages=huge_pages, sharing=_Sharing(members=members, host=host))
-        except BaseException:
-            if host is not None:
-                host.close()
-            os.close(fd)
-            raise
+        with ExitStack() as on_failure:
+            fd, first_note, host = meet(name, _maker(geometry), join, timeout_s, note)
+            on_failure.callback(os.close, fd)
+            on_failure.callback(host.close)
+            found, members = joined[0]
+            sharing = Sharing(members=members, host=host)
+            pool = cls(fd, found, huge_pages=huge_pages, sharing=sharing)
+            on_failure.pop_all()
         pool.note = first_note
-        return pool
+        return pool._begin(member, name)
 
     @classmethod
     def _open_named(
@@ -207,54 +207,51 @@ class Pool:
         if not wait_for(attempt, timeout_s):
             raise TimeoutError(f"could not open {path} within {timeout_s:g} s: other processes hold it")
         fd, members = found[0]
+        sharing = Sharing(members=members, path=path)
         try:
-            _read_geometry(fd, str(path), geometry)
-            return cls(fd, geometry, huge_pages=huge_pages, sharing=_Sharing(members=members, path=path))
+            _read_geometry(fd, f"the pool {path}", geometry)
+            pool = cls(fd, geometry, huge_pages=huge_pages, sharing=sharing)
         except BaseException:
+            sharing.end(fd)
             os.close(fd)
             raise
+        return pool._begin(member, name)
+
+    def _begin(self, member: int, name: str) -> Self:
+        assert self._sharing is not None, "who shares nothing is no member"
+        try:
+            self._sharing.begin(self.control, member, name)
+        except BaseException:
+            self.close()
+            raise
+        return self
 
     @classmethod
     def attach(cls, path: str, expected: PoolGeometry | None = None) -> Self:
         """Share the pool another process has open at *path*, its ``Pool.path``, without being a member.
 
         Raises ``OSError`` when it can't be opened (its process is gone, or belongs to another user), ``ValueError``
-        when it is no pool or has another geometry than *expected*.
+        when it is no pool or has another geometry than *expected*, ``MemoryError`` when it can't be mapped.
         """
         fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         try:
+            check_is_own(fd, path)
             return cls(fd, _read_geometry(fd, path, expected))
         except BaseException:
             os.close(fd)
             raise
 
     def wait_for_members(self, timeout_s: float = _OPEN_TIMEOUT_S) -> None:
-        """Wait until the scheduler and every worker have joined; afterwards nothing names the pool any more.
+        """Wait until the scheduler and every worker have joined; afterwards no file names the pool any more.
 
         Raises ``TimeoutError`` that says who is missing.
         """
-        deadline = time.monotonic() + timeout_s
-        if not wait_for(lambda: not self.missing_members(), timeout_s):
-            missing = ", ".join(map(describe, self.missing_members()))
-            raise TimeoutError(
-                f"{missing} did not join the pool within {timeout_s:g} s: all processes of an engine must run on this "
-                "machine, in one network namespace, as one user, with one configuration"
-            )
-        if self._sharing is not None and self._sharing.path is not None:
-            self._unlink(self._sharing.members, self._sharing.path, max(0.0, deadline - time.monotonic()))
+        if self._sharing is not None:
+            self._sharing.wait_for_all(self.fd, timeout_s)
 
     def missing_members(self) -> list[int]:
         """Workers (and ``SCHEDULER``) that have not joined or have died. Empty for a pool of one process."""
         return [] if self._sharing is None else self._sharing.members.missing()
-
-    def _unlink(self, members: Members, path: Path, timeout_s: float) -> None:
-        if not members.enter_gate(timeout_s):
-            return  # somebody else is about to
-        try:
-            if is_at(self.fd, path):
-                path.unlink()
-        finally:
-            members.leave_gate()
 
     def prefault(self) -> Prefault:
         """Take the pool's pages from the machine now, in the background; ``close`` ends that."""
@@ -304,13 +301,9 @@ class Pool:
         """
         if self._prefault is not None:
             self._prefault.stop()
-        if self._sharing is not None and self._sharing.host is not None:
-            self._sharing.host.close()
         if self._fd is not None:
-            if self._sharing is not None and self._sharing.path is not None:
-                unlink_if_dead(
-                    self._fd, self._sharing.path, self._sharing.members, timeout_s=_CLOSE_TIMEOUT_S
-                )
+            if self._sharing is not None:
+                self._sharing.end(self._fd)
             os.close(self._fd)
             self._fd = None
             self._rows = None
@@ -324,6 +317,13 @@ class Pool:
             )
             return False
         return True
+
+    def __del__(self) -> None:
+        """What was forgotten is let go, with a ``ResourceWarning``."""
+        if self._fd is not None:
+            self.close()
+            text = f"{self.geometry.describe()} was never closed"
+            warnings.warn(text, ResourceWarning, stacklevel=2, source=self)
 
     def __enter__(self) -> Self:
         return self
@@ -349,7 +349,7 @@ def _read_geometry(fd: int, path: str, expected: PoolGeometry | None) -> PoolGeo
         raise ValueError(f"{path} is damaged: its header says {geometry}, it is {size} bytes long")
     if expected is not None and geometry != expected:
         raise ValueError(
-            f"the pool at {path} is {geometry}, this process expects {expected}: "
+            f"{path} is {geometry}, this process expects {expected}: "
             "all processes of one engine need the same configuration and kvtier version"
         )
     return geometry

@@ -1,22 +1,32 @@
 """The pool's memory as a file: with no name, or with one in /dev/shm.
 
 Decides whether the memory fits before anybody touches it, so that what does not fit is a clear error at the start and
-never a SIGBUS in the middle of a copy. A file without a name is a memfd, sealed against resizing; a named one has all
-its pages from the beginning, appears under its name only when it is complete, and is found dead by its locks.
+never a SIGBUS in the middle of a copy; and whether a named file may be trusted. A file without a name is a memfd,
+sealed against resizing. A named one can't be sealed (the kernel seals memfds alone): it must be this user's and nobody
+else's to write. It has its name before its pages, so that of several who come at once one takes them, and keeps others
+out until it has them all. It is found dead by its locks.
 """
 
+import errno
 import fcntl
 import logging
+import mmap
 import os
+import stat
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from kvtier_core.transfer.members import Members
 from kvtier_core.transfer.memory import find_memory_limit
 
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - where POSIX puts named shared memory
+MAGIC = b"kvtpool"
+"""What every pool of any version begins with."""
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+_OPEN = (
+    os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+)  # the last: a pipe would wait for its other end
 _SHMEM_HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/shmem_enabled")
 
 _log = logging.getLogger("kvtier.pool")
@@ -27,23 +37,22 @@ def make_anonymous(total_bytes: int, header: bytes, what: str) -> int:
 
     Raises ``MemoryError``, which says *what* does not fit, before any memory is taken.
     """
-    limit = find_memory_limit()
-    if total_bytes > limit.bytes:
-        raise MemoryError(
-            f"{what} does not fit: {limit.source} leaves {gib(limit.bytes)}. "
-            "Set a smaller pool capacity or free memory."
-        )
+    _check_fits(total_bytes, what)
     fd = os.memfd_create("kvtier-pool", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-    with _refused(fd, what):
-        os.ftruncate(fd, total_bytes)
-        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)
-        os.pwrite(fd, header, 0)
+    try:
+        with _refused(what):
+            os.ftruncate(fd, total_bytes)
+            fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)
+            os.pwrite(fd, header, 0)
+    except BaseException:
+        os.close(fd)
+        raise
     return fd
 
 
 def name_in_shared_memory(name: str) -> Path:
     """The path of the named memory of this user's engine *name*."""
-    return SHARED_MEMORY / f"kvtier-{os.getuid()}-{name}"
+    return SHARED_MEMORY / f"kvtier-{os.geteuid()}-{name}"
 
 
 def open_or_make_named(
@@ -51,36 +60,48 @@ def open_or_make_named(
 ) -> tuple[int, Members] | None:
     """Join the living memory at *path* as *member*, or make it; None when somebody else was quicker: try again.
 
-    What dead processes left at *path* is removed. Raises ``MemoryError`` when it does not fit, ``FileExistsError`` when
-    a living process is *member*, ``OSError`` when *path* belongs to somebody else.
+    The pool that dead processes left at *path* is removed. Raises ``MemoryError`` when it does not fit,
+    ``FileExistsError`` when a living process is *member*, ``OSError`` when *path* is no pool of this user's alone.
     """
-    try:
-        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
-    except FileNotFoundError:
-        return _make_named(path, total_bytes, header, what, member, num_workers)
-    members = Members(fd, num_workers)
-    try:
-        if unlink_if_dead(fd, path, members, then=lambda: members.join(member)):
-            return fd, members
-    except BaseException:
-        os.close(fd)
-        raise
-    os.close(fd)
-    return None
+    with ExitStack() as on_failure:
+        try:
+            fd = os.open(path, _OPEN)
+        except FileNotFoundError:
+            return _make_named(path, total_bytes, header, what, member, num_workers)
+        except PermissionError as error:
+            raise _taken(path, "this user may not open") from error
+        on_failure.callback(os.close, fd)
+        if (wrong := _what_is_wrong(fd)) is not None:
+            raise _taken(path, wrong)
+        members = Members.of(fd, num_workers)
+        on_failure.callback(members.close)
+        if not unlink_if_dead(fd, path, members, then=lambda: members.join(member)):
+            return None
+        on_failure.pop_all()
+        return fd, members
 
 
 def reclaim_dead() -> None:
-    """Remove what dead processes of this user left in shared memory under other names. Living ones' is not touched."""
-    for path in SHARED_MEMORY.glob(f"kvtier-{os.getuid()}-*"):
-        try:
-            fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
-        except OSError:  # gone by now, or not ours after all
-            continue
-        try:
-            if not unlink_if_dead(fd, path, Members(fd, 0)) and not is_at(fd, path):
+    """Remove the pools that dead processes of this user left in shared memory. Nothing else is touched."""
+    for path in SHARED_MEMORY.glob(f"kvtier-{os.geteuid()}-*"):
+        with ExitStack() as done:
+            try:
+                fd = os.open(path, _OPEN)
+            except OSError:  # gone by now, or not ours after all
+                continue
+            done.callback(os.close, fd)
+            if _what_is_wrong(fd) is not None:
+                continue
+            members = Members.of(fd, 0)
+            done.callback(members.close)
+            if not unlink_if_dead(fd, path, members) and not is_at(fd, path):
                 _log.warning("removed %s, which a process that died had left", path)
-        finally:
-            os.close(fd)
+
+
+def check_is_own(fd: int, path: str) -> None:
+    """Raises ``PermissionError`` when the open file belongs to another user, who could read it and cut it short."""
+    if (uid := os.fstat(fd).st_uid) != os.geteuid():
+        raise PermissionError(errno.EPERM, f"the pool belongs to another user (uid {uid})", path)
 
 
 def unlink_if_dead(
@@ -114,40 +135,90 @@ def is_at(fd: int, path: Path) -> bool:
         return False
 
 
+def _what_is_wrong(fd: int) -> str | None:
+    """Why this can't be a pool that processes of this user made; ``None`` when it can."""
+    status = os.fstat(fd)
+    if not stat.S_ISREG(status.st_mode):
+        return "is no regular file"
+    if status.st_uid != os.geteuid():
+        return f"belongs to another user (uid {status.st_uid})"
+    if status.st_mode & 0o077:
+        return f"others may use (mode {stat.S_IMODE(status.st_mode):o}), as no pool is made"
+    if os.pread(fd, len(MAGIC), 0) != MAGIC:
+        return "is no pool of kvtier's"
+    return None
+
+
+def _taken(path: Path, wrong: str) -> PermissionError:
+    return PermissionError(
+        errno.EPERM,
+        f"the pool's name is taken by something that {wrong}: have it removed, or give the pool another name",
+        str(path),
+    )
+
+
 def _make_named(
     path: Path, total_bytes: int, header: bytes, what: str, member: int, num_workers: int
 ) -> tuple[int, Members] | None:
-    fd = os.open(path.parent, os.O_RDWR | os.O_CLOEXEC | os.O_TMPFILE, 0o600)
-    with _refused(fd, f"{what} named {path}"):
-        os.posix_fallocate(fd, 0, total_bytes)
-        os.pwrite(fd, header, 0)
-    members = Members(fd, num_workers)
-    try:
+    what = f"{what} named {path}"
+    with ExitStack() as on_failure:
+        fd = os.open(path.parent, os.O_RDWR | os.O_CLOEXEC | os.O_TMPFILE, 0o600)
+        on_failure.callback(os.close, fd)
+        with _refused(what):
+            os.pwrite(fd, header, 0)
+        members = Members.of(fd, num_workers)
+        on_failure.callback(members.close)
         members.join(member)  # before there is a name: whoever finds it finds it alive
-        own_fds = os.open("/proc/self/fd", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            os.link(
-                str(fd), path, src_dir_fd=own_fds
-            )  # with a directory, Python follows the link to the file
-        finally:
-            os.close(own_fds)
+        members.enter_gate(0.0)  # and waits here until it has all its pages
+        if not _link(fd, path):
+            return None
+        on_failure.callback(path.unlink, missing_ok=True)
+        _check_fits(total_bytes, what)
+        with _refused(what):
+            os.posix_fallocate(fd, 0, total_bytes)
+        members.leave_gate()
+        on_failure.pop_all()
+        return fd, members
+
+
+def _link(fd: int, path: Path) -> bool:
+    """Give the open file its name; False when something else has it."""
+    own_fds = os.open("/proc/self/fd", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.link(str(fd), path, src_dir_fd=own_fds)  # with a directory, Python follows the link to the file
     except FileExistsError:
-        os.close(fd)
-        return None
-    except BaseException:
-        os.close(fd)
-        raise
-    return fd, members
+        return False
+    finally:
+        os.close(own_fds)
+    return True
+
+
+def _check_fits(total_bytes: int, what: str) -> None:
+    limit = find_memory_limit()
+    if total_bytes > limit.bytes:
+        raise MemoryError(
+            f"{what} does not fit: {limit.source} leaves {gib(limit.bytes)}. "
+            "Set a smaller pool capacity or free memory."
+        )
 
 
 @contextmanager
-def _refused(fd: int, what: str) -> Iterator[None]:
-    """Close *fd* and raise ``MemoryError`` when the kernel does not give the memory."""
+def _refused(what: str) -> Iterator[None]:
+    """Raise ``MemoryError`` when the kernel does not give the memory."""
     try:
         yield
     except OSError as error:
-        os.close(fd)
         raise MemoryError(f"the kernel refused {what}: {error}") from error
+
+
+def ask_for_huge_pages(mapping: mmap.mmap) -> None:
+    """Ask the kernel for 2 MiB pages, with a warning where it gives none."""
+    try:
+        mapping.madvise(mmap.MADV_HUGEPAGE)
+    except OSError as error:
+        _log.warning("huge pages were asked for, but this kernel has none for the pool: %s", error)
+        return
+    warn_without_huge_pages()
 
 
 def warn_without_huge_pages(setting: Path = _SHMEM_HUGE_PAGES) -> None:

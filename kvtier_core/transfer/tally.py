@@ -13,7 +13,8 @@ class JobTally:
     """The unfinished jobs of one direction, over all workers. Job ids grow. Scheduler side, one thread.
 
     A worker tells only the last job that failed. A job below that, of which nothing was heard while it was the last,
-    may have failed, too, and counts as failed: ask often enough, and it hardly ever comes to that.
+    may have failed, too, and counts as failed: ask often enough, and it hardly ever comes to that. A worker that starts
+    again tells the same of what its predecessor was handed and did not begin; what that died in is never done.
     """
 
     def __init__(self, num_workers: int) -> None:

@@ -134,6 +134,29 @@ def test_a_job_id_that_does_not_grow_is_refused(control: ControlPage, job_id: in
         control.begin(0, STORE, job_id, 0)
 
 
+def test_c36_a_job_that_has_not_ended_is_not_settled_by_the_next_one(control: ControlPage) -> None:
+    assert control.begin(0, STORE, 1, 0)
+    with pytest.raises(ValueError, match="store job 1 of worker 0 has not ended, and 2 would settle it"):
+        control.begin(0, STORE, 2, 0)
+    assert not control.is_settled(STORE, 1, 0)
+    assert control.begin(0, LOAD, 2, 0)
+
+
+def test_c36_a_worker_has_one_device_at_a_time(make_pool: MakePool) -> None:
+    control = make_pool(num_workers=2).control
+    leave = control.use_worker(0)
+    control.use_worker(1)
+    with pytest.raises(ValueError, match="worker 0 of this pool has a device already"):
+        control.use_worker(0)
+    leave()
+    control.use_worker(0)
+    leave()
+    with pytest.raises(ValueError, match="worker 0 of this pool has a device already"):
+        control.use_worker(0)
+    with pytest.raises(ValueError, match="worker 2 is not one of this pool's 2"):
+        control.use_worker(2)
+
+
 @pytest.mark.parametrize("worker", [-1, 1])
 def test_a_worker_the_pool_does_not_know_is_refused(control: ControlPage, worker: int) -> None:
     with pytest.raises(ValueError, match=f"worker {worker} is not one of this pool's 1"):

@@ -1,6 +1,8 @@
 """Pool.open within one process: who is first, who does not belong, what does not fit."""
 
 import contextlib
+import errno
+import mmap
 import os
 import socket
 import threading
@@ -12,6 +14,7 @@ import pytest
 
 from kvtier_core.transfer import SCHEDULER, Pool, PoolGeometry
 from kvtier_core.transfer import handover as handover_module
+from kvtier_core.transfer import pool as pool_module
 from kvtier_core.transfer import region as region_module
 from kvtier_core.transfer.handover import meet
 from kvtier_core.transfer.members import Members
@@ -144,6 +147,8 @@ def test_many_that_come_at_once_meet(name: str, *, named: bool) -> None:
 def test_k8_o1_named_memory_that_does_not_fit_is_refused_before_a_byte_is_touched(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    endless = MemoryLimit(bytes=2**60, source="here")
+    monkeypatch.setattr(region_module, "find_memory_limit", lambda: endless)
     room = os.statvfs(region_module.SHARED_MEMORY)
     too_much = PoolGeometry(num_rows=room.f_blocks * room.f_frsize // 4096 + 1, row_bytes=4096)
     before = _pool_descriptors()
@@ -163,11 +168,17 @@ def test_anonymous_memory_that_does_not_fit_is_refused_and_the_name_is_free_agai
     open_pool(SCHEDULER)
 
 
+def _leave_dead(path: Path) -> None:
+    """What a process leaves that died while it made a named pool."""
+    path.touch(mode=0o600)
+    path.write_bytes(_GEOMETRY.pack())
+
+
 def test_k8_o1_named_memory_of_the_dead_is_replaced_and_of_the_living_kept(
     open_pool: OpenPool, name: str
 ) -> None:
     path = region_module.name_in_shared_memory(name)
-    path.write_bytes(b"left by a process that died")
+    _leave_dead(path)
     pool = open_pool(SCHEDULER, named=True)
     assert pool.row(3)[0] == 0
     inode = path.stat().st_ino
@@ -177,16 +188,173 @@ def test_k8_o1_named_memory_of_the_dead_is_replaced_and_of_the_living_kept(
 
 
 def test_k8_o1_named_memory_of_the_dead_under_any_name_is_reclaimed(
-    open_pool: OpenPool, name: str, caplog: pytest.LogCaptureFixture
+    open_pool: OpenPool, name: str, caplog: pytest.LogCaptureFixture, *, named: bool
 ) -> None:
     dead = region_module.name_in_shared_memory(f"{name}-dead")
-    dead.write_bytes(bytes(4096))
+    live_path = region_module.name_in_shared_memory(f"{name}-live")
     with Pool.open(_GEOMETRY, f"{name}-live", named=True) as live:
+        _leave_dead(dead)
+        open_pool(SCHEDULER, named=named)
         assert not dead.exists()
         assert f"removed {dead}" in caplog.text
-        open_pool(SCHEDULER, named=True)
-        assert region_module.name_in_shared_memory(f"{name}-live").exists()
+        assert live_path.exists()
         assert live.row(0)[0] == 0
+    _leave_dead(dead)
+    Pool.create(_GEOMETRY).close()
+    assert not dead.exists()
+
+
+def test_c32_what_is_no_pool_of_kvtiers_is_never_removed(name: str, *, named: bool) -> None:
+    notes = region_module.name_in_shared_memory(f"{name}-notes.txt")
+    pipe = region_module.name_in_shared_memory(f"{name}-pipe")
+    notes.touch(mode=0o600)
+    notes.write_text("mine")
+    os.mkfifo(pipe, mode=0o600)
+    try:
+        Pool.open(_GEOMETRY, name, named=named).close()
+        with pytest.raises(PermissionError, match="name is taken by something that is no pool of kvtier's"):
+            Pool.open(_GEOMETRY, f"{name}-notes.txt", named=True)
+        with pytest.raises(PermissionError, match="is no regular file"):
+            Pool.open(_GEOMETRY, f"{name}-pipe", named=True)
+        assert notes.read_text() == "mine"
+        assert pipe.exists()
+    finally:
+        notes.unlink()
+        pipe.unlink()
+
+
+@pytest.mark.parametrize("mode", [0o666, 0o660, 0o640, 0o604])
+def test_a_named_pool_that_others_may_use_is_not_joined(open_pool: OpenPool, name: str, mode: int) -> None:
+    open_pool(SCHEDULER, named=True)
+    path = region_module.name_in_shared_memory(name)
+    path.chmod(mode)
+    before = _pool_descriptors()
+    with pytest.raises(PermissionError, match=f"others may use .mode {mode:o}.*: have it removed"):
+        open_pool(0, named=True)
+    assert _pool_descriptors() == before
+
+
+def test_a_named_pool_of_another_user_is_neither_joined_nor_removed(
+    open_pool: OpenPool, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever made the file could read the KV, and end its readers by cutting it short (SIGBUS)."""
+    open_pool(SCHEDULER, named=True)
+    path = region_module.name_in_shared_memory(name)
+    with monkeypatch.context() as patched:
+        patched.setattr(region_module, "name_in_shared_memory", lambda _name: path)
+        patched.setattr(pool_module, "name_in_shared_memory", lambda _name: path)
+        patched.setattr(os, "geteuid", lambda: path.stat().st_uid + 1)
+        with pytest.raises(PermissionError, match="belongs to another user"):
+            open_pool(0, named=True)
+    assert path.exists()
+
+
+def test_a_pool_of_another_user_is_not_attached(
+    make_pool: Callable[..., Pool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pool = make_pool()
+    owner = os.geteuid()
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "geteuid", lambda: owner + 1)
+        with pytest.raises(PermissionError, match="belongs to another user"):
+            Pool.attach(pool.path)
+
+
+def test_a_named_pool_that_was_cut_short_is_refused(open_pool: OpenPool, name: str) -> None:
+    open_pool(SCHEDULER, named=True)
+    os.truncate(region_module.name_in_shared_memory(name), 8192)
+    with pytest.raises(ValueError, match="is damaged"):
+        open_pool(0, named=True)
+
+
+def test_of_several_that_come_at_once_one_takes_the_memory_of_a_named_pool(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each would take all of it otherwise, and fail where it fits but once."""
+    taken: list[int] = []
+    real = os.posix_fallocate
+
+    def take(fd: int, offset: int, length: int) -> None:
+        taken.append(length)
+        real(fd, offset, length)
+
+    monkeypatch.setattr(os, "posix_fallocate", take)
+    geometry = PoolGeometry(num_rows=256, row_bytes=4096, num_workers=5)
+    pools: list[Pool] = []
+    ready = threading.Barrier(6)
+
+    def come(member: int) -> None:
+        ready.wait(TIMEOUT_S)
+        pools.append(Pool.open(geometry, name, member, named=True))
+
+    threads = [threading.Thread(target=come, args=(member,)) for member in range(-1, 5)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(TIMEOUT_S)
+    assert taken == [geometry.total_bytes]
+    assert len(pools) == 6
+    for pool in pools:
+        pool.wait_for_members(TIMEOUT_S)
+    for pool in pools:
+        assert pool.close()
+
+
+def test_whoever_comes_while_a_named_pool_takes_its_memory_waits_for_it(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    at_it, go_on = threading.Event(), threading.Event()
+    real = os.posix_fallocate
+
+    def take(fd: int, offset: int, length: int) -> None:
+        at_it.set()
+        assert go_on.wait(TIMEOUT_S)
+        real(fd, offset, length)
+
+    monkeypatch.setattr(os, "posix_fallocate", take)
+    pools: list[Pool] = []
+    thread = threading.Thread(target=lambda: pools.append(Pool.open(_GEOMETRY, name, named=True)))
+    thread.start()
+    assert at_it.wait(TIMEOUT_S)
+    with pytest.raises(TimeoutError, match="other processes hold it"):
+        Pool.open(_GEOMETRY, name, 0, named=True, timeout_s=0.0)
+    Pool.create(_GEOMETRY).close()  # looks for what the dead left
+    go_on.set()
+    thread.join(TIMEOUT_S)
+    with Pool.open(_GEOMETRY, name, 0, named=True) as worker, pools[0] as scheduler:
+        assert worker.row(3)[0] == 0
+        assert scheduler.missing_members() == [1]
+
+
+def test_what_the_machine_has_not_is_refused_to_a_named_pool_too(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def never(*_: object) -> None:
+        raise AssertionError("memory was taken all the same")
+
+    monkeypatch.setattr(region_module, "find_memory_limit", lambda: MemoryLimit(bytes=8192, source="here"))
+    monkeypatch.setattr(os, "posix_fallocate", never)
+    before = _pool_descriptors()
+    with pytest.raises(MemoryError, match=f"named .*{name} does not fit: here leaves"):
+        Pool.open(_GEOMETRY, name, named=True)
+    assert _pool_descriptors() == before
+    assert not region_module.name_in_shared_memory(name).exists()
+
+
+def test_what_can_not_be_mapped_is_a_memory_error_that_leaves_nothing(
+    name: str, monkeypatch: pytest.MonkeyPatch, *, named: bool
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOMEM, "beyond RLIMIT_AS")
+
+    before = _pool_descriptors()
+    with monkeypatch.context() as patched:
+        patched.setattr(mmap, "mmap", refuse)
+        with pytest.raises(MemoryError, match="refused to map a pool of .*beyond RLIMIT_AS"):
+            Pool.open(_GEOMETRY, name, named=named)
+    assert _pool_descriptors() == before
+    assert not region_module.name_in_shared_memory(name).exists()
+    assert name not in Path("/proc/net/unix").read_text()
 
 
 def test_c32_a_pool_closed_before_all_have_come_leaves_no_name(open_pool: OpenPool, name: str) -> None:
@@ -213,44 +381,63 @@ def test_another_users_process_is_neither_served_nor_believed(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real = handover_module._peer_uid
-    fd, _, host = meet(name, lambda: os.memfd_create("kvtier-test"), _JOIN, others=1, timeout_s=TIMEOUT_S)
-    assert host is not None
+    fd, _, host = meet(name, lambda: os.memfd_create("kvtier-test"), _JOIN, TIMEOUT_S)
     with monkeypatch.context() as patched:
-        patched.setattr(handover_module, "_peer_uid", lambda connection: os.getuid() + 1)
+        patched.setattr(handover_module, "_peer_uid", lambda connection: os.geteuid() + 1)
         with pytest.raises(PermissionError, match="made by another user"):
-            meet(name, lambda: -1, _JOIN, others=1, timeout_s=TIMEOUT_S)
+            meet(name, lambda: -1, _JOIN, TIMEOUT_S)
     monkeypatch.setattr(
         handover_module,
         "_peer_uid",
         lambda connection: real(connection) + (threading.current_thread().name == "kvtier-handover"),
     )
     with pytest.raises(TimeoutError, match="did not hand it over"):
-        meet(name, lambda: -1, _JOIN, others=1, timeout_s=0.1)
+        meet(name, lambda: -1, _JOIN, timeout_s=0.1)
     monkeypatch.undo()
-    own, _, nobody = meet(name, lambda: -1, _JOIN, others=1, timeout_s=TIMEOUT_S)
-    assert nobody is None
+    own, _, second = meet(name, lambda: -1, _JOIN, TIMEOUT_S)
     assert os.path.samestat(os.fstat(own), os.fstat(fd))
-    host.close()
-    host.close()
+    for one in (host, host, second):
+        one.close()
     os.close(own)
     os.close(fd)
 
 
-def test_a_guest_that_hangs_up_is_not_counted(name: str) -> None:
-    fd, _, host = meet(name, lambda: os.memfd_create("kvtier-test"), _JOIN, others=1, timeout_s=TIMEOUT_S)
+def test_a_guest_that_hangs_up_keeps_nobody_from_coming(name: str) -> None:
+    fd, _, host = meet(name, lambda: os.memfd_create("kvtier-test"), _JOIN, TIMEOUT_S)
     for _ in range(3):
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as guest:
             guest.connect(f"\0kvtier-{os.getuid()}-{name}")
-    own, _, _ = meet(name, lambda: -1, _JOIN, others=1, timeout_s=TIMEOUT_S)
+    own, _, second = meet(name, lambda: -1, _JOIN, TIMEOUT_S)
+    for one in (host, second):
+        one.close()
     os.close(own)
-    host.close()
     os.close(fd)
 
 
+def test_who_waits_for_a_pool_that_nobody_makes_is_told_so(name: str) -> None:
+    with pytest.raises(TimeoutError, match=f"nobody made the pool '{name}' within 0 s"):
+        Pool.open(None, name, timeout_s=0.0)
+
+
+def test_descriptors_that_are_handed_over_do_not_leak_into_other_programs(open_pool: OpenPool) -> None:
+    before = set(os.listdir("/proc/self/fd"))
+    for member in (0, SCHEDULER):
+        open_pool(member)
+    kept = {
+        entry
+        for entry in set(os.listdir("/proc/self/fd")) - before
+        if Path(f"/proc/self/fd/{entry}").exists()
+    }
+    assert len(kept) >= 8, "the memory, the locks, the socket and what wakes its thread, of two"
+    assert not [entry for entry in kept if os.get_inheritable(int(entry))]
+
+
 def test_closing_a_pool_ends_its_handover(open_pool: OpenPool, name: str) -> None:
-    pool = open_pool(0)
+    first, second = open_pool(0), open_pool(1)
     assert any(thread.name == "kvtier-handover" for thread in threading.enumerate())
-    assert pool.close()
+    assert first.close()
+    assert name in Path("/proc/net/unix").read_text(), "the second answers under it"
+    assert second.close()
     assert not any(thread.name == "kvtier-handover" for thread in threading.enumerate())
     assert name not in Path("/proc/net/unix").read_text()
 
@@ -259,11 +446,14 @@ def test_c32_the_gate_keeps_others_out_until_it_is_left(tmp_path: Path) -> None:
     path = tmp_path / "pool"
     path.write_bytes(b"")
     fds = [os.open(path, os.O_RDWR) for _ in range(2)]
-    one, two = (Members(fd, 1) for fd in fds)
+    one, two = (Members.of(fd, 1) for fd in fds)
     assert one.enter_gate(0.0)
     assert not two.enter_gate(0.0)
     one.leave_gate()
     assert two.enter_gate(0.0)
+    for members in (one, two):
+        members.close()
+        members.close()
     for fd in fds:
         os.close(fd)
 
@@ -292,6 +482,15 @@ def test_a_pool_with_huge_pages_works_whether_the_kernel_gives_them_or_not() -> 
     with Pool.create(_GEOMETRY, huge_pages=True) as pool:
         pool.rows_array[:] = 3
         assert bytes(pool.row(3)) == b"\x03" * 4096
+
+
+def test_a_kernel_without_huge_pages_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    class NoHugePages:
+        def madvise(self, _advice: int) -> None:
+            raise OSError(errno.EINVAL, "Invalid argument")
+
+    region_module.ask_for_huge_pages(NoHugePages())  # type: ignore[arg-type]
+    assert "this kernel has none for the pool" in caplog.text
 
 
 def test_c43_the_first_one_leaves_a_note_and_who_does_not_know_the_geometry_waits_for_it(name: str) -> None:
