@@ -67,10 +67,10 @@ class LaneDevice(ABC):
         """Neither waits nor lets go of anything: a lane that is in a copy keeps what that needs until its end."""
         lanes = getattr(self, "_lanes", {})  # none where the constructor raised
         if lanes and not self._is_shut_down:
-            text = f"{type(self).__name__} was dropped without shutdown"
-            warnings.warn(text, ResourceWarning, stacklevel=2, source=self)
             for lane in lanes.values():
                 lane.stop()
+            text = f"{type(self).__name__} was dropped without shutdown"
+            warnings.warn(text, ResourceWarning, stacklevel=2, source=self)  # last: it may be made an error
 
     @abstractmethod
     def _store(self, plan: dict[int, Runs]) -> None:
