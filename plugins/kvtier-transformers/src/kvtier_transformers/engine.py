@@ -296,7 +296,8 @@ class Engine:
     def _learn_cost(self, num_tokens: int, seconds: float) -> None:
         """Tell the session what computing costs, so that no tier makes a prompt slower than computing it would be."""
         self._prefill_cost.add(num_tokens, seconds)
-        self._session.set_recompute_cost(self._prefill_cost.seconds_per_token())
+        if (cost := self._prefill_cost.seconds_per_token()) is not None:
+            self._session.set_recompute_cost(cost)
 
     def _block_ids(self, num_tokens: int) -> range:
         return range(-(-num_tokens // self._kv.tokens_per_block))
