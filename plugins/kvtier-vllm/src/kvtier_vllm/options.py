@@ -15,6 +15,7 @@ OURS = {
     "kvtier": "table of kvtier's settings, stronger than the file and the environment",
     "kvtier_open_timeout": "how long workers, scheduler and tiers may take to meet and open, such as '60s'",
     "kvtier_shutdown_timeout": "how long the tiers may take to shut down, such as '10s'",
+    "kvtier_weights_digest": "'full' (default), or 'edges': trust the first and last MiB of each file of a local model",
     "kvtier_untested_device": "true lets it run on a device on which nobody has tried it yet: any but the CPU",
 }
 VLLMS = {
@@ -36,6 +37,8 @@ class Options:
     settings: Mapping[str, Any]
     open_timeout_s: float = 60.0
     shutdown_timeout_s: float = 10.0
+    trusts_edges: bool = False
+    """Whether the first and last MiB of a weight file stand for all of it."""
     allows_untested_device: bool = False
 
     def load(self) -> Settings:
@@ -62,6 +65,7 @@ def read_options(extra_config: Mapping[str, Any]) -> Options:
         shutdown_timeout_s=_seconds(
             "kvtier_shutdown_timeout", extra_config.get("kvtier_shutdown_timeout", "10s")
         ),
+        trusts_edges=_trusts_edges(extra_config.get("kvtier_weights_digest", "full")),
         allows_untested_device=_truth(
             "kvtier_untested_device", extra_config.get("kvtier_untested_device", False)
         ),
@@ -84,6 +88,12 @@ def _table(value: object) -> Mapping[str, Any]:
             f"kvtier must be a table, such as {{'pool': {{'capacity': '4GiB'}}}}, not a {type(value).__name__}"
         )
     return value
+
+
+def _trusts_edges(value: object) -> bool:
+    if value not in ("full", "edges"):
+        raise ConfigError(f"kvtier_weights_digest = {value!r} must be 'full' or 'edges'")
+    return value == "edges"
 
 
 def _truth(name: str, value: object) -> bool:

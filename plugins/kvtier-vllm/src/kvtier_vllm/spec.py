@@ -50,7 +50,7 @@ class KvtierSpec(OffloadingSpec):
 
     def get_worker(self, kv_caches: CanonicalKVCaches) -> OffloadingWorker:
         """The worker of this process; the first to come makes the pool."""
-        facts = read_facts(self.config, kv_caches)
+        facts = read_facts(self.config, kv_caches, edges=self._options.trusts_edges)
         check_engine(facts)
         self._check_device(kv_caches)
         settings = self._options.load()
