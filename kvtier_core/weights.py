@@ -15,6 +15,8 @@ from pathlib import Path
 
 import xxhash
 
+from kvtier_core.units import format_size
+
 _log = logging.getLogger("kvtier.weights")
 
 _EDGE_BYTES = 1 << 20
@@ -105,6 +107,7 @@ def _remembered(path: Path) -> str:
         if known is not None and known[0] == identity:
             os.utime(entry)
             return known[1]
+        _log.info("reading all of %s (%s), to know it again", path, format_size(path.stat().st_size))
         digest = _full(real)
         if _identity(real) == identity and _is_settled(real):
             _write(entry, json.dumps([identity, digest]).encode(), path)

@@ -65,6 +65,14 @@ def test_an_untested_device_is_allowed_by_true_alone():
         read_options({**SPEC, "kvtier_untested_device": "yes"})
 
 
+def test_c02_edges_of_weight_files_are_trusted_by_request_alone():
+    assert not read_options(SPEC).trusts_edges
+    assert not read_options({**SPEC, "kvtier_weights_digest": "full"}).trusts_edges
+    assert read_options({**SPEC, "kvtier_weights_digest": "edges"}).trusts_edges
+    with pytest.raises(ConfigError, match="kvtier_weights_digest = True must be 'full' or 'edges'"):
+        read_options({**SPEC, "kvtier_weights_digest": True})
+
+
 def test_a_missing_file_is_told(tmp_path):
     missing = Path(tmp_path, "kvtier.toml")
     with pytest.raises(ConfigError, match="can't read"):
