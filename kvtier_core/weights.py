@@ -11,6 +11,7 @@ import logging
 import os
 import time
 from collections.abc import Iterable, Iterator
+from io import FileIO
 from pathlib import Path
 
 import xxhash
@@ -23,7 +24,6 @@ _EDGE_BYTES = 1 << 20
 _READ_BYTES = 1 << 23
 _MAX_REMEMBERED = 10_000
 """Files whose digests are remembered; past that those not needed for longest are forgotten."""
-_MAX_ENTRY_BYTES = 1 << 14
 _SETTLED_NS = 2_000_000_000
 """A file that changed less than this ago may change again without a new time stamp: its digest is not remembered."""
 
@@ -97,23 +97,20 @@ def _remembered(path: Path) -> str:
     identity = _identity(real)
     try:
         entry = _open_entry(real)
-    except OSError as error:
+    except (OSError, RuntimeError) as error:  # without a home there is no directory for it
         _log.warning(
             "%s is read as a whole at every start, since its digest can't be remembered: %s", path, error
         )
         return _full(real)
-    try:
-        known = _parse(os.pread(entry, _MAX_ENTRY_BYTES, 0))
-        if known is not None and known[0] == identity:
-            os.utime(entry)
-            return known[1]
+    with os.fdopen(entry, "r+b", buffering=0) as file:
+        known = _recall(file, identity)
+        if known is not None:
+            return known
         _log.info("reading all of %s (%s), to know it again", path, format_size(path.stat().st_size))
         digest = _full(real)
         if _identity(real) == identity and _is_settled(real):
-            _write(entry, json.dumps([identity, digest]).encode(), path)
+            _note(file, json.dumps([identity, digest]).encode(), path)
         return digest
-    finally:
-        os.close(entry)
 
 
 def _open_entry(real: Path) -> int:
@@ -133,6 +130,25 @@ def _open_entry(real: Path) -> int:
     return entry
 
 
+def _recall(entry: FileIO, identity: list[int | str]) -> str | None:
+    """What was noted of the file, where that is still the same one; ``None`` also where the note was cut off."""
+    try:
+        noted, digest = json.loads(entry.read())
+        os.utime(entry.fileno())
+    except (OSError, ValueError, TypeError):
+        return None
+    return digest if noted == identity and isinstance(digest, str) else None
+
+
+def _note(entry: FileIO, text: bytes, path: Path) -> None:
+    try:
+        entry.truncate(0)
+        entry.seek(0)
+        entry.write(text)
+    except OSError as error:
+        _log.warning("the digest of %s can't be remembered: %s", path, error)
+
+
 def _forget_some(directory: Path) -> None:
     entries = [(item.stat().st_mtime_ns, item.path) for item in os.scandir(directory)]
     for _, path in sorted(entries)[: max(0, len(entries) - _MAX_REMEMBERED + 1)]:
@@ -146,20 +162,3 @@ def _identity(path: Path) -> list[int | str]:
 
 def _is_settled(path: Path) -> bool:
     return path.stat().st_ctime_ns < time.time_ns() - _SETTLED_NS
-
-
-def _parse(text: bytes) -> tuple[list[int | str], str] | None:
-    """What ``_remembered`` wrote; ``None`` where it was cut off, or nothing was written yet."""
-    try:
-        identity, digest = json.loads(text)
-    except (ValueError, TypeError):
-        return None
-    return identity, digest
-
-
-def _write(entry: int, text: bytes, path: Path) -> None:
-    try:
-        os.ftruncate(entry, 0)
-        os.pwrite(entry, text, 0)
-    except OSError as error:
-        _log.warning("the digest of %s can't be remembered: %s", path, error)

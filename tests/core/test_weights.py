@@ -156,6 +156,15 @@ def test_c02_what_changes_while_it_is_read_is_not_remembered(tmp_path, reads, mo
     assert digest_weights([file]) != during
 
 
+def test_c02_without_a_home_every_start_reads(tmp_path, reads, monkeypatch, caplog):
+    monkeypatch.setenv("XDG_CACHE_HOME", "~nobody-of-that-name")
+    file = tmp_path / "w.bin"
+    file.write_bytes(b"one")
+    digest_weights([file])
+    assert reads == ["w.bin"]
+    assert "is read as a whole at every start" in caplog.text
+
+
 @pytest.mark.parametrize("found", [b"", b'[["', b"[]", b'{"a": 1}', b"\xff\xfe", b'"xy"', b"5"])
 def test_c32_a_damaged_memory_is_no_answer(tmp_path, reads, found):
     file = saved(tmp_path / "w.bin", b"one")

@@ -94,6 +94,7 @@ def test_k1_o2_another_revision_of_a_hub_model_misses():
 def test_c02_unknown_weights_are_reused_by_nobody():
     model = tiny_model()
     assert namespace(model).name != namespace(model).name
+    assert namespace(model, files=[]).name != namespace(model, files=[]).name
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,7 @@ def _config_digest(config: PretrainedConfig) -> str:
 
 
 def _weights_digest(model: PreTrainedModel, files: Sequence[Path] | None, *, edges: bool) -> str | None:
-    if files is not None:
+    if files:
         return digest_weights(files, edges=edges)
     directory = Path(model.name_or_path or "")
     if model.name_or_path and directory.is_dir() and (files := list_model_files(directory)):

@@ -193,7 +193,7 @@ def _plain(value: object, where: str) -> object:
         return value
     if isinstance(value, type):
         return _name(value)
-    if isinstance(value, Path) or type(value).__module__ == "torch":  # dtypes and devices
+    if isinstance(value, Path) or _name(type(value)) in ("torch.dtype", "torch.device"):
         return str(value)
     return _plain_parts(value, where)
 
