@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from kvtier_core import ConfigError
-from kvtier_vllm.options import OURS, VLLMS, read_options
+from kvtier_vllm.options import OURS, VLLMS, read_options, read_tier_options
 
 SPEC = {"spec_name": "KvtierSpec", "spec_module_path": "kvtier_vllm"}
 
@@ -77,3 +77,20 @@ def test_a_missing_file_is_told(tmp_path):
     missing = Path(tmp_path, "kvtier.toml")
     with pytest.raises(ConfigError, match="can't read"):
         read_options({**SPEC, "kvtier_config": str(missing)}).load()
+
+
+def test_k9_o3_a_tier_behind_vllms_own_tiering_refuses_what_it_does_not_know_or_heed():
+    options, identity = read_tier_options(
+        {"kvtier_open_timeout": "5s", "kvtier_identity": "m", "locality": "LOCAL"}
+    )
+    assert (options.open_timeout_s, identity) == (5, "m")
+    assert read_tier_options({})[1] is None
+    for name in ("cpu_bytes", "kvtier_weights_digest", "kvtier_untested_device", "spec_name"):
+        with pytest.raises(ConfigError, match=f"knows no '{name}'.*kvtier_identity"):
+            read_tier_options({name: "a secret"})
+
+
+@pytest.mark.parametrize("identity", ["", "  ", 5, True, []])
+def test_c02_an_identity_that_says_nothing_is_refused(identity):
+    with pytest.raises(ConfigError, match="kvtier_identity must be a text"):
+        read_tier_options({"kvtier_identity": identity})

@@ -40,13 +40,12 @@ from kvtier_core import (
 )
 from kvtier_core.transfer import Pool
 from kvtier_vllm.facts import CRYPTOGRAPHIC_HASHES
-from kvtier_vllm.options import OURS, Options, read_options
+from kvtier_vllm.options import read_tier_options
 from kvtier_vllm.order import AskedPrefix
 from kvtier_vllm.places import outliving
 from kvtier_vllm.requests import begin_request
 
 _log = logging.getLogger("kvtier.vllm")
-_IDENTITY = "kvtier_identity"
 _HASH_BYTES = 32
 """Of vLLM's cryptographic hashes; the others are shorter."""
 _RESULTS = {
@@ -106,15 +105,15 @@ class KvtierTier(SecondaryTierManager):
     ) -> None:
         """Open the tiers. *options* are kvtier's own and ``kvtier_identity``.
 
-        Raises ``ConfigError`` for any other option, and what ``open_manager`` raises.
+        Raises ``ConfigError`` as ``read_tier_options`` does, and what ``open_manager`` raises.
         """
         super().__init__(offloading_spec, primary_kv_view, tier_type, backpressure_detector)
-        self._options = _read(options)
+        self._options, identity = read_tier_options(options)
         settings = self._options.load()
         config = offloading_spec.config
         if [group.group_id for group in config.groups] != list(range(len(config.groups))):
             raise ConfigError("kvtier can't tell the KV groups apart: some before them are not offloaded")
-        namespace = _namespace(config, self.block_size_bytes, options.get(_IDENTITY))
+        namespace = _namespace(config, self.block_size_bytes, identity)
         try:
             self._pool = Pool.create(plan_geometry(settings, namespace))
         except MemoryError as error:
@@ -270,13 +269,3 @@ class KvtierTier(SecondaryTierManager):
         self._copier.shutdown(wait=True)
         if self._tiers.shutdown(self._options.shutdown_timeout_s):
             self._pool.close()
-
-
-def _read(options: dict[str, Any]) -> Options:
-    ours = {name: value for name, value in options.items() if name in OURS}
-    strangers = sorted(set(options) - set(OURS) - {_IDENTITY, "locality"})
-    if strangers:
-        raise ConfigError(
-            f"a tier of kvtier knows no {', '.join(map(repr, strangers))}; allowed are {', '.join(OURS)}, {_IDENTITY}"
-        )
-    return read_options(ours)

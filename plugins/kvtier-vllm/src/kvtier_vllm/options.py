@@ -18,6 +18,16 @@ OURS = {
     "kvtier_weights_digest": "'full' (default), or 'edges': trust the first and last MiB of each file of a local model",
     "kvtier_untested_device": "true lets it run on a device on which nobody has tried it yet: any but the CPU",
 }
+_IDENTITY = "kvtier_identity"
+_OF_A_TIER = {
+    **{
+        name: what
+        for name, what in OURS.items()
+        if name not in ("kvtier_weights_digest", "kvtier_untested_device")
+    },
+    _IDENTITY: "a text that stands for weights, configuration and layout of what is stored",
+}
+"""Options of a tier behind vLLM's own tiering, which sees neither weights nor devices."""
 VLLMS = {
     "spec_name": "KvtierSpec",
     "spec_module_path": "kvtier_vllm",
@@ -70,6 +80,26 @@ def read_options(extra_config: Mapping[str, Any]) -> Options:
             "kvtier_untested_device", extra_config.get("kvtier_untested_device", False)
         ),
     )
+
+
+def read_tier_options(options: Mapping[str, Any]) -> tuple[Options, str | None]:
+    """Check the options of ``KvtierTier``; with them the identity of what it stores, ``None`` where it is unknown.
+
+    Raises ``ConfigError`` that names every option it does not know, and for an identity that says nothing.
+    """
+    unknown = sorted(set(options) - set(_OF_A_TIER) - {"locality"})
+    if unknown:
+        allowed = "; ".join(f"{name} ({what})" for name, what in _OF_A_TIER.items())
+        raise ConfigError(
+            f"a tier of kvtier knows no {', '.join(map(repr, unknown))}. Allowed are: {allowed}"
+        )
+    identity = options.get(_IDENTITY)
+    if identity is not None and not (isinstance(identity, str) and identity.strip()):
+        raise ConfigError(
+            f"{_IDENTITY} must be a text that no other model or configuration has, not {identity!r}: leave it out, and "
+            "nothing is reused by another run"
+        )
+    return read_options({name: value for name, value in options.items() if name in OURS}), identity
 
 
 def _config_path(value: object) -> Path | None:
