@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     )
     from kvtier_core.manager import TierManager
     from kvtier_core.masking import mask_text
-    from kvtier_core.namespace import GroupSpec, Namespace, digest_weights
+    from kvtier_core.namespace import GroupSpec, Namespace
     from kvtier_core.plugins import TierType, check_tier_class, list_tier_types, load_tier_type
     from kvtier_core.policies import Entry, EvictionPolicy, make_policy
     from kvtier_core.proof import Sealer
@@ -64,6 +64,7 @@ if TYPE_CHECKING:
         TierJob,
         TierUsage,
     )
+    from kvtier_core.weights import digest_weights, list_model_files
 
     __version__: str
 
@@ -122,6 +123,7 @@ __all__ = [
     "hash_blocks",
     "hookimpl",
     "hookspec",
+    "list_model_files",
     "list_tier_types",
     "load_settings",
     "load_tier_type",
@@ -183,13 +185,14 @@ _HOMES = {
     "UnknownRequestError": "errors",
     "UnsupportedModelError": "errors",
     "check_tier_class": "plugins",
-    "digest_weights": "namespace",
+    "digest_weights": "weights",
     "format_size": "units",
     "get_offload_block_hash": "keys",
     "get_offload_group_idx": "keys",
     "hash_blocks": "keys",
     "hookimpl": "hookspecs",
     "hookspec": "hookspecs",
+    "list_model_files": "weights",
     "list_tier_types": "plugins",
     "load_settings": "settings",
     "load_tier_type": "plugins",

@@ -8,15 +8,12 @@ import hashlib
 import json
 import re
 import secrets
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, asdict, dataclass, fields, replace
-from pathlib import Path
 from typing import Any
 
 from kvtier_core.keys import HASH_ALGORITHM
 from kvtier_core.proof import FORMAT_VERSION
-
-_EDGE_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,25 +110,6 @@ class Namespace:
     def next_epoch(self) -> "Namespace":
         """The same namespace in a new cache epoch that no other process has or will have."""
         return replace(self, epoch=secrets.token_hex(16))
-
-
-def digest_weights(files: Iterable[Path], *, full: bool = False) -> str:
-    """Digest weight files: name, size, first and last MiB of each, or every byte when *full*.
-
-    Cost: two small reads a file unless *full*. Raises ``OSError`` when a file can't be read.
-    """
-    total = hashlib.sha256(b"full" if full else b"edges")
-    for path in sorted(files, key=lambda item: item.name):
-        size = path.stat().st_size
-        total.update(json.dumps([path.name, size]).encode())
-        with path.open("rb") as file:
-            if full:
-                total.update(hashlib.file_digest(file, "sha256").digest())
-            else:
-                total.update(file.read(_EDGE_BYTES))
-                file.seek(max(0, size - _EDGE_BYTES))
-                total.update(file.read(_EDGE_BYTES))
-    return total.hexdigest()
 
 
 def payload_sizes(groups: Sequence[GroupSpec]) -> tuple[int, ...]:

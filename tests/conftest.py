@@ -28,6 +28,13 @@ def _nothing_left_in_shared_memory() -> Iterator[None]:
     assert not ours, f"left in {SHARED_MEMORY}: {sorted(ours)}"
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _a_cache_directory_of_our_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
 @pytest.fixture(autouse=True)
 def _no_settings_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in list(os.environ):

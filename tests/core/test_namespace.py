@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from kvtier_core.namespace import GroupSpec, Namespace, digest_weights, payload_sizes
+from kvtier_core.namespace import GroupSpec, Namespace, payload_sizes
 from kvtier_core.proof import row_bytes_for
 from kvtier_core.runtime import plan_geometry
 from kvtier_core.settings import PoolSettings, Settings
@@ -77,58 +77,6 @@ def test_k1_o2_unknown_weights_are_never_reused():
     one, two = namespace(weights_digest=None), namespace(weights_digest=None)
     assert one.name != two.name
     assert one.name == dataclasses.replace(one).name
-
-
-def test_k1_o2_a_changed_weights_file_changes_the_namespace(tmp_path):
-    weights = tmp_path / "model.safetensors"
-    weights.write_bytes(b"one" * 1000)
-    before = namespace(weights_digest=digest_weights([weights]))
-    again = namespace(weights_digest=digest_weights([weights]))
-    weights.write_bytes(b"two" * 1000)
-    after = namespace(weights_digest=digest_weights([weights]))
-    assert before.name == again.name != after.name
-
-
-@pytest.mark.parametrize("position", [0, (1 << 20) - 1, 2 << 20, (3 << 20) - 1])
-def test_k1_o2_the_first_and_last_mebibyte_of_weights_count(tmp_path, position):
-    weights = tmp_path / "model.bin"
-    data = bytearray(3 << 20)
-    weights.write_bytes(data)
-    before = digest_weights([weights])
-    data[position] ^= 1
-    weights.write_bytes(data)
-    assert digest_weights([weights]) != before
-
-
-def test_k1_o2_a_full_digest_sees_the_middle_too(tmp_path):
-    weights = tmp_path / "model.bin"
-    data = bytearray(3 << 20)
-    weights.write_bytes(data)
-    edges, full = digest_weights([weights]), digest_weights([weights], full=True)
-    data[3 << 19] ^= 1
-    weights.write_bytes(data)
-    assert digest_weights([weights]) == edges
-    assert digest_weights([weights], full=True) != full
-
-
-def test_k1_o2_size_and_name_of_weights_count_and_their_order_and_place_do_not(tmp_path):
-    for place in ("here", "there"):
-        (tmp_path / place).mkdir()
-        (tmp_path / place / "a").write_bytes(b"x")
-        (tmp_path / place / "b").write_bytes(b"y")
-    here = [tmp_path / "here" / name for name in "ab"]
-    there = [tmp_path / "there" / name for name in "ba"]
-    assert digest_weights(here) == digest_weights(there)
-    (tmp_path / "here" / "a").write_bytes(b"xx")
-    assert digest_weights(here) != digest_weights(there)
-    (tmp_path / "here" / "a").write_bytes(b"x")
-    renamed = (tmp_path / "here" / "a").rename(tmp_path / "here" / "c")
-    assert digest_weights([renamed, here[1]]) != digest_weights(there)
-
-
-def test_k1_o2_weights_that_cannot_be_read_are_an_error(tmp_path):
-    with pytest.raises(OSError, match="gone"):
-        digest_weights([tmp_path / "gone"])
 
 
 @pytest.mark.parametrize("model", ["Org/Model-7B", "/data/models/ünï", "...", "", "x" * 300, "../../etc"])

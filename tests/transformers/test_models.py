@@ -18,4 +18,4 @@ def test_c02_a_checkpoint_that_lacks_tensors_is_refused_as_transformers_would_ma
 
 
 def test_a_whole_checkpoint_loads(tmp_path):
-    assert load(save_model(tiny_model(), tmp_path / "model")).files
+    assert load(save_model(tiny_model(), tmp_path / "model")).model.name_or_path == str(tmp_path / "model")

@@ -53,16 +53,29 @@ def test_k1_o2_changed_weights_under_the_same_path_miss(tmp_path):
     assert first.name != second.name
 
 
-def test_k1_o2_one_changed_byte_in_the_middle_is_seen_by_the_full_digest(tmp_path):
+def test_k1_o2_one_changed_byte_in_the_middle_misses_unless_edges_are_trusted(tmp_path):
     model = saved(tmp_path / "m")
     weights = tmp_path / "big.safetensors"
     weights.write_bytes(bytes(3 << 20))
-    edges, full = (namespace(model, files=[weights], full_digest=full).name for full in (False, True))
+    edges, full = (namespace(model, files=[weights], edges=edges).name for edges in (True, False))
     raw = bytearray(3 << 20)
     raw[len(raw) // 2] = 1
     weights.write_bytes(raw)
-    assert namespace(model, files=[weights]).name == edges
-    assert namespace(model, files=[weights], full_digest=True).name != full
+    assert namespace(model, files=[weights], edges=True).name == edges
+    assert namespace(model, files=[weights]).name != full
+
+
+@pytest.mark.parametrize(
+    "name", ["pytorch_model.bin", "model.safetensors.index.json", "modeling_own.py", "sub/w.pt"]
+)
+def test_c02_every_file_of_the_models_directory_counts(tmp_path, name):
+    model = saved(tmp_path / "m")
+    (tmp_path / "m" / name).parent.mkdir(exist_ok=True)
+    names = set()
+    for content in (b"one", b"two"):
+        (tmp_path / "m" / name).write_bytes(content)
+        names.add(namespace(model).name)
+    assert len(names) == 2
 
 
 def test_k1_o2_another_revision_of_a_hub_model_misses():
@@ -81,10 +94,18 @@ def test_k1_o2_another_revision_of_a_hub_model_misses():
 def test_c02_unknown_weights_are_reused_by_nobody():
     model = tiny_model()
     assert namespace(model).name != namespace(model).name
+    assert namespace(model, files=[]).name != namespace(model, files=[]).name
 
 
 @pytest.mark.parametrize(
-    ("setting", "value"), [("rms_norm_eps", 1e-3), ("num_hidden_layers", 1), ("hidden_act", "gelu")]
+    ("setting", "value"),
+    [
+        ("rms_norm_eps", 1e-3),
+        ("num_hidden_layers", 1),
+        ("hidden_act", "gelu"),
+        ("sliding_window", 64),
+        ("later", 1),
+    ],
 )
 def test_c02_a_setting_overridden_at_load_time_misses(tmp_path, setting, value):
     plain = saved(tmp_path / "m")

@@ -140,6 +140,11 @@ class EngineProcess:
             "kv_transfer_config": kv_transfer_config,
             **options,
         }
+        own = dict(environment or {})
+        if (
+            "PYTHONPATH" in own and "PYTHONPATH" in os.environ
+        ):  # the code under test is to be this one there, too
+            own["PYTHONPATH"] += os.pathsep + os.environ["PYTHONPATH"]
         multi = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0" if processes == 1 else "1"}
         with log.open("wb") as stderr:
             self.process = subprocess.Popen(
@@ -147,7 +152,7 @@ class EngineProcess:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=stderr,
-                env={**os.environ, **QUIET, **multi, **(environment or {})},
+                env={**os.environ, **QUIET, **multi, **own},
                 start_new_session=True,
             )
         self._write(settings)

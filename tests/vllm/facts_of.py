@@ -13,6 +13,7 @@ PLAIN = EngineFacts(
     model="toy",
     revision=None,
     weights_digest="w",
+    weights_elsewhere=None,
     config_digest="c",
     kv_dtype="bfloat16",
     groups=(GROUP,),

@@ -26,7 +26,9 @@ def tiering(root, **options):
     }
 
 
-def test_c03_a_tier_of_kvtier_serves_vllms_own_tiering_over_a_restart(start, tmp_path, plain):
+def test_c03_c30_a_tier_of_kvtier_serves_vllms_own_tiering_over_a_restart_whatever_clients_say(
+    start, tmp_path, plain
+):
     environment = {"PYTHONPATH": str(ROOT)}
     wanted = [prompt(seed) for seed in (1, 2)]
     expected = plain.generate(*wanted)
@@ -41,7 +43,34 @@ def test_c03_a_tier_of_kvtier_serves_vllms_own_tiering_over_a_restart(start, tmp
 
     second = start(tiering(tmp_path, kvtier_identity="tiny"), environment=environment)
     assert second.generate(*wanted) == expected
+    assert second.call("settle_bridge")["hits"] == {"disk": 20}
+
+    asked_wrongly = prompt(3)
+    for params in (
+        {"kvtier": {"load_tiers": ["dsik"]}},
+        {"kvtier": 5},
+    ):  # C30: costs this request's hits alone
+        assert second.generate(asked_wrongly, params=params) == plain.generate(asked_wrongly)
+        assert second.call("reset")
+    assert "names 'dsik', but the enabled tiers are 'disk'" in second.log()
+    assert "must be a mapping" in second.log()
     books = second.call("settle_bridge")
-    assert books["hits"] == {"disk": 20}
     assert books["pins"] == books["jobs"] == books["leases"] == 0
     assert second.close() == 0
+
+
+def test_k1_o3_hashes_that_are_not_cryptographic_never_reach_a_disk(start, tmp_path, plain):
+    engine = start(
+        tiering(tmp_path, kvtier_identity="tiny"),
+        environment={"PYTHONPATH": str(ROOT)},
+        prefix_caching_hash_algo="xxhash",
+    )
+    wanted = prompt(4)
+    expected = plain.generate(wanted)
+    assert engine.store(wanted) == expected
+    assert engine.call("settle_bridge")["stored"] == {"disk": 0}
+    assert engine.call("reset", connector=True)
+    assert engine.generate(wanted) == expected
+    assert engine.call("settle_bridge")["hits"] == {}
+    assert "prefix_caching_hash_algo is not cryptographic" in engine.log()
+    assert engine.close() == 0

@@ -51,6 +51,10 @@ def test_every_reason_is_told_at_once():
     [
         ({"hash_algorithm": "xxhash"}, "'xxhash' is not cryptographic"),
         ({"has_lora": True}, "LoRA"),
+        (
+            {"weights_elsewhere": "load_format = 'tensorizer'"},
+            "load_format = 'tensorizer': kvtier does not see",
+        ),
         ({"has_draft_model": True}, "speculative"),
     ],
 )
@@ -88,8 +92,8 @@ def test_c02_the_same_engine_has_the_same_namespace():
 
 
 def test_c02_unknown_weights_are_never_the_same_twice():
-    unknown = replace(PLAIN, weights_digest=None)
-    assert make_namespace(unknown).name != make_namespace(unknown).name
+    for unknown in (replace(PLAIN, weights_digest=None), replace(PLAIN, config_digest=None)):
+        assert make_namespace(unknown).name != make_namespace(unknown).name
 
 
 def test_c43_a_row_holds_the_parts_of_all_workers():

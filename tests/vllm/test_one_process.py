@@ -1,5 +1,7 @@
 """Real vLLM with scheduler and worker in one process: every tier's hit gives the tokens of the plain engine."""
 
+from typing import Any
+
 import pytest
 
 from tests.vllm.engines import BLOCK, connector, disk, needs_vllm, prompt
@@ -152,9 +154,23 @@ def test_c41_a_load_may_start_and_end_in_the_middle_of_a_row(start, tmp_path, pl
     engine.close()
 
 
-def test_c25_a_request_for_another_node_is_told_in_kv_transfer_params(engine, plain):
-    wanted = prompt(24)
-    assert engine.generate(wanted, params={"do_remote_decode": True}) == plain.generate(wanted)
+def test_c25_a_tier_gets_all_blocks_of_a_request_that_another_node_goes_on_with(engine, plain):
+    for seed, params, given in ((24, {"do_remote_decode": True}, 10), (40, None, 0)):
+        wanted = prompt(seed)
+        expected = plain.generate(wanted)
+        only_pool: dict[str, Any] = {"kvtier": {"store_tiers": []}}
+        assert engine.generate(wanted, params=only_pool) == expected
+        engine.store([4, 5, 6])
+        engine.call("settle")
+        assert engine.call("reset")
+        loaded = external_hits(engine)
+        assert engine.generate(wanted, params=params) == expected
+        assert external_hits(engine) - loaded == 10 * BLOCK  # nothing of it is computed anew
+        engine.store([4, 5, 6])
+        hits = engine.call("settle")["hits"].get("disk", 0)
+        assert engine.call("reset", connector=True)
+        assert engine.generate(wanted) == expected
+        assert engine.call("books")["hits"].get("disk", 0) - hits == given
 
 
 def test_c30_what_a_client_asks_for_wrongly_costs_its_hits_and_nothing_else(engine, plain):

@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from kvtier_core import ConfigError
-from kvtier_vllm.options import OURS, VLLMS, read_options
+from kvtier_vllm.options import OURS, VLLMS, read_options, read_tier_options
 
 SPEC = {"spec_name": "KvtierSpec", "spec_module_path": "kvtier_vllm"}
 
@@ -65,7 +65,32 @@ def test_an_untested_device_is_allowed_by_true_alone():
         read_options({**SPEC, "kvtier_untested_device": "yes"})
 
 
+def test_c02_edges_of_weight_files_are_trusted_by_request_alone():
+    assert not read_options(SPEC).trusts_edges
+    assert not read_options({**SPEC, "kvtier_weights_digest": "full"}).trusts_edges
+    assert read_options({**SPEC, "kvtier_weights_digest": "edges"}).trusts_edges
+    with pytest.raises(ConfigError, match="kvtier_weights_digest = True must be 'full' or 'edges'"):
+        read_options({**SPEC, "kvtier_weights_digest": True})
+
+
 def test_a_missing_file_is_told(tmp_path):
     missing = Path(tmp_path, "kvtier.toml")
     with pytest.raises(ConfigError, match="can't read"):
         read_options({**SPEC, "kvtier_config": str(missing)}).load()
+
+
+def test_k9_o3_a_tier_behind_vllms_own_tiering_refuses_what_it_does_not_know_or_heed():
+    options, identity = read_tier_options(
+        {"kvtier_open_timeout": "5s", "kvtier_identity": "m", "locality": "LOCAL"}
+    )
+    assert (options.open_timeout_s, identity) == (5, "m")
+    assert read_tier_options({})[1] is None
+    for name in ("cpu_bytes", "kvtier_weights_digest", "kvtier_untested_device", "spec_name"):
+        with pytest.raises(ConfigError, match=f"knows no '{name}'.*kvtier_identity"):
+            read_tier_options({name: "a secret"})
+
+
+@pytest.mark.parametrize("identity", ["", "  ", 5, True, []])
+def test_c02_an_identity_that_says_nothing_is_refused(identity):
+    with pytest.raises(ConfigError, match="kvtier_identity must be a text"):
+        read_tier_options({"kvtier_identity": identity})

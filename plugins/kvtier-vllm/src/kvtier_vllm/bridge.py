@@ -4,8 +4,9 @@ For those who keep vLLM's primary tier and its policies and want what is behind 
 small pool of kvtier's own (the ``[pool]`` of the settings), where they get their proof on the way out and are checked
 on the way in: a row of vLLM's has no room for one. The price is one more copy in host memory, on a thread of its own.
 
-vLLM gives a tier neither the weights nor the layout of what it stores. Without the option ``kvtier_identity``, a text
-that stands for both, nothing is reused by another run.
+vLLM tells a tier nothing of the weights, adapters, draft model, configuration and layout of what it stores. Without the
+option ``kvtier_identity``, a text that stands for all of them, nothing is reused by another run. Of the hash algorithm
+it sees the length of the hashes: ones that are not cryptographic never reach a tier that outlives the engine.
 """
 
 import logging
@@ -33,16 +34,20 @@ from kvtier_core import (
     Namespace,
     OffloadKey,
     PoolError,
-    RequestInfo,
+    get_offload_block_hash,
     open_manager,
     plan_geometry,
 )
 from kvtier_core.transfer import Pool
-from kvtier_vllm.options import OURS, Options, read_options
+from kvtier_vllm.facts import CRYPTOGRAPHIC_HASHES
+from kvtier_vllm.options import read_tier_options
 from kvtier_vllm.order import AskedPrefix
+from kvtier_vllm.places import outliving
+from kvtier_vllm.requests import begin_request
 
 _log = logging.getLogger("kvtier.vllm")
-_IDENTITY = "kvtier_identity"
+_HASH_BYTES = 32
+"""Of vLLM's cryptographic hashes; the others are shorter."""
 _RESULTS = {
     LookupState.HIT: LookupResult.HIT,
     LookupState.HIT_PENDING: LookupResult.RETRY,  # on its way into kvtier's pool: not vLLM's pending
@@ -100,15 +105,15 @@ class KvtierTier(SecondaryTierManager):
     ) -> None:
         """Open the tiers. *options* are kvtier's own and ``kvtier_identity``.
 
-        Raises ``ConfigError`` for any other option, and what ``open_manager`` raises.
+        Raises ``ConfigError`` as ``read_tier_options`` does, and what ``open_manager`` raises.
         """
         super().__init__(offloading_spec, primary_kv_view, tier_type, backpressure_detector)
-        self._options = _read(options)
+        self._options, identity = read_tier_options(options)
         settings = self._options.load()
         config = offloading_spec.config
         if [group.group_id for group in config.groups] != list(range(len(config.groups))):
             raise ConfigError("kvtier can't tell the KV groups apart: some before them are not offloaded")
-        namespace = _namespace(config, self.block_size_bytes, options.get(_IDENTITY))
+        namespace = _namespace(config, self.block_size_bytes, identity)
         try:
             self._pool = Pool.create(plan_geometry(settings, namespace))
         except MemoryError as error:
@@ -120,6 +125,8 @@ class KvtierTier(SecondaryTierManager):
         except BaseException:
             self._pool.close()
             raise
+        self._outliving = [name for name, outlives in outliving(settings).items() if outlives]
+        self._has_told_of_weak_hashes = False
         self._view = primary_kv_view
         self._copier = ThreadPoolExecutor(max_workers=1, thread_name_prefix="kvtier-bridge")
         self._copies: list[_Copy] = []
@@ -139,9 +146,7 @@ class KvtierTier(SecondaryTierManager):
         asked = AskedPrefix(positions, lambda keys: self._tiers.lookup(request_id, keys).states)
         request = _Request(request_id, asked)
         self._requests[id(req_context)] = request
-        self._tiers.new_request(
-            RequestInfo(request_id=request.id, params=req_context.kv_transfer_params or {})
-        )
+        begin_request(self._tiers, request_id, req_context)
         return RequestOffloadingContext()
 
     def on_request_finished(self, req_context: ReqContext) -> None:
@@ -150,12 +155,31 @@ class KvtierTier(SecondaryTierManager):
 
     def lookup(self, key: OffloadKey, req_context: ReqContext) -> LookupResult:
         """HIT once the block is in kvtier's pool, checked; RETRY while it is on its way there."""
+        if self._is_weak(key):
+            return LookupResult.MISS
         return _RESULTS[self._requests[id(req_context)].asked.answer(key, self._step)]
+
+    def _is_weak(self, key: OffloadKey) -> bool:
+        """Whether another run's block could have this key, and a tier give it out: vLLM says so with its first key."""
+        if not self._outliving or len(get_offload_block_hash(key)) >= _HASH_BYTES:
+            return False
+        if not self._has_told_of_weak_hashes:
+            self._has_told_of_weak_hashes = True
+            _log.error(
+                "kvtier stores and loads nothing: vLLM's prefix_caching_hash_algo is not cryptographic, and blocks of "
+                "other runs in %s could be taken for this one's; choose one of %s",
+                ", ".join(map(repr, self._outliving)),
+                ", ".join(CRYPTOGRAPHIC_HASHES),
+            )
+        return True
 
     # -- transfers
 
     def submit_store(self, job_metadata: TransferJob) -> None:
         """Copy the blocks kvtier does not hold into its pool; from there they go on to the tiers."""
+        if any(map(self._is_weak, job_metadata.keys)):
+            self._done.append(JobResult(job_id=job_metadata.job_id, success=False))
+            return
         request = self._requests[id(job_metadata.req_context)]
         chunks = dict(zip(job_metadata.keys, job_metadata.chunk_ids.tolist(), strict=True))
         prepared = self._tiers.prepare_store(request.id, list(chunks))
@@ -245,13 +269,3 @@ class KvtierTier(SecondaryTierManager):
         self._copier.shutdown(wait=True)
         if self._tiers.shutdown(self._options.shutdown_timeout_s):
             self._pool.close()
-
-
-def _read(options: dict[str, Any]) -> Options:
-    ours = {name: value for name, value in options.items() if name in OURS}
-    strangers = sorted(set(options) - set(OURS) - {_IDENTITY, "locality"})
-    if strangers:
-        raise ConfigError(
-            f"a tier of kvtier knows no {', '.join(map(repr, strangers))}; allowed are {', '.join(OURS)}, {_IDENTITY}"
-        )
-    return read_options(ours)

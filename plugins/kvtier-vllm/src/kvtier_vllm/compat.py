@@ -6,6 +6,7 @@ must fail at the start, by name, and not at the first request.
 
 import inspect
 from importlib import import_module
+from typing import Any
 
 from kvtier_core import PluginError
 
@@ -15,6 +16,8 @@ _INSTALL = (
 )
 
 _BASE = "vllm.v1.kv_offload.base"
+_TIERING = "vllm.v1.kv_offload.tiering.base"
+_CONFIG = "vllm.v1.kv_offload.config"
 _SIGNATURES = {
     f"{_BASE}:OffloadingManager.lookup": "self, key, req_context",
     f"{_BASE}:OffloadingManager.get_load_source": "self, key, req_context",
@@ -45,10 +48,72 @@ _SIGNATURES = {
     f"{_BASE}:TransferResult.__init__": "self, job_id, success, transfer_size, transfer_time",
     f"{_BASE}:ReqContext.set_state": "self, val",
     f"{_BASE}:ReqContext.get_state": "self, cls",
+    f"{_BASE}:TierFilter.allows": "self, medium, locality",
+    f"{_BASE}:RequestOffloadingContext.__init__": "self, policy",
+    f"{_TIERING}:SecondaryTierManager.__init__": (
+        "self, offloading_spec, primary_kv_view, tier_type, backpressure_detector"
+    ),
+    f"{_TIERING}:SecondaryTierManager.lookup": "self, key, req_context",
+    f"{_TIERING}:SecondaryTierManager.submit_store": "self, job_metadata",
+    f"{_TIERING}:SecondaryTierManager.submit_load": "self, job_metadata",
+    f"{_TIERING}:SecondaryTierManager.get_finished_jobs": "self",
+    f"{_TIERING}:SecondaryTierManager.on_new_request": "self, req_context",
+    f"{_TIERING}:SecondaryTierManager.on_request_finished": "self, req_context",
+    f"{_TIERING}:SecondaryTierManager.on_schedule_end": "self, context",
+    f"{_TIERING}:SecondaryTierManager.drain_jobs": "self",
+    f"{_TIERING}:SecondaryTierManager.shutdown": "self",
+    "vllm.model_executor.layers.attention_layer_base:AttentionLayerBase.get_kv_cache_spec": "self, vllm_config",
+    "vllm.envs:compile_factors": "",
     "vllm.v1.core.kv_cache_utils:resolve_none_hash_seed": "hash_fn",
     "vllm.utils.hashing:get_hash_fn_by_name": "hash_fn_name",
     "vllm.config:get_current_vllm_config": "",
 }
+_NAMES = {
+    f"{_BASE}:LoadStoreSpec": "",
+    f"{_BASE}:ScheduleEndContext": "",
+    f"{_BASE}:OffloadingMetricMetadata": "documentation, labelnames",
+    f"{_BASE}:OffloadingCounterMetadata": "documentation, labelnames",
+    f"{_BASE}:OffloadingGaugeMetadata": "documentation, labelnames",
+    "vllm.distributed.kv_transfer.kv_connector.v1.offloading.metrics:OffloadingConnectorStats": (
+        "increase_counter, set_gauge, is_empty"
+    ),
+    f"{_BASE}:LookupResult": "HIT, HIT_PENDING, MISS, RETRY",
+    f"{_BASE}:OffloadPolicy": "CHUNK_LEVEL, REQUEST_LEVEL",
+    f"{_BASE}:Medium": "CPU, STORAGE",
+    f"{_BASE}:Locality": "LOCAL, REMOTE",
+    f"{_BASE}:TierFilter": "ALL",
+    f"{_BASE}:ReqContext": "req_id, kv_transfer_params, load_tier_filter, _offload_key_positions",
+    f"{_BASE}:OffloadingEvent": "keys, medium, removed, locality, ownership, removal_expected",
+    f"{_BASE}:CanonicalKVCaches": "tensors, group_data_refs",
+    f"{_BASE}:CanonicalKVCacheTensor": "tensor, page_size_bytes",
+    f"{_BASE}:CanonicalKVCacheRef": "tensor_idx, page_size_bytes",
+    "vllm.v1.metrics.cache_hit_source:CacheHitSource": "DISK, HOST, EXTERNAL_UNSPECIFIED",
+    f"{_TIERING}:SecondaryTierManager": "block_size_bytes",
+    f"{_TIERING}:TransferJob": "job_id, keys, chunk_ids, req_context",
+    f"{_TIERING}:JobResult": "job_id, success, successful_keys",
+    f"{_CONFIG}:OffloadingConfig": (
+        "groups, extra_config, engine_id, model, cache, parallel, canonical_layout, kv_cache_layout"
+    ),
+    f"{_CONFIG}:OffloadingGroupConfig": "tokens_per_block, layer_names, group_id",
+    f"{_CONFIG}:OffloadingModelConfig": "name, dtype",
+    f"{_CONFIG}:OffloadingCacheConfig": "blocks_per_chunk",
+    f"{_CONFIG}:OffloadingParallelConfig": "rank, world_size, tp_size, pp_size, pcp_size, dcp_size",
+    "vllm.config:VllmConfig": (
+        "model_config, cache_config, parallel_config, scheduler_config, load_config, lora_config, "
+        "speculative_config, compilation_config"
+    ),
+    "vllm.config:ModelConfig": (
+        "model, model_weights, revision, code_revision, hf_config, hf_config_path, trust_remote_code, max_model_len"
+    ),
+    "vllm.config:CacheConfig": "cache_dtype, prefix_caching_hash_algo",
+    "vllm.config:ParallelConfig": "nnodes",
+    "vllm.config:SchedulerConfig": "disable_hybrid_kv_cache_manager",
+    "vllm.config:LoadConfig": "load_format, model_loader_extra_config",
+    "vllm.config:CompilationConfig": "static_forward_context",
+    "vllm.v1.kv_cache_interface:SlidingWindowSpec": "sliding_window, extra_retained_tokens",
+    "vllm.platforms:current_platform": "device_type",
+}
+"""What is read from vLLM's objects: fields, members and attributes of a class, or of the object itself."""
 
 
 def check_vllm() -> None:
@@ -62,7 +127,11 @@ def check_vllm() -> None:
         raise PluginError(
             f"kvtier-vllm supports vLLM {', '.join(SUPPORTED)}, and this is {version}: {_INSTALL}"
         )
-    differences = [text for name, expected in _SIGNATURES.items() if (text := _difference(name, expected))]
+    found = [
+        *(_difference(name, expected) for name, expected in _SIGNATURES.items()),
+        *(_lack(name, expected) for name, expected in _NAMES.items()),
+    ]
+    differences = [text for text in found if text is not None]
     if differences:
         raise PluginError(
             f"vLLM {version} differs from what kvtier-vllm was made for: {'; '.join(differences)}: {_INSTALL}"
@@ -70,12 +139,30 @@ def check_vllm() -> None:
 
 
 def _difference(name: str, expected: str) -> str | None:
-    module, _, path = name.partition(":")
     try:
-        target: object = import_module(module)
-        for part in path.split("."):
-            target = getattr(target, part)
-        found = ", ".join(inspect.signature(target).parameters)  # type: ignore[arg-type]
+        found = ", ".join(inspect.signature(_resolve(name)).parameters)
     except (ImportError, AttributeError) as error:
         return f"{name} is missing ({error})"
-    return None if found == expected else f"{path} takes ({found}) and not ({expected})"
+    return None if found == expected else f"{_path(name)} takes ({found}) and not ({expected})"
+
+
+def _lack(name: str, expected: str) -> str | None:
+    try:
+        target = _resolve(name)
+    except (ImportError, AttributeError) as error:
+        return f"{name} is missing ({error})"
+    found = {*dir(target), *getattr(target, "__dataclass_fields__", ())}
+    lacking = [item for item in expected.split(", ") if item and item not in found]
+    return f"{_path(name)} has no {', '.join(lacking)}" if lacking else None
+
+
+def _path(name: str) -> str:
+    return name.partition(":")[2]
+
+
+def _resolve(name: str) -> Any:
+    """The object ``module:path``. Raises ``ImportError`` or ``AttributeError``."""
+    target: object = import_module(name.partition(":")[0])
+    for part in _path(name).split("."):
+        target = getattr(target, part)
+    return target

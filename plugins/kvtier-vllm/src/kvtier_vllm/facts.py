@@ -34,15 +34,17 @@ class GroupFacts:
 class EngineFacts:
     """All that kvtier has to know of an engine; the same from each of its workers.
 
-    ``weights_digest`` is ``None`` where nothing identifies the weights: nothing is reused across restarts then.
-    ``layout`` says in words how a page is laid out, ``config_digest`` covers what else changes the KV of the same
-    weights.
+    ``weights_digest`` is ``None`` where nothing identifies the weights, ``config_digest``, which covers what else
+    changes the KV of the same weights, where nothing identifies that: nothing is reused across restarts then.
+    ``weights_elsewhere`` names the setting that has vLLM load weights from where kvtier does not look. ``layout`` says
+    in words how a page is laid out.
     """
 
     model: str
     revision: str | None
     weights_digest: str | None
-    config_digest: str
+    weights_elsewhere: str | None
+    config_digest: str | None
     kv_dtype: str
     groups: tuple[GroupFacts, ...]
     blocks_per_chunk: int
@@ -102,6 +104,11 @@ def _persistence_objections(facts: EngineFacts, tiers: str) -> Iterator[str]:
             f"prefix_caching_hash_algo = {facts.hash_algorithm!r} is not cryptographic: blocks of other runs in "
             f"{tiers} could be taken for this one's; choose one of {', '.join(CRYPTOGRAPHIC_HASHES)}"
         )
+    if facts.weights_elsewhere is not None:
+        yield (
+            f"{facts.weights_elsewhere}: kvtier does not see which weights vLLM loads, and {tiers} would serve the KV "
+            "of others; load them from the model's own files, or use tiers that end with the engine"
+        )
     if facts.has_lora:
         yield (
             f"LoRA is enabled, and vLLM tells adapters apart by name and path alone: {tiers} would serve the KV of an "
@@ -129,11 +136,11 @@ def _refuse(facts: EngineFacts, objections: list[str]) -> None:
 
 def make_namespace(facts: EngineFacts) -> Namespace:
     """The namespace of this engine's bytes (C02); rows hold the parts of all workers, one after another."""
-    weights = facts.weights_digest
+    digests = (facts.weights_digest, facts.config_digest)
     return Namespace(
         model=facts.model,
         revision=facts.revision,
-        weights_digest=None if weights is None else f"{weights}-config-{facts.config_digest}",
+        weights_digest=None if None in digests else "{}-config-{}".format(*digests),
         kv_dtype=facts.kv_dtype,
         tokens_per_block=facts.groups[0].tokens_per_block,
         block_size_factor=facts.blocks_per_chunk,

@@ -4,42 +4,39 @@ Decides which of vLLM's settings the KV depends on. It decides nothing about wha
 """
 
 import hashlib
-import json
-import string
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from vllm import __version__ as vllm_version
 from vllm.config import VllmConfig, get_current_vllm_config
+from vllm.envs import compile_factors
 from vllm.platforms import current_platform
 from vllm.utils.hashing import get_hash_fn_by_name
 from vllm.v1.core.kv_cache_utils import resolve_none_hash_seed
 from vllm.v1.kv_offload.base import CanonicalKVCaches
 from vllm.v1.kv_offload.config import OffloadingConfig, OffloadingGroupConfig
 
-from kvtier_core import UnsupportedModelError, digest_weights
+from kvtier_core import UnsupportedModelError
 from kvtier_vllm.facts import EngineFacts, GroupFacts
-
-_COMMIT_DIGITS = 40
-_NO_MATTER = ("_name_or_path", "transformers_version")
-"""Parts of a model's configuration that say where it is from."""
+from kvtier_vllm.fingerprint import config_digest
+from kvtier_vllm.origin import commit_of, own_name, weights_digest, weights_elsewhere
 
 
-def read_facts(config: OffloadingConfig, kv_caches: CanonicalKVCaches) -> EngineFacts:
+def read_facts(config: OffloadingConfig, kv_caches: CanonicalKVCaches, *, edges: bool) -> EngineFacts:
     """The facts of the engine whose worker calls, while vLLM registers its KV caches.
 
     Raises ``UnsupportedModelError`` when a layer can't be found, ``OSError`` when a weight file can't be read. Cost:
-    two small reads a weight file.
+    as ``digest_weights``, of which *edges* is said.
     """
     vllm_config = get_current_vllm_config()
     cache = vllm_config.cache_config
     model = vllm_config.model_config
     return EngineFacts(
-        model=_own_name(model.model),
-        revision=_commit(model.revision) or model.revision,
-        weights_digest=_weights_digest(vllm_config),
-        config_digest=_config_digest(vllm_config),
+        model=own_name(model.model),
+        revision=commit_of(model.revision) or model.revision,
+        weights_digest=weights_digest(model, vllm_config.load_config, edges=edges),
+        weights_elsewhere=weights_elsewhere(model, vllm_config.load_config),
+        config_digest=config_digest(vllm_config, compile_factors()),
         kv_dtype=config.model.dtype,
         groups=tuple(
             _group(vllm_config, group, kv_caches, index) for index, group in enumerate(config.groups)
@@ -55,49 +52,6 @@ def read_facts(config: OffloadingConfig, kv_caches: CanonicalKVCaches) -> Engine
         num_workers=config.parallel.world_size,
         tensor_parallel=config.parallel.tp_size,
     )
-
-
-def _own_name(model: str) -> str:
-    # A local model stays the same model when its directory moves: the digest tells its weights apart, not the path.
-    return Path(model).name if Path(model).exists() else model
-
-
-def _weights_digest(vllm_config: VllmConfig) -> str | None:
-    model = vllm_config.model_config
-    if vllm_config.load_config.load_format == "dummy":
-        return None
-    path = Path(model.model)
-    if path.is_dir():
-        files = (
-            sorted(path.glob("*.safetensors")) or sorted(path.glob("*.bin")) or sorted(path.glob("*.gguf"))
-        )
-        return digest_weights(files) if files else None
-    if path.is_file():
-        return digest_weights([path])
-    return _commit(model.revision)
-
-
-def _commit(revision: str | None) -> str | None:
-    """The commit that a hub revision was resolved to, where it was; vLLM hands on a text that carries it."""
-    commit = getattr(revision, "resolved", revision)
-    if isinstance(commit, str) and len(commit) == _COMMIT_DIGITS and set(commit) <= set(string.hexdigits):
-        return commit
-    return None
-
-
-def _config_digest(vllm_config: VllmConfig) -> str:
-    """A digest of what changes the KV of the same weights: any of it can be overridden when an engine starts."""
-    model, cache = vllm_config.model_config, vllm_config.cache_config
-    hf = {name: value for name, value in model.hf_config.to_dict().items() if name not in _NO_MATTER}
-    settings = {
-        "hf": hf,
-        "dtype": str(model.dtype),
-        "quantization": model.quantization,
-        "load_format": str(vllm_config.load_config.load_format),
-        "cache_dtype": cache.cache_dtype,
-        "calculate_kv_scales": getattr(cache, "calculate_kv_scales", None),
-    }
-    return hashlib.sha256(json.dumps(settings, sort_keys=True, default=str).encode()).hexdigest()[:32]
 
 
 def _layers(vllm_config: VllmConfig, names: Sequence[str]) -> list[Any]:

@@ -9,7 +9,7 @@ import logging
 import time
 from collections import defaultdict, deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
 
@@ -28,12 +28,13 @@ from vllm.v1.kv_offload.base import (
 )
 from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
-from kvtier_core import LookupState, OffloadKey, RequestInfo, TierManager
+from kvtier_core import LookupState, OffloadKey, TierManager
 from kvtier_core.transfer import Direction, Pool
 from kvtier_vllm.figures import Figures
 from kvtier_vllm.kv_events import EventTranslator
 from kvtier_vllm.order import Asked, AskedGroups, AskedPrefix, Positions
 from kvtier_vllm.places import TierPlace
+from kvtier_vllm.requests import begin_request
 from kvtier_vllm.stats import take_stats
 from kvtier_vllm.unfinished import Unfinished
 from kvtier_vllm.worker import PoolRows
@@ -98,13 +99,9 @@ class KvtierManager(OffloadingManager):
         positions = getattr(req_context, "_offload_key_positions", None)
         request = _Request(id=request_id, asked=self._asked(request_id, positions))
         req_context.set_state(request)
-        params = req_context.kv_transfer_params or {}
-        info = RequestInfo(request_id=request.id, params=params)
-        try:
-            self._tiers.new_request(info, load_tiers=self._allowed(req_context.load_tier_filter))
-        except ValueError as error:  # what a client says must not stop the engine
-            _log.warning("request %s goes without tiers: %s", req_context.req_id, error)
-            self._tiers.new_request(replace(info, params={}), load_tiers=(), store_tiers=())
+        info = begin_request(
+            self._tiers, request_id, req_context, self._allowed(req_context.load_tier_filter)
+        )
         # Request level lets vLLM offer blocks that it loaded, too. Who gets them is the coordinator's to decide.
         offers_all = info.wants_remote_decode or self._any_asks_for_requests
         return RequestOffloadingContext(

@@ -15,8 +15,19 @@ OURS = {
     "kvtier": "table of kvtier's settings, stronger than the file and the environment",
     "kvtier_open_timeout": "how long workers, scheduler and tiers may take to meet and open, such as '60s'",
     "kvtier_shutdown_timeout": "how long the tiers may take to shut down, such as '10s'",
+    "kvtier_weights_digest": "'full' (default), or 'edges': trust the first and last MiB of each file of a local model",
     "kvtier_untested_device": "true lets it run on a device on which nobody has tried it yet: any but the CPU",
 }
+_IDENTITY = "kvtier_identity"
+_OF_A_TIER = {
+    **{
+        name: what
+        for name, what in OURS.items()
+        if name not in ("kvtier_weights_digest", "kvtier_untested_device")
+    },
+    _IDENTITY: "a text that stands for weights, configuration and layout of what is stored",
+}
+"""Options of a tier behind vLLM's own tiering, which sees neither weights nor devices."""
 VLLMS = {
     "spec_name": "KvtierSpec",
     "spec_module_path": "kvtier_vllm",
@@ -36,6 +47,8 @@ class Options:
     settings: Mapping[str, Any]
     open_timeout_s: float = 60.0
     shutdown_timeout_s: float = 10.0
+    trusts_edges: bool = False
+    """Whether the first and last MiB of a weight file stand for all of it."""
     allows_untested_device: bool = False
 
     def load(self) -> Settings:
@@ -62,10 +75,31 @@ def read_options(extra_config: Mapping[str, Any]) -> Options:
         shutdown_timeout_s=_seconds(
             "kvtier_shutdown_timeout", extra_config.get("kvtier_shutdown_timeout", "10s")
         ),
+        trusts_edges=_trusts_edges(extra_config.get("kvtier_weights_digest", "full")),
         allows_untested_device=_truth(
             "kvtier_untested_device", extra_config.get("kvtier_untested_device", False)
         ),
     )
+
+
+def read_tier_options(options: Mapping[str, Any]) -> tuple[Options, str | None]:
+    """Check the options of ``KvtierTier``; with them the identity of what it stores, ``None`` where it is unknown.
+
+    Raises ``ConfigError`` that names every option it does not know, and for an identity that says nothing.
+    """
+    unknown = sorted(set(options) - set(_OF_A_TIER) - {"locality"})
+    if unknown:
+        allowed = "; ".join(f"{name} ({what})" for name, what in _OF_A_TIER.items())
+        raise ConfigError(
+            f"a tier of kvtier knows no {', '.join(map(repr, unknown))}. Allowed are: {allowed}"
+        )
+    identity = options.get(_IDENTITY)
+    if identity is not None and not (isinstance(identity, str) and identity.strip()):
+        raise ConfigError(
+            f"{_IDENTITY} must be a text that no other model or configuration has, not {identity!r}: leave it out, and "
+            "nothing is reused by another run"
+        )
+    return read_options({name: value for name, value in options.items() if name in OURS}), identity
 
 
 def _config_path(value: object) -> Path | None:
@@ -84,6 +118,12 @@ def _table(value: object) -> Mapping[str, Any]:
             f"kvtier must be a table, such as {{'pool': {{'capacity': '4GiB'}}}}, not a {type(value).__name__}"
         )
     return value
+
+
+def _trusts_edges(value: object) -> bool:
+    if value not in ("full", "edges"):
+        raise ConfigError(f"kvtier_weights_digest = {value!r} must be 'full' or 'edges'")
+    return value == "edges"
 
 
 def _truth(name: str, value: object) -> bool:

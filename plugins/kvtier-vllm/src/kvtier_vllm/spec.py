@@ -17,13 +17,13 @@ from vllm.v1.kv_offload.base import (
 )
 from vllm.v1.kv_offload.config import OffloadingConfig
 
-from kvtier_core import Settings, UnsupportedModelError, open_manager, plan_geometry
+from kvtier_core import UnsupportedModelError, open_manager, plan_geometry
 from kvtier_core.transfer import open_device
 from kvtier_vllm.facts import check_engine, check_persistence, make_namespace
 from kvtier_vllm.inspection import read_facts
 from kvtier_vllm.manager import KvtierManager
 from kvtier_vllm.options import read_options
-from kvtier_vllm.places import places_of, tier_class_of
+from kvtier_vllm.places import outliving, places_of
 from kvtier_vllm.sharing import open_as_scheduler, open_as_worker
 from kvtier_vllm.stats import metric_definitions
 from kvtier_vllm.worker import KvtierWorker, make_layout
@@ -50,7 +50,7 @@ class KvtierSpec(OffloadingSpec):
 
     def get_worker(self, kv_caches: CanonicalKVCaches) -> OffloadingWorker:
         """The worker of this process; the first to come makes the pool."""
-        facts = read_facts(self.config, kv_caches)
+        facts = read_facts(self.config, kv_caches, edges=self._options.trusts_edges)
         check_engine(facts)
         self._check_device(kv_caches)
         settings = self._options.load()
@@ -90,7 +90,7 @@ class KvtierSpec(OffloadingSpec):
         settings = self._options.load()
         pool, facts = open_as_scheduler(self.config.engine_id, self._options.open_timeout_s)
         try:
-            check_persistence(facts, _outliving(settings))
+            check_persistence(facts, outliving(settings))
             namespace = make_namespace(facts)
             tiers = open_manager(settings, namespace, pool, open_timeout_s=self._options.open_timeout_s)
         except BaseException:
@@ -106,9 +106,3 @@ class KvtierSpec(OffloadingSpec):
             self._options.shutdown_timeout_s,
             tells_events=self.kv_events_config.enable_kv_cache_events,
         )
-
-
-def _outliving(settings: Settings) -> dict[str, bool]:
-    """Which tiers keep blocks that other runs or other processes may be given."""
-    infos = {name: tier_class_of(settings, name).info for name in settings.enabled_tiers}
-    return {name: info.persistent or info.shared for name, info in infos.items()}

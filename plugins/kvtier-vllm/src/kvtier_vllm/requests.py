@@ -1,0 +1,25 @@
+"""How a request begins, as its client has it: what a client says wrongly costs its own hits and nothing else (C30)."""
+
+import logging
+from collections.abc import Sequence
+from dataclasses import replace
+
+from vllm.v1.kv_offload.base import ReqContext
+
+from kvtier_core import RequestInfo, TierManager
+
+_log = logging.getLogger("kvtier.vllm")
+
+
+def begin_request(
+    tiers: TierManager, request_id: str, context: ReqContext, load_tiers: Sequence[str] | None = None
+) -> RequestInfo:
+    """Begin vLLM's request under *request_id*, loading from *load_tiers* alone; a wrong one goes without tiers."""
+    info = RequestInfo(request_id=request_id, params=context.kv_transfer_params or {})
+    try:
+        tiers.new_request(info, load_tiers=load_tiers)
+    except ValueError as error:  # what a client says must not stop the engine
+        _log.warning("request %s goes without tiers: %s", context.req_id, error)
+        info = replace(info, params={})
+        tiers.new_request(info, load_tiers=(), store_tiers=())
+    return info
