@@ -1,9 +1,11 @@
 """The one place where a tier's exceptions are caught (contract C30): named, logged, handed back as a value."""
 
 import logging
+import traceback
 from collections import Counter
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
+from types import TracebackType
 from typing import Any
 
 from kvtier_core.masking import mask_text
@@ -15,6 +17,7 @@ _MAX_TEXT = 2000
 """Characters of a tier's own words that a message repeats."""
 
 _CAUSE, _CONTEXT = BaseException.__dict__["__cause__"], BaseException.__dict__["__context__"]
+_TRACEBACK = BaseException.__dict__["__traceback__"]
 _EXCEPTIONS = BaseExceptionGroup.__dict__["exceptions"]
 
 
@@ -86,9 +89,9 @@ class Guard:
 def _forget_frames(error: BaseException) -> None:
     """Let go of the frames that *error*, and those it came from, passed through.
 
-    They hold the job with its views of the pool's rows, and pluggy's hold the error itself: a circle that would keep
-    the mapping in use until the garbage collector comes by, if it ever does. What a tier's own class of errors makes of
-    these attributes is not asked.
+    They hold the job with its views of the pool's rows, and pluggy's hold the error itself, or one that nothing else
+    leads to: a circle that would keep the mapping in use until the garbage collector comes by, if it ever does. So the
+    frames are emptied as well. What a tier's own class of errors makes of these attributes is not asked.
     """
     waiting: list[BaseException | None] = [error]
     seen: set[int] = set()
@@ -97,10 +100,24 @@ def _forget_frames(error: BaseException) -> None:
         if one is None or id(one) in seen:
             continue
         seen.add(id(one))
+        frames = _TRACEBACK.__get__(one)
+        waiting += _held_by_pluggy(frames)
+        traceback.clear_frames(frames)
         BaseException.with_traceback(one, None)
         waiting += (_CAUSE.__get__(one), _CONTEXT.__get__(one))
         if isinstance(one, BaseExceptionGroup):
             waiting += _EXCEPTIONS.__get__(one)
+
+
+def _held_by_pluggy(frames: TracebackType | None) -> list[BaseException]:
+    """Errors in pluggy's own frames: some of its releases look at the tier's error, and fail where that lets nobody."""
+    return [
+        value
+        for frame, _ in traceback.walk_tb(frames)
+        if frame.f_globals.get("__name__", "").startswith("pluggy.")
+        for value in frame.f_locals.values()
+        if issubclass(type(value), BaseException)
+    ]
 
 
 def text_of(value: object) -> str:
