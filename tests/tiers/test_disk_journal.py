@@ -5,10 +5,12 @@ import sqlite3
 import threading
 import time
 from contextlib import closing, contextmanager
+from typing import Any
 
 import pytest
 
 from kvtier_core.testing.driving import PATIENCE_S
+from kvtier_disk.extents import room, upkeep
 from tests.tiers.extents import (
     KEYS,
     MIB,
@@ -128,6 +130,25 @@ assert capacity // 2 < before - least <= capacity, before - least
 
 def test_c13_capacity_holds_while_processes_with_blocks_of_three_sizes_store(tmp_path):
     run_on("ext4 in blocks of 4 KiB", tmp_path, THREE_WRITERS)
+
+
+def test_c13_of_two_that_count_at_once_only_one_takes_the_last_room(tmp_path, monkeypatch):
+    one, other = direct(tmp_path, capacity=CAPACITY), direct(tmp_path, capacity=CAPACITY)
+    overtaken: list[int] = []
+
+    def find_room(*arguments: Any) -> room.Grow | room.Take | room.Recycle:
+        choice = room.find_room(*arguments)
+        if not overtaken and isinstance(choice, room.Grow):
+            overtaken.append(0)
+            store(other, *KEYS)  # as another process would, between the count and what follows from it
+            overtaken[0] = len(extent_files(tmp_path))
+        return choice
+
+    monkeypatch.setattr(upkeep, "find_room", find_room)
+    store(one, A)
+    assert 0 < len(extent_files(tmp_path)) <= overtaken[0]
+    one.close()
+    other.close()
 
 
 def test_c30_k13_a_process_that_is_stopped_while_it_writes_fails_stores_and_holds_up_no_load(tmp_path):

@@ -95,11 +95,7 @@ class Upkeep:
         self._root.check_in_use(opened.index.database)
         shape = shape_for(opened.member.namespace.row_bytes, self._bounds)
         census = opened.index.census(self._root.journal_bytes)
-        new_bytes = shape.file_bytes + shape.slots * SLOT_BYTES
-        choice = find_room(
-            census, self._bounds.limits_at(self._root.path), opened.namespace, new_bytes, time.time()
-        )
-        match choice:
+        match self._choose(census, shape):
             case Grow():
                 self._grow(shape)
             case Take(extents):
@@ -114,9 +110,18 @@ class Upkeep:
                 return blocks
         return evictable
 
+    def _choose(self, census: Census, shape: Shape) -> Grow | Take | Recycle:
+        new_bytes = shape.file_bytes + shape.slots * SLOT_BYTES
+        limits = self._bounds.limits_at(self._root.path)
+        return find_room(census, limits, self._blocks.opened.namespace, new_bytes, time.time())
+
     def _grow(self, shape: Shape) -> None:
+        """Make an extent, unless others have taken the room for it meanwhile."""
         opened = self._blocks.opened
         with self._root.keeping(opened.index.database):  # an older index would number two extents alike
+            # Counted again where nobody else makes one: two that count at once would both find the last room.
+            if self._choose(opened.index.census(self._root.journal_bytes), shape) != Grow():
+                return
             extent = opened.index.begin_extent(opened.namespace, opened.owner, shape.slots, shape.file_bytes)
             try:
                 opened.files.make(extent, shape)
