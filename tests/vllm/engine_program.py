@@ -117,7 +117,7 @@ class Engine:
         }
 
     def stored(self):
-        """Let what was computed be stored, all the way; the CPU seconds that took, hardly any of them spent on looking."""
+        """Let what was computed be stored, all the way; the CPU seconds that took, few of them for looking."""
         cpu = time.process_time()
         self.generate([[1, 2, 3]], max_tokens=2)
         scheduler = self.core.engine_core.scheduler
