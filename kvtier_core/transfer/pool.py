@@ -19,7 +19,6 @@ import mmap
 import os
 import re
 import struct
-import warnings
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -317,13 +316,6 @@ class Pool:
             )
             return False
         return True
-
-    def __del__(self) -> None:
-        """What was forgotten is let go, with a ``ResourceWarning``."""
-        if self._fd is not None:
-            self.close()
-            text = f"{self.geometry.describe()} was never closed"
-            warnings.warn(text, ResourceWarning, stacklevel=2, source=self)
 
     def __enter__(self) -> Self:
         return self

@@ -1,6 +1,5 @@
 """Processes that share a pool and die, start again, or fork: who finds whom, and what the dead leave."""
 
-import contextlib
 import os
 import signal
 import subprocess
@@ -172,26 +171,6 @@ def test_a_forked_child_can_use_rows_but_is_no_member(start: Start) -> None:
     assert (
         told == "[7, 'this process is no member of the pool: it was closed here, or belongs to the parent']"
     )
-
-
-def _open_inodes() -> set[int]:
-    inodes = set()
-    for entry in Path("/proc/self/fd").iterdir():
-        with contextlib.suppress(FileNotFoundError):  # the folder's own
-            inodes.add(entry.stat().st_ino)
-    return inodes
-
-
-def test_a_pool_that_is_dropped_leaves_no_descriptor_behind(name: str) -> None:
-    geometry = PoolGeometry(num_rows=4, row_bytes=4096)
-    for open_one in (lambda: Pool.create(geometry), lambda: Pool.open(geometry, name)):
-        pool = open_one()
-        path, inode = pool.path, os.fstat(pool.fd).st_ino
-        with pytest.warns(ResourceWarning, match=r"a pool of 0.00 GiB .* was never closed"):
-            del pool
-        assert not Path(path).exists()
-        assert inode not in _open_inodes()
-    assert name not in Path("/proc/net/unix").read_text()
 
 
 def test_c36_what_a_dead_worker_had_not_begun_does_not_look_stored_with_its_successors_first_job(
