@@ -58,7 +58,7 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
     path.mkdir()
     monkeypatch.syspath_prepend(str(path))
     yield Site(path)
-    for name, module in list(sys.modules.items()):
+    for name, module in sys.modules.copy().items():
         if str(getattr(module, "__file__", None)).startswith(str(tmp_path)):
             del sys.modules[name]
 
