@@ -16,9 +16,9 @@ import struct
 import xxhash
 
 from kvtier_core.keys import OffloadKey
+from kvtier_core.transfer.row import PROOF_BYTES as PROOF_BYTES  # noqa: PLC0414 - one number, re-exported
 
 ROW_ALIGNMENT = 4096
-PROOF_BYTES = 64
 FORMAT_VERSION = 1
 
 _MAGIC = b"kvt\x01"

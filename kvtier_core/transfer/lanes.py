@@ -20,9 +20,7 @@ from kvtier_core.transfer.lane import Copy, Lane, LaneJob
 from kvtier_core.transfer.layout import KVLayout
 from kvtier_core.transfer.plan import GroupTransfer, Runs, TransferLimits, copy_parts, plan_transfer
 from kvtier_core.transfer.pool import Pool
-
-PROOF_BYTES = 64
-"""What a row ends in (C03). No worker writes there; ``kvtier_core.proof`` fills it, and is not to be had here."""
+from kvtier_core.transfer.row import PROOF_BYTES
 
 
 class LaneDevice(ABC):

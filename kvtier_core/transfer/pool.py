@@ -99,7 +99,6 @@ class Pool:
         self, fd: int, geometry: PoolGeometry, *, huge_pages: bool = False, sharing: Sharing | None = None
     ) -> None:
         """Map *fd*, ``geometry.total_bytes`` long; it is closed with the pool. Raises ``MemoryError``."""
-        self._fd: int | None = None
         self.geometry = geometry
         self.note = b""
         """What the process that made the pool told the others."""
@@ -111,7 +110,7 @@ class Pool:
             raise MemoryError(f"the kernel refused to map {geometry.describe()}: {error}") from error
         if huge_pages:
             ask_for_huge_pages(self._mapping)
-        self._fd = fd
+        self._fd: int | None = fd
         self._view = memoryview(self._mapping)
         self.control = ControlPage(self._view[_HEADER_BYTES : geometry.rows_offset], geometry.num_workers)
         flat = np.frombuffer(self._mapping, dtype=np.uint8, offset=geometry.rows_offset)

@@ -21,6 +21,8 @@ class Figure:
     help: str
 
 
+_TIMED = ("lookup", "load", "store")
+
 FIGURES = {
     "hit_blocks": Figure(
         kind="counter", label="source", help="Blocks loaded to the device, by where they came from"
@@ -49,18 +51,20 @@ FIGURES = {
     ),
     "tier_faults": Figure(kind="counter", label="tier", help="Hooks that raised or answered nonsense"),
     "tier_timeouts": Figure(kind="counter", label="tier", help="Jobs that passed their deadline"),
-    "tier_lookup_jobs": Figure(kind="counter", label="tier", help="Lookups that a tier answered in time"),
-    "tier_lookup_seconds": Figure(
-        kind="counter", label="tier", help="What they took, from asking to the answer"
-    ),
-    "tier_load_jobs": Figure(kind="counter", label="tier", help="Loads that ended in time"),
-    "tier_load_seconds": Figure(
-        kind="counter", label="tier", help="What they took, from submission to result"
-    ),
-    "tier_store_jobs": Figure(kind="counter", label="tier", help="Stores that ended in time"),
-    "tier_store_seconds": Figure(
-        kind="counter", label="tier", help="What they took, from submission to result"
-    ),
+    **{
+        f"tier_{kind}_jobs": Figure(
+            kind="counter", label="tier", help=f"{kind.capitalize()} jobs of a tier that ended in time"
+        )
+        for kind in _TIMED
+    },
+    **{
+        f"tier_{kind}_seconds": Figure(
+            kind="counter",
+            label="tier",
+            help=f"Seconds that those {kind} jobs took, from submission to result",
+        )
+        for kind in _TIMED
+    },
     "tier_serving": Figure(kind="gauge", label="tier", help="1 while a tier is open and serves"),
     "tier_quarantined_rows": Figure(
         kind="gauge", label="tier", help="Rows that overdue loads keep out of use"
@@ -107,11 +111,8 @@ class Figures:
             yield "tier_integrity_misses", name, counted.integrity
             yield "tier_faults", name, counted.faults
             yield "tier_timeouts", name, counted.timeouts
-            for kind, times in (
-                ("lookup", counted.lookups),
-                ("load", counted.loads),
-                ("store", counted.stores),
-            ):
+            times_of = (counted.lookups, counted.loads, counted.stores)
+            for kind, times in zip(_TIMED, times_of, strict=True):
                 yield f"tier_{kind}_jobs", name, times.jobs
                 yield f"tier_{kind}_seconds", name, times.seconds
             yield "tier_serving", name, tier.serving
