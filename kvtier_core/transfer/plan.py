@@ -155,7 +155,12 @@ def _as_array(values: Ids) -> _Numbers:
 
 
 def _refuse_outside(name: str, values: _Numbers, limits: _Numbers | int) -> None:
-    outside = values.view(np.uint64) >= np.uint64(limits)  # a negative number is a huge one there
+    if not len(values):
+        return
+    unsigned = values.view(np.uint64)  # a negative number is a huge one there
+    if int(unsigned.max()) < (limits if isinstance(limits, int) else limits.min()):
+        return
+    outside = unsigned >= np.uint64(limits)
     if outside.any():
         first = int(outside.argmax())
         limit = np.broadcast_to(limits, values.shape)[first]
@@ -186,10 +191,10 @@ def _merge(direction: Direction, numbers: _Numbers, slots: _Numbers, limits: Tra
     is_store = direction is Direction.STORE
     order = np.argsort(slots if is_store else numbers, kind="stable")
     numbers, slots = numbers[order], slots[order]
-    written = slots if is_store else numbers
-    twice = np.flatnonzero(written[1:] == written[:-1])
-    if len(twice):
-        first = int(twice[0])
+    block_steps, slot_steps = numbers[1:] - numbers[:-1], slots[1:] - slots[:-1]
+    written_steps = slot_steps if is_store else block_steps
+    if not written_steps.all():
+        first = int(written_steps.argmin())
         one, other = _find_groups(numbers[first : first + 2], limits)
         if one != other:
             raise _shared(slots[first] // factor)
@@ -199,14 +204,13 @@ def _merge(direction: Direction, numbers: _Numbers, slots: _Numbers, limits: Tra
             else ("block", numbers[first] - limits.first_numbers[one])
         )
         raise ValueError(f"{name} {value} is written twice in one {direction.value}")
-    begins = np.ones(len(numbers), dtype=bool)
-    begins[1:] = (numbers[1:] - numbers[:-1] != 1) | (slots[1:] - slots[:-1] != 1)
+    begins = np.ones(len(numbers) + 1, dtype=bool)  # and the end of the last
+    begins[1:-1] = (block_steps != 1) | (slot_steps != 1)
     if factor > 1:  # the bytes of two rows do not touch: a row ends in padding and proof
-        begins |= slots % factor == 0
-    starts = np.flatnonzero(begins)
-    lengths = np.diff(starts, append=len(numbers))
-    first_slots = slots[starts]
-    return np.array((numbers[starts], first_slots // factor, first_slots % factor, lengths))
+        begins[:-1] |= slots % factor == 0
+    edges = begins.nonzero()[0]
+    starts = edges[:-1]
+    return np.array((numbers[starts], *np.divmod(slots[starts], factor), edges[1:] - starts))
 
 
 def _by_group(runs: Runs, direction: Direction, limits: TransferLimits) -> dict[int, Runs]:
