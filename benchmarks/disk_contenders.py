@@ -1,12 +1,11 @@
 """Those whose speed ``disk.py`` compares: our tier, our tier without index and proofs, fio, vLLM's ``fs`` tier.
 
-Each stores and loads the same rows, from and into the same page-aligned memory. Decides how each is driven.
+Each stores and loads the same rows; ours and the bare calls from and into a pool, fio and vLLM's tier from and into
+memory of their own. Decides how each is driven.
 """
 
-import contextlib
 import gc
 import json
-import mmap
 import os
 import queue
 import resource
@@ -24,9 +23,11 @@ import numpy as np
 from kvtier_core import Sealer
 from kvtier_core.keys import OffloadKey, make_offload_key
 from kvtier_core.testing.driving import TierDriver
+from kvtier_core.transfer import Pool, PoolGeometry
 from kvtier_disk import DiskTier
 
 _NAMESPACE = "bench"
+_PREFAULT_S = 60.0
 
 
 @dataclass(frozen=True)
@@ -39,21 +40,22 @@ class Measured:
 
 
 class Rows:
-    """Page-aligned memory with random rows, sealed under keys that are new in every round."""
+    """A pool of random rows, sealed under keys that are new in every round."""
 
     def __init__(self, row_bytes: int, total_bytes: int, job_bytes: int) -> None:
         self.row_bytes = row_bytes
         self.count = total_bytes // row_bytes
         self.total_bytes = self.count * row_bytes
         self.per_job = max(1, job_bytes // row_bytes)
-        self.memory = mmap.mmap(-1, self.total_bytes)
-        self._array = np.frombuffer(self.memory, np.uint8)
-        self._array[:] = np.random.default_rng(0).integers(0, 256, self.total_bytes, np.uint8)
+        self._pool = Pool.create(PoolGeometry(num_rows=self.count, row_bytes=row_bytes), huge_pages=True)
+        self._pool.prefault().wait(_PREFAULT_S)
+        self.array = self._pool.rows_array.reshape(-1)
+        self.array[:] = np.random.default_rng(0).integers(0, 256, self.total_bytes, np.uint8)
         self.sealer = Sealer(_NAMESPACE)
 
     def view(self, index: int) -> memoryview:
         """One row."""
-        return memoryview(self._array.data)[index * self.row_bytes : (index + 1) * self.row_bytes]
+        return self._pool.row(index)
 
     def keys(self, number: int) -> list[OffloadKey]:
         """The keys of one round: like hashes, in no order."""
@@ -78,14 +80,14 @@ class Rows:
 
     def wipe(self) -> None:
         """So that nothing that was not loaded looks loaded."""
-        self._array[:: self.row_bytes] ^= 0xFF
-        self._array[self.row_bytes - 1 :: self.row_bytes] ^= 0xFF
+        self.array[:: self.row_bytes] ^= 0xFF
+        self.array[self.row_bytes - 1 :: self.row_bytes] ^= 0xFF
 
     def close(self) -> None:
         """Free the memory."""
-        del self._array
-        with contextlib.suppress(BufferError):  # a memoryview is still about; it goes with the process
-            self.memory.close()
+        del self.array
+        gc.collect()
+        self._pool.close()  # a row that is still about keeps it, until the process ends
 
 
 class Contender(Protocol):

@@ -83,3 +83,8 @@ def _group_limit(folder: Path, names: _Names) -> MemoryLimit | None:
     reclaimable = sum(int(stat.get(name, 0)) for name in names.reclaimable)
     left = int(limit) - usage + min(reclaimable, usage)
     return MemoryLimit(bytes=max(0, left), source=str(folder / names.limit))
+
+
+def gib(count: int) -> str:
+    """A size for people."""
+    return f"{count / 2**30:.2f} GiB"

@@ -30,13 +30,13 @@ import numpy.typing as npt
 
 from kvtier_core.transfer.control import PAGE_BYTES, ControlPage, control_words_bytes
 from kvtier_core.transfer.handover import MAX_NOTE_BYTES, meet
+from kvtier_core.transfer.huge_pages import ask_for_huge_pages, map_for_huge_pages
 from kvtier_core.transfer.members import SCHEDULER, Members, wait_for
+from kvtier_core.transfer.memory import gib
 from kvtier_core.transfer.prefault import Prefault
 from kvtier_core.transfer.region import (
     MAGIC,
-    ask_for_huge_pages,
     check_is_own,
-    gib,
     make_anonymous,
     name_in_shared_memory,
     open_or_make_named,
@@ -108,6 +108,7 @@ class Pool:
             if error.errno != errno.ENOMEM:  # which is a limit on this process's addresses
                 raise
             raise MemoryError(f"the kernel refused to map {geometry.describe()}: {error}") from error
+        self._huge_pages = huge_pages
         if huge_pages:
             ask_for_huge_pages(self._mapping)
         self._fd: int | None = fd
@@ -122,9 +123,9 @@ class Pool:
     def create(cls, geometry: PoolGeometry, *, huge_pages: bool = False) -> Self:
         """Make a new pool, all zeros. Pages are taken from the machine when they are first touched.
 
-        *huge_pages* asks the kernel for 2 MiB pages, with a warning where it gives none. Raises ``MemoryError``, before
-        anything is mapped, when the pool does not fit in this machine's available memory or in the limit of this
-        process's control group.
+        *huge_pages* asks the kernel for 2 MiB pages, which it may give at the first touch; ``prefault`` gets them where
+        it can. Raises ``MemoryError``, before anything is mapped, when the pool does not fit in this machine's
+        available memory or in the limit of this process's control group.
         """
         reclaim_dead()
         fd = make_anonymous(geometry.total_bytes, geometry.pack(), geometry.describe())
@@ -252,9 +253,14 @@ class Pool:
         return [] if self._sharing is None else self._sharing.members.missing()
 
     def prefault(self) -> Prefault:
-        """Take the pool's pages from the machine now, in the background; ``close`` ends that."""
+        """Take the pool's pages from the machine now, in the background; ``close`` ends that.
+
+        In huge pages where they were asked for, with a warning where the kernel gives none.
+        """
         if self._prefault is None:
-            self._prefault = Prefault(self.address, self.geometry.num_rows * self.geometry.row_bytes)
+            length = self.geometry.total_bytes
+            huge_pages = map_for_huge_pages(self.fd, length) if self._huge_pages else None
+            self._prefault = Prefault(self.address - self.geometry.rows_offset, length, huge_pages)
         return self._prefault
 
     @property

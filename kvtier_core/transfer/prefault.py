@@ -5,13 +5,12 @@ rows and 0.04 s into rows that had their pages. Decides nothing about rows: cont
 them meanwhile (``MADV_POPULATE_WRITE``, Linux 5.14; older kernels go without).
 """
 
-import ctypes
 import errno
 import logging
-import os
 import threading
 
-_MADV_POPULATE_WRITE = 23
+from kvtier_core.transfer.huge_pages import MADV_POPULATE_WRITE, HugePages, advise
+
 _CHUNK_BYTES = 16 << 20
 """A few milliseconds of work: how long ``stop`` waits at most."""
 
@@ -21,10 +20,14 @@ _log = logging.getLogger("kvtier.pool")
 class Prefault:
     """One background pass over a mapping. The interpreter goes on meanwhile: ctypes lets go of its lock."""
 
-    def __init__(self, address: int, length: int) -> None:
-        """Start at once. *address* is page-aligned and mapped until ``stop`` has returned."""
+    def __init__(self, address: int, length: int, huge_pages: HugePages | None = None) -> None:
+        """Start at once. *address* is page-aligned and mapped until ``stop`` has returned.
+
+        *huge_pages*, of the same bytes, is closed at the end.
+        """
         self._address = address
         self._length = length
+        self._huge_pages = huge_pages
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="kvtier-prefault", daemon=True)
         self._thread.start()
@@ -40,14 +43,18 @@ class Prefault:
         return not self._thread.is_alive()
 
     def _run(self) -> None:
-        madvise = ctypes.CDLL(None, use_errno=True).madvise
-        for offset in range(0, self._length, _CHUNK_BYTES):
-            if self._stopping.is_set():
-                return
-            size = min(_CHUNK_BYTES, self._length - offset)
-            start = ctypes.c_void_p(self._address + offset)
-            if madvise(start, ctypes.c_size_t(size), _MADV_POPULATE_WRITE) != 0:
-                code = ctypes.get_errno()
-                if code != errno.EINVAL:  # EINVAL: a kernel before 5.14
-                    _log.warning("the pool's memory is taken as it is used: %s", os.strerror(code))
-                return
+        chunk = _CHUNK_BYTES if self._huge_pages is None else max(_CHUNK_BYTES, self._huge_pages.size)
+        try:
+            for begin in range(0, self._length, chunk):
+                if self._stopping.is_set():
+                    return
+                end = min(begin + chunk, self._length)
+                if self._huge_pages is not None:
+                    self._huge_pages.take(begin, end)
+                advise(self._address + begin, end - begin, MADV_POPULATE_WRITE)
+        except OSError as error:
+            if error.errno != errno.EINVAL:  # EINVAL: a kernel before 5.14
+                _log.warning("the pool's memory is taken as it is used: %s", error.strerror)
+        finally:
+            if self._huge_pages is not None:
+                self._huge_pages.close()

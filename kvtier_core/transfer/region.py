@@ -10,7 +10,6 @@ out until it has them all. It is found dead by its locks.
 import errno
 import fcntl
 import logging
-import mmap
 import os
 import stat
 from collections.abc import Callable, Iterator
@@ -18,7 +17,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from kvtier_core.transfer.members import Members
-from kvtier_core.transfer.memory import find_memory_limit
+from kvtier_core.transfer.memory import find_memory_limit, gib
 
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - where POSIX puts named shared memory
 MAGIC = b"kvtpool"
@@ -27,7 +26,6 @@ _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 _OPEN = (
     os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 )  # the last: a pipe would wait for its other end
-_SHMEM_HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/shmem_enabled")
 
 _log = logging.getLogger("kvtier.pool")
 
@@ -209,32 +207,3 @@ def _refused(what: str) -> Iterator[None]:
         yield
     except OSError as error:
         raise MemoryError(f"the kernel refused {what}: {error}") from error
-
-
-def ask_for_huge_pages(mapping: mmap.mmap) -> None:
-    """Ask the kernel for 2 MiB pages, with a warning where it gives none."""
-    try:
-        mapping.madvise(mmap.MADV_HUGEPAGE)
-    except OSError as error:
-        _log.warning("huge pages were asked for, but this kernel has none for the pool: %s", error)
-        return
-    warn_without_huge_pages()
-
-
-def warn_without_huge_pages(setting: Path = _SHMEM_HUGE_PAGES) -> None:
-    """Log once a pool when this kernel gives shared memory no huge pages to those who ask."""
-    try:
-        chosen = setting.read_text()
-    except OSError:
-        chosen = "[unknown]"
-    if not any(word in chosen for word in ("[always]", "[within_size]", "[advise]", "[force]")):
-        _log.warning(
-            "huge pages were asked for, but %s says %s: the pool gets pages of 4 KiB. Write advise to it to allow them",
-            setting,
-            chosen.strip(),
-        )
-
-
-def gib(count: int) -> str:
-    """A size for people."""
-    return f"{count / 2**30:.2f} GiB"

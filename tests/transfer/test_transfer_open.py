@@ -458,41 +458,6 @@ def test_c32_the_gate_keeps_others_out_until_it_is_left(tmp_path: Path) -> None:
         os.close(fd)
 
 
-@pytest.mark.parametrize(
-    ("says", "warned"),
-    [
-        ("always within_size advise [never] deny force", True),
-        ("always within_size advise never [deny] force", True),
-        ("always within_size [advise] never deny force", False),
-        ("[always] within_size advise never deny force", False),
-        (None, True),
-    ],
-)
-def test_huge_pages_that_the_kernel_does_not_give_are_told(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, says: str | None, *, warned: bool
-) -> None:
-    setting = tmp_path / "shmem_enabled"
-    if says is not None:
-        setting.write_text(says)
-    region_module.warn_without_huge_pages(setting)
-    assert ("huge pages were asked for" in caplog.text) == warned
-
-
-def test_a_pool_with_huge_pages_works_whether_the_kernel_gives_them_or_not() -> None:
-    with Pool.create(_GEOMETRY, huge_pages=True) as pool:
-        pool.rows_array[:] = 3
-        assert bytes(pool.row(3)) == b"\x03" * 4096
-
-
-def test_a_kernel_without_huge_pages_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
-    class NoHugePages:
-        def madvise(self, _advice: int) -> None:
-            raise OSError(errno.EINVAL, "Invalid argument")
-
-    region_module.ask_for_huge_pages(NoHugePages())  # type: ignore[arg-type]
-    assert "this kernel has none for the pool" in caplog.text
-
-
 def test_c43_the_first_one_leaves_a_note_and_who_does_not_know_the_geometry_waits_for_it(name: str) -> None:
     found: list[Pool] = []
     thread = threading.Thread(target=lambda: found.append(Pool.open(None, name, timeout_s=TIMEOUT_S)))
