@@ -9,6 +9,7 @@ Three engines run side by side and take turns, one prompt after another, in an o
 has no device copy for a CPU: both tiered engines use kvtier's CPU copy, so the comparison is not about the copy.
 
 ``excess`` is the time to first token of a reload minus that of the same engine with the prompt in the device's cache.
+``limit`` is one copy of as many bytes, for ``disk`` after one read of them past the page cache: no tier can be faster.
 ``disk`` is with the files dropped from the page cache, ``cached_disk`` with them as the engine left them: vLLM's tier
 reads through the page cache, kvtier's past it.
 Printed are medians over the rounds, and ratios of medians (ours over theirs), with 95 % intervals by resampling rounds.
@@ -26,6 +27,8 @@ from pathlib import Path
 from typing import Any, Self
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
+from vllm_limit import Limit
+
 from kvtier_transformers.demo.files import drop_page_cache
 from tests.vllm.engines import EngineProcess, connector, disk
 
@@ -142,7 +145,7 @@ def reload(engine: EngineProcess, name: str, prompt: list[int], root: Path) -> d
     return found | {f"excess_{place}": found[place] - found["device_s"] for place in PLACES}
 
 
-def measure_reloads(engines: Engines, pairs: int, say: Callable[[str], None]) -> list[Round]:
+def measure_reloads(engines: Engines, limit: Limit, pairs: int, say: Callable[[str], None]) -> list[Round]:
     """One round warms up; then *pairs* rounds."""
     rounds = []
     for number in range(pairs + 1):
@@ -151,6 +154,7 @@ def measure_reloads(engines: Engines, pairs: int, say: Callable[[str], None]) ->
             name: reload_round(engine, name, prompt, engines.roots[name])
             for name, engine in engines.in_turn(number)
         }
+        found["limit"] = limit.measure(RELOADS)
         say(f"reload {number}: {found}")
         rounds.append(found)
     return rounds[1:]
@@ -197,13 +201,13 @@ def interval(values: Sequence[float]) -> dict[str, float]:
     }
 
 
-def compare(rounds: Sequence[Round], figure: str, theirs: str) -> dict[str, float]:
+def compare(rounds: Sequence[Round], figure: str, theirs: str, ours: str = "kvtier") -> dict[str, float]:
     """Ours over theirs: ratio of the medians, its interval by resampling whole rounds."""
     choice = random.Random(0)
 
     def ratio(sample: Sequence[Round]) -> float:
-        ours = statistics.median(found["kvtier"][figure] for found in sample)
-        return ours / statistics.median(found[theirs][figure] for found in sample)
+        our_median = statistics.median(found[ours][figure] for found in sample)
+        return our_median / statistics.median(found[theirs][figure] for found in sample)
 
     ratios = sorted(ratio(choice.choices(rounds, k=len(rounds))) for _ in range(2000))
     return {
@@ -218,7 +222,7 @@ def summarize(parts: dict[str, list[Round]], dtype: str) -> dict[str, Any]:
     figures = {
         f"{part}.{name}.{figure}": interval([found[name][figure] for found in rounds])
         for part, rounds in parts.items()
-        for name in NAMES
+        for name in rounds[0]
         for figure in rounds[0][name]
     }
     wanted = {
@@ -236,6 +240,11 @@ def summarize(parts: dict[str, list[Round]], dtype: str) -> dict[str, Any]:
         for name, (part, figure, theirs) in wanted.items()
         if part in parts
     }
+    if "reload" in parts:
+        ratios |= {
+            f"limit_{place}_vs_vllm": compare(parts["reload"], f"excess_{place}_s", "vllm", ours="limit")
+            for place in ("pool", "disk")
+        }
     return {
         "pairs": len(next(iter(parts.values()))),
         "dtype": dtype,
@@ -274,7 +283,11 @@ def main() -> None:
         parts: dict[str, list[Round]] = {}
         if "reload" in options.parts:
             with Engines(model, place / "reload", DEVICE_BLOCKS, options.threads, options.dtype) as engines:
-                parts["reload"] = measure_reloads(engines, options.pairs, say)
+                limit = Limit(model, options.dtype, PROMPT // BLOCK, BLOCK, place / "limit")
+                try:
+                    parts["reload"] = measure_reloads(engines, limit, options.pairs, say)
+                finally:
+                    limit.close()
         if shares := {part: share for part, share in SHARES.items() if part in options.parts}:
             with Engines(
                 model, place / "throughput", THROUGHPUT_BLOCKS, options.threads, options.dtype

@@ -1,0 +1,46 @@
+"""What no tier can better in ``vllm_e2e.py``: a prompt's KV copied once, and read from the disk and copied once."""
+
+import json
+import statistics
+import time
+from pathlib import Path
+
+import numpy as np
+from disk_contenders import Bare, Rows
+
+_PAGE = 4096
+_CALL_BYTES = 4 << 20
+_THREADS = 8
+_DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+
+
+class Limit:
+    """Moves as many bytes as the KV of *num_blocks* blocks takes, with nothing around it."""
+
+    def __init__(self, model: Path, dtype: str, num_blocks: int, block_tokens: int, directory: Path) -> None:
+        config = json.loads((model / "config.json").read_text())
+        head_size = config["hidden_size"] // config["num_attention_heads"]
+        token_bytes = 2 * config["num_hidden_layers"] * config["num_key_value_heads"] * head_size
+        row_bytes = -(-block_tokens * token_bytes * _DTYPE_BYTES[dtype] // _PAGE) * _PAGE
+        directory.mkdir(parents=True)
+        self._rows = Rows(row_bytes, num_blocks * row_bytes, _CALL_BYTES)
+        self._bare = Bare(directory, _THREADS)
+        self._copy = np.ones(self._rows.total_bytes, np.uint8)
+
+    def measure(self, times: int) -> dict[str, float]:
+        """Medians over *times*: seconds of one copy (``pool_s``), and of one read past the page cache and a copy."""
+        self._bare.store(self._rows, 0)
+        reads = [self._bare.load(self._rows, 0).seconds for _ in range(times)]
+        copies = [self._copy_once() for _ in range(times)]
+        pool_s = statistics.median(copies)
+        return {"excess_pool_s": pool_s, "excess_disk_s": statistics.median(reads) + pool_s}
+
+    def _copy_once(self) -> float:
+        begun = time.perf_counter()
+        np.copyto(self._copy, self._rows.array)
+        return time.perf_counter() - begun
+
+    def close(self) -> None:
+        """Free the memory and remove the file."""
+        self._bare.close()
+        self._rows.close()
