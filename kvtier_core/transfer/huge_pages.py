@@ -22,6 +22,8 @@ _SIZE = Path("/sys/kernel/mm/transparent_hugepage/hpage_pmd_size")
 _SHMEM_ENABLED = Path("/sys/kernel/mm/transparent_hugepage/shmem_enabled")
 MADV_POPULATE_WRITE = 23
 _MADV_COLLAPSE = 25
+_TELL_FROM = 16
+"""A warning comes from this fraction of the pool on: 1 in 16."""
 _PROT_NONE = 0
 _MAP_FIXED = 0x10
 _FAILED = ctypes.c_void_p(-1).value
@@ -61,7 +63,8 @@ class HugePages:
         """The first *length* bytes of *fd*, in huge pages of *size* bytes. Raises ``OSError``."""
         self.size = size
         self._length = length
-        self._refused = 0
+        self._refused: list[int] = []
+        """Where the huge pages begin that could not be had yet."""
         self._reason = 0
         self._reserved = _map(None, length + size, _PROT_NONE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1)
         self.address = -(-self._reserved // size) * size
@@ -74,25 +77,34 @@ class HugePages:
     def take(self, begin: int, end: int) -> None:
         """Put bytes *begin* to *end* into huge pages; *begin* is a multiple of their size.
 
-        What is less than one stays as it is, and what the kernel does not give now: a part of it is pinned, or no
-        memory of that size is free. Where the kernel does not do it at all, it is asked once.
+        What is less than one stays as it is. Where the kernel does not do it at all, it is asked once.
         """
-        for place in range(begin, end - self.size + 1, self.size):
-            if self._reason == errno.EINVAL:
-                return
-            try:
-                advise(self.address + place, mmap.PAGESIZE, MADV_POPULATE_WRITE)  # of nothing none is made
-                advise(self.address + place, self.size, _MADV_COLLAPSE)
-            except OSError as error:
-                self._reason = error.errno or errno.EINVAL
-                self._refused += self.size
+        self._refused += [
+            place for place in range(begin, end - self.size + 1, self.size) if not self._get(place)
+        ]
 
-    def close(self) -> int:
-        """Give the addresses back. Returns why the kernel refused, an ``errno``, after a warning; or 0."""
+    def finish(self) -> int:
+        """Try again what was in use or not to be had, and give the addresses back.
+
+        Returns why the kernel refused, an ``errno``, after a warning; 0 when no more than a sixteenth is missing.
+        """
+        refused = len(self._refused) - sum(map(self._get, self._refused))
         self._unmap()
-        if self._refused:
-            _warn(self._length if self._reason == errno.EINVAL else self._refused, self._reason)
+        if refused * self.size * _TELL_FROM <= self._length:
+            return 0
+        _warn(refused * self.size, self._reason)
         return self._reason
+
+    def _get(self, place: int) -> bool:
+        if self._reason == errno.EINVAL:
+            return False
+        try:
+            advise(self.address + place, mmap.PAGESIZE, MADV_POPULATE_WRITE)  # of nothing none is made
+            advise(self.address + place, self.size, _MADV_COLLAPSE)
+        except OSError as error:
+            self._reason = error.errno or errno.EINVAL
+            return False
+        return True
 
     def _unmap(self) -> None:
         _libc.munmap(self._reserved, self._length + self.size)

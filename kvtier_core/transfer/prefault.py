@@ -23,7 +23,7 @@ class Prefault:
     def __init__(self, address: int, length: int, huge_pages: HugePages | None = None) -> None:
         """Start at once. *address* is page-aligned and mapped until ``stop`` has returned.
 
-        *huge_pages*, of the same bytes, is closed at the end.
+        *huge_pages*, of the same bytes, is finished at the end.
         """
         self._address = address
         self._length = length
@@ -57,4 +57,4 @@ class Prefault:
                 _log.warning("the pool's memory is taken as it is used: %s", error.strerror)
         finally:
             if self._huge_pages is not None:
-                self._huge_pages.close()
+                self._huge_pages.finish()
