@@ -10,6 +10,7 @@ import subprocess
 import sys
 import sysconfig
 import venv
+from importlib.metadata import distributions
 from pathlib import Path
 
 import pytest
@@ -33,11 +34,13 @@ def workplace(tmp_path: Path) -> Path:
     packages.joinpath("lent.pth").write_text(
         "".join(f"import site; site.addsitedir({path!r})\n" for path in dict.fromkeys(ours))
     )
-    kvtier = bin_directory / "kvtier"
-    kvtier.write_text(
-        f"#!{bin_directory / 'python'}\nimport sys\nfrom kvtier_core.cli.main import main\nsys.exit(main())\n"
-    )
-    kvtier.chmod(0o755)
+    # pip, too: the page's own ``venv`` finds the lent one and makes no command, and another's would install elsewhere.
+    for name, module in {"kvtier": "kvtier_core.cli.main", "pip": "pip._internal.cli.main"}.items():
+        command = bin_directory / name
+        command.write_text(
+            f"#!{bin_directory / 'python'}\nimport sys\nfrom {module} import main\nsys.exit(main())\n"
+        )
+        command.chmod(0o755)
     return place
 
 
@@ -88,6 +91,9 @@ def test_c50_c52_the_tier_is_found_and_passes_the_tests_of_tiers(workplace):
     done = type_in(workplace, "environment", "install", "check")
     assert done.returncode == 0, done.stdout + done.stderr
     assert re.search(r"shelf +kvtier-shelf +0\.1\.0 .* available", output_of(done, "install"))
+    assert not list(distributions(name="kvtier-shelf", path=[sysconfig.get_path("purelib")])), (
+        "installed into ours"
+    )
     passed = re.search(r"(\d+) passed, (\d+) skipped", output_of(done, "check"))
     assert passed is not None, done.stdout
     assert int(passed[1]) > 20
