@@ -226,6 +226,8 @@ class TierHost:
                 self._refused[plan.request.request_id].extend(plan.keys)
             self._report(JobResult(job_id=plan.id, error="its deadline passed before the tier's turn came"))
             return
+        if load is not None:
+            self._integrity.begin(load)
         rows = (self._pool.row(row) for row in plan.rows)
         buffers = tuple(row.toreadonly() if hook == "submit_store" else row for row in rows)
         job = TierJob(
@@ -240,8 +242,7 @@ class TierHost:
         self._running[job.id] = _Running(hook, plan, load)
         answer = self._call(hook, job=job)
         if isinstance(answer, HookFault):
-            del self._running[job.id]
-            self._report(JobResult(job_id=job.id, error=answer.text))
+            self._end_job(self._running.pop(job.id), JobResult(job_id=job.id, error=answer.text))
         elif hook == "lookup" and answer is not None:
             self._take(JobResult(job_id=job.id, present=answer))
 
@@ -271,10 +272,14 @@ class TierHost:
             # Counts and names of blocks differ each time; what went wrong is the same.
             kind = _NUMBERED.sub("#", plain.error)
             self._guard.report(running.hook, kind, f"a {running.hook} job failed: {plain.error}")
+        self._end_job(running, plain)
+
+    def _end_job(self, running: _Running, result: JobResult) -> None:
+        """Report a result of a job that the tier had, in plain values."""
         if running.load is not None:
-            self._integrity.verify(running.load, plain)
+            self._integrity.verify(running.load, result)
         else:
-            self._report(plain)
+            self._report(result)
 
     def _take_running(self, job_id: int) -> _Running | None:
         return self._running.pop(job_id, None) or self._overdue.pop(job_id, None)
