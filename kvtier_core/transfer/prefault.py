@@ -11,6 +11,8 @@ import logging
 import os
 import threading
 
+from kvtier_core.transfer.waiting import bounded
+
 _MADV_POPULATE_WRITE = 23
 _CHUNK_BYTES = 16 << 20
 """A few milliseconds of work: how long ``stop`` waits at most."""
@@ -36,7 +38,7 @@ class Prefault:
 
     def wait(self, timeout_s: float) -> bool:
         """Wait for the end of the pass; whether it came in time."""
-        self._thread.join(timeout_s)
+        self._thread.join(bounded(timeout_s))
         return not self._thread.is_alive()
 
     def _run(self) -> None:
