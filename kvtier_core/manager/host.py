@@ -217,7 +217,7 @@ class TierHost:
             self._emit(Serving(self.identity.name, self._opening.generation, resident))
         elif self._opening.is_open:
             self._fault()
-        else:
+        elif not is_late:  # an engine that does nothing takes no events in: later tries tell it nothing new
             self._emit(OpenFailed(self.identity.name, error, will_retry=self._opening.due is not None))
 
     def _submit(self, hook: str, plan: JobPlan, load: LoadCheck | None) -> None:
