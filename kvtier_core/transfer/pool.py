@@ -295,6 +295,10 @@ class Pool:
     def keep(self) -> None:
         """Let no ``close`` unmap the pool: somebody who does not answer knows its address and its descriptor."""
         self._is_kept = True
+        _log.warning(
+            "the pool's mapping (%s) is kept until this process ends: whoever has not shut down may still touch it",
+            gib(self.geometry.total_bytes),
+        )
 
     def close(self) -> bool:
         """Unmap the pool and close its descriptor; True when the mapping is gone. May be called again.

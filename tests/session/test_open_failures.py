@@ -27,7 +27,7 @@ def is_mapped(address: int) -> bool:
 
 
 @pytest.mark.parametrize("hangs", [True, False])
-def test_c34_the_pool_stays_mapped_for_a_tier_that_hangs_while_it_opens(hangs):
+def test_c34_the_pool_stays_mapped_for_a_tier_that_hangs_while_it_opens(caplog, hangs):
     views, release, ended = [], threading.Event(), threading.Event()
 
     class Tier(FaultyTier):
@@ -57,5 +57,6 @@ def test_c34_the_pool_stays_mapped_for_a_tier_that_hangs_while_it_opens(hangs):
     with pytest.raises(TierOpenError, match="did not open within" if hangs else "no storage"):
         open_session(settings, namespace, layout, open_timeout_s=0.2)
     assert is_mapped(views[0].address) is hangs
+    assert ("is kept until this process ends" in caplog.text) is hangs
     release.set()
     assert ended.wait(20.0) or not hangs
