@@ -253,18 +253,19 @@ class TierHost:
             return
         if results:
             self._pause = _FIRST_POLL_S
-        for result in results:
-            self._take(result)
+        # Each by itself, so that one that trips us costs no other job its result.
+        taken = [self._guard.call("get_finished_jobs", self._take, result=result) for result in results]
+        if taken.count(True) < len(taken):
+            self._fault()  # one for a call, however much nonsense it gave: the engine takes in each
 
-    def _take(self, result: object) -> None:
+    def _take(self, result: object) -> bool:
         """Pass on one result. One for a job that is not running is never passed on: its rows may be another's."""
         job_id = job_id_of(result)
         running = self._take_running(job_id) if job_id is not None else None
         if running is None or not isinstance(result, JobResult):
             text = f"{text_of(result)} fits no job that this tier has under way"
             self._guard.report("get_finished_jobs", "foreign", text)
-            self._fault()
-            return
+            return False
         plain = self._guard.call(running.hook, plain_result, result=result, job_id=running.plan.id)
         if isinstance(plain, HookFault):
             plain = JobResult(job_id=running.plan.id, error="the tier's result was malformed")
@@ -273,6 +274,7 @@ class TierHost:
             kind = _NUMBERED.sub("#", plain.error)
             self._guard.report(running.hook, kind, f"a {running.hook} job failed: {plain.error}")
         self._end_job(running, plain)
+        return True
 
     def _end_job(self, running: _Running, result: JobResult) -> None:
         """Report a result of a job that the tier had, in plain values."""

@@ -281,12 +281,8 @@ class TierManager:
             self._collect()
 
     def _collect(self) -> None:
-        while True:
-            try:
-                event = self._events.get_nowait()
-            except Empty:
-                break
-            self._handle(event)
+        for _ in range(self._events.qsize()):  # no more: a tier may report as fast as they are taken in
+            self._handle(self._events.get_nowait())
         self._coordinator.tick(self._clock())
         self._path_log.look(self._coordinator.state.tiers)
         self._act()

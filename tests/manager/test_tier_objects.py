@@ -56,6 +56,21 @@ def test_c30_c03_a_result_whose_job_changes_makes_no_other_jobs_rows_visible(mak
     assert bench.manager.counters.tiers["one"].faults == 0
 
 
+def test_c30_a_result_that_can_not_be_looked_at_costs_no_other_job_its_own(make_bench):
+    class Unreadable(JobResult):
+        @property
+        def job_id(self):
+            raise RuntimeError("not now")
+
+    bench = make_bench(max_quarantined=1.0)
+    hold_two_loads(bench)
+    tier = bench.tiers["one"]
+    tier._results.append(object.__new__(Unreadable))
+    tier.release()
+    assert (bench.load("a", 1), bench.load("b", 2)) == ([True], [True])
+    assert bench.manager.counters.tiers["one"].faults == 1
+
+
 def test_c30_each_attribute_of_what_a_tier_hands_out_is_read_once():
     event = fickle(TierEvent, kind=("stored", ["not", "a", "kind"]), keys=((key(1),), None))
     assert plain_events([event]) == (TierEvent(kind="stored", keys=(key(1),)),)
