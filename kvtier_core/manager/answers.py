@@ -6,6 +6,7 @@ module looks at one, and it reads each of their attributes once: it hands out ex
 """
 
 from collections.abc import Iterable
+from itertools import islice
 from typing import Literal
 
 from kvtier_core.keys import OffloadKey
@@ -14,9 +15,13 @@ from kvtier_core.values import JobResult, TierEvent
 _KINDS: tuple[Literal["stored", "removed", "cleared"], ...] = ("stored", "removed", "cleared")
 
 
-def list_results(answer: Iterable[object] | None) -> list[object]:
-    """What ``get_finished_jobs`` returned, as a list. Raises whatever looking at it raises."""
-    return [] if answer is None else list(answer)
+def read_results(answer: Iterable[object] | None, results: list[object], limit: int) -> None:
+    """Add what ``get_finished_jobs`` returned to *results*, at most *limit* of it: its end may never come.
+
+    Raises whatever looking at it raises; what was read before is added all the same.
+    """
+    if answer is not None:
+        results.extend(islice(answer, limit))
 
 
 def job_id_of(result: object) -> int | None:

@@ -19,7 +19,7 @@ import pluggy
 from kvtier_core.coordinator import Finished, JobPlan
 from kvtier_core.hookspecs import PROJECT, TierHookSpecs
 from kvtier_core.keys import OffloadKey
-from kvtier_core.manager.answers import job_id_of, list_results, plain_events, plain_result
+from kvtier_core.manager.answers import job_id_of, plain_events, plain_result, read_results
 from kvtier_core.manager.blocking import BlockTierAdapter
 from kvtier_core.manager.events import Changed, Event, Fault, OpenFailed, Serving, WholeRequest
 from kvtier_core.manager.guard import Guard, HookFault, TierIdentity, text_of
@@ -35,6 +35,8 @@ _NUMBERED = re.compile(r"\w*\d\w*")
 _FIRST_POLL_S = 0.001
 _LAST_POLL_S = 0.05
 _OVERDUE_POLL_S = 1.0
+_MAX_NONSENSE = 1000
+"""Results beyond one for each job under way that a call may hand out; what comes after them is not looked at."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,15 +249,16 @@ class TierHost:
             self._take(JobResult(job_id=job.id, present=answer))
 
     def _collect(self) -> None:
-        results = self._guard.call("get_finished_jobs", lambda: list_results(self._hooks.get_finished_jobs()))
-        if isinstance(results, HookFault):
-            self._fault()
-            return
+        results: list[object] = []
+        limit = len(self._running) + len(self._overdue) + _MAX_NONSENSE
+        answer = self._guard.call(
+            "get_finished_jobs", lambda: read_results(self._hooks.get_finished_jobs(), results, limit)
+        )
         if results:
             self._pause = _FIRST_POLL_S
         # Each by itself, so that one that trips us costs no other job its result.
         taken = [self._guard.call("get_finished_jobs", self._take, result=result) for result in results]
-        if taken.count(True) < len(taken):
+        if isinstance(answer, HookFault) or taken.count(True) < len(taken):
             self._fault()  # one for a call, however much nonsense it gave: the engine takes in each
 
     def _take(self, result: object) -> bool:

@@ -2,6 +2,7 @@
 
 import pytest
 
+from kvtier_core.hookspecs import hookimpl
 from kvtier_core.manager.answers import plain_events
 from kvtier_core.testing.faulty import FaultyTier
 from kvtier_core.values import JobResult, TierEvent
@@ -69,6 +70,28 @@ def test_c30_a_result_that_can_not_be_looked_at_costs_no_other_job_its_own(make_
     tier.release()
     assert (bench.load("a", 1), bench.load("b", 2)) == ([True], [True])
     assert bench.manager.counters.tiers["one"].faults == 1
+
+
+def lose_the_connection():
+    raise OSError("lost the connection")
+
+
+@pytest.mark.parametrize("end", [lose_the_connection, lambda: None], ids=["raises", "never ends"])
+def test_c30_what_was_read_of_an_answer_that_has_no_good_end_counts(make_bench, end):
+    def answer(results):
+        yield from results
+        while True:
+            yield end()
+
+    def prepare(tier):
+        honest = tier.get_finished_jobs
+        tier.get_finished_jobs = hookimpl(lambda: answer(honest()))
+
+    bench = make_bench(prepare=prepare, max_quarantined=1.0, breaker_failures=10**9)
+    hold_two_loads(bench)
+    bench.tiers["one"].release()
+    assert (bench.load("a", 1), bench.load("b", 2)) == ([True], [True])
+    assert bench.manager.counters.tiers["one"].faults > 0
 
 
 def test_c30_each_attribute_of_what_a_tier_hands_out_is_read_once():
