@@ -12,6 +12,8 @@ from typing import Literal
 from kvtier_core.keys import OffloadKey
 from kvtier_core.values import JobResult, TierEvent
 
+_MAX_EVENTS = 1_000_000
+"""Events that one answer may have: an end must come some time."""
 _KINDS: tuple[Literal["stored", "removed", "cleared"], ...] = ("stored", "removed", "cleared")
 
 
@@ -52,7 +54,12 @@ def plain_result(result: JobResult, job_id: int) -> JobResult:
 
 def plain_events(answer: Iterable[object] | None) -> tuple[TierEvent, ...]:
     """What ``take_events`` returned, with nothing of the tier's in it. Raises ``TypeError`` that says what is wrong."""
-    return tuple(map(_plain_event, () if answer is None else answer))
+    events = tuple(map(_plain_event, islice(() if answer is None else answer, _MAX_EVENTS + 1)))
+    if len(events) > _MAX_EVENTS:
+        raise TypeError(
+            f"take_events must return at most {_MAX_EVENTS} TierEvents at a time: name many keys in one"
+        )
+    return events
 
 
 def _plain_event(event: object) -> TierEvent:

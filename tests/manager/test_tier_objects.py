@@ -1,5 +1,7 @@
 """A tier's own objects may say something else each time, and have attributes that the core knows too (C30)."""
 
+from itertools import repeat
+
 import pytest
 
 from kvtier_core.hookspecs import hookimpl
@@ -125,3 +127,10 @@ def test_c30_attributes_of_a_plugin_that_are_no_hooks_are_its_own(make_bench, mo
     assert bench.load("b", 1) == []
     counters = bench.manager.counters.tiers["one"]
     assert (counters.integrity, counters.faults) == (1, 0)
+
+
+def test_c30_events_without_an_end_are_refused(monkeypatch):
+    monkeypatch.setattr("kvtier_core.manager.answers._MAX_EVENTS", 3)
+    assert len(plain_events([TierEvent(kind="cleared")] * 3)) == 3
+    with pytest.raises(TypeError, match="at most 3 TierEvents"):
+        plain_events(repeat(TierEvent(kind="cleared")))
