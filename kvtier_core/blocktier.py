@@ -107,7 +107,7 @@ class SupportsFollow(Protocol):
     """
 
     follow_interval: float
-    """Seconds between two calls of ``follow``."""
+    """Seconds between two calls of ``follow``, above 0; read once, when the tier has opened."""
 
     def follow(self) -> None:
         """Report through ``context.report_stored`` and ``report_evicted`` what changed since the last call.

@@ -120,7 +120,8 @@ def open_manager(
     """Open the tiers on *pool*, for an engine that moves blocks between device and pool by itself.
 
     The pool stays the caller's, to be closed after the manager's ``shutdown``. Raises ``ConfigError``, ``PluginError``
-    or ``TierOpenError``; then no tier is left open.
+    or ``TierOpenError``; then no tier is left open but one that does not confirm its shutdown, for whose sake the pool
+    stays mapped, whoever closes it (C34).
     """
     geometry = pool.geometry
     manager = TierManager(
@@ -131,14 +132,20 @@ def open_manager(
         limits=_limits(settings, geometry.num_rows),
         reset_tiers=settings.on_reset == "all",
     )
-    if settings.pool.prefault:
-        pool.prefault()
     try:
+        if settings.pool.prefault:
+            pool.prefault()
         manager.open(open_timeout_s)
     except BaseException:
-        manager.shutdown(open_timeout_s)
+        _shut_down(manager, pool, open_timeout_s)
         raise
     return manager
+
+
+def _shut_down(manager: TierManager, pool: Pool, timeout_s: float) -> None:
+    """End what could not be opened; the pool stays mapped for a tier that does not confirm that it is down."""
+    if not manager.shutdown(timeout_s):
+        pool.keep()
 
 
 def open_session(
@@ -178,7 +185,7 @@ def open_session(
     try:
         device = open_device(layout, pool, on_finished=manager.notify)
     except BaseException:
-        manager.shutdown(open_timeout_s)
+        _shut_down(manager, pool, open_timeout_s)
         pool.close()
         raise
     return EngineSession(manager, device, pool, namespace.tokens_per_block * namespace.block_size_factor)

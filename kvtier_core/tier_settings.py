@@ -18,7 +18,7 @@ class TierLimits(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    open_retry: Duration | None = None
+    open_retry: Annotated[Duration, Field(ge=0.01)] | None = None
     """Seconds after which a tier that could not open is tried again, the engine running without it; unset: no start."""
     lookup_timeout: Duration = 2.0
     """Seconds until an unanswered lookup is a miss."""

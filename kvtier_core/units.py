@@ -10,17 +10,19 @@ from typing import Annotated
 
 from pydantic import BeforeValidator
 
+from kvtier_core.transfer.waiting import LONGEST_S
+
 _SIZE_UNITS = {"": 1, "b": 1} | {
     f"{letter}{infix}b": (1024 if infix else 1000) ** power
     for power, letter in enumerate("kmgt", start=1)
     for infix in ("i", "")
 }
 _TIME_UNITS = {"": 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
-_LIMIT = 1 << 62
+_LARGEST_SIZE = 1 << 62
 _QUANTITY = re.compile(r"\s*(-?\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*")
 
 
-def _parse(value: object, units: dict[str, float] | dict[str, int], example: str) -> float:
+def _parse(value: object, units: dict[str, float] | dict[str, int], example: str, limit: float) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         raise ValueError(f"expected a quantity such as {example}")  # noqa: TRY004 - pydantic collects ValueErrors
     if isinstance(value, str):
@@ -28,14 +30,14 @@ def _parse(value: object, units: dict[str, float] | dict[str, int], example: str
         if match is None or match[2].lower() not in units:
             raise ValueError(f"expected a quantity such as {example}")
         value = float(match[1]) * units[match[2].lower()]
-    if not 0 <= value < _LIMIT:  # a NaN is refused too
+    if not 0 <= value < limit:  # a NaN is refused too
         raise ValueError(f"expected a quantity of at least 0, and not beyond all measure, such as {example}")
     return value
 
 
 def parse_size(value: object) -> int:
     """Bytes from ``"8GiB"``, ``"1.5 MB"`` or a number. Raises ``ValueError``."""
-    number = _parse(value, _SIZE_UNITS, '"8GiB" or "512MB"')
+    number = _parse(value, _SIZE_UNITS, '"8GiB" or "512MB"', _LARGEST_SIZE)
     if number != int(number):
         raise ValueError('expected a whole number of bytes, such as "8GiB" or "512MB"')
     return int(number)
@@ -43,7 +45,7 @@ def parse_size(value: object) -> int:
 
 def parse_duration(value: object) -> float:
     """Seconds from ``"30s"``, ``"250ms"``, ``"2h"`` or a number. Raises ``ValueError``."""
-    return float(_parse(value, _TIME_UNITS, '"30s" or "250ms"'))
+    return float(_parse(value, _TIME_UNITS, '"30s" or "250ms"', LONGEST_S))
 
 
 def format_size(count: float) -> str:

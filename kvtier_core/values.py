@@ -123,7 +123,9 @@ class TierJob:
     arrived: Callable[[Sequence[int]], None] | None = None
     """Of a load: may be told the positions of blocks whose buffers are filled and will not be touched any more.
 
-    Their proofs are checked while others still load. From any thread; returns at once. The result is due all the same.
+    Their proofs are checked while others still load; a block that is named again is checked with the result. What is
+    written into a right one later may be served, as after the result. From any thread; returns at once. The result is
+    due all the same.
     """
 
 

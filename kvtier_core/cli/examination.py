@@ -19,6 +19,7 @@ from kvtier_core.coordinator import Lookup, PoolLimits
 from kvtier_core.errors import KvtierError
 from kvtier_core.keys import OffloadKey, make_offload_key
 from kvtier_core.manager import TierManager
+from kvtier_core.manager.guard import text_of
 from kvtier_core.masking import mask_text
 from kvtier_core.namespace import GroupSpec, Namespace
 from kvtier_core.policies import LRU
@@ -131,7 +132,7 @@ class _Examination:
             work()
         except BaseException as error:  # noqa: BLE001 - whatever a plugin raises is what this is here to find out
             known = isinstance(error, KvtierError | _StepFailed)
-            self._fail(str(error) if known else f"{type(error).__name__}: {error}")
+            self._fail(text_of(error) if known else f"{type(error).__name__}: {text_of(error)}")
             return False
         return True
 
@@ -168,6 +169,8 @@ class _Examination:
 
     def _through_the_pool(self) -> None:
         build = plan_tier(self._settings, self._name, self._row_bytes)
+        # An engine may start without it; here, that it can't open is the answer.
+        build = replace(build, limits=build.limits.model_copy(update={"open_retry": None}))
         self._secrets = build.secrets
         pool = Pool.create(PoolGeometry(num_rows=_NUM_ROWS, row_bytes=self._row_bytes))
         manager = TierManager(

@@ -49,7 +49,10 @@ class Finished:
 
 
 class Coordinator:
-    """Decides for one pool and the tiers behind it. *groups* are the KV groups that share the pool, in order."""
+    """Decides for one pool and the tiers behind it. *groups* are the KV groups that share the pool, in order.
+
+    Whatever takes a request's id raises ``UnknownRequestError`` for one that never began or is over.
+    """
 
     def __init__(
         self,
@@ -100,15 +103,15 @@ class Coordinator:
 
     def is_request_level(self, request_id: str) -> bool:
         """Whether a tier gets the request as a whole: then blocks that are in the pool already are worth offering."""
-        return bool(self._state.requests[request_id].whole)
+        return bool(self._state.known(request_id).whole)
 
     def misses(self, request_id: str) -> dict[OffloadKey, MissReason]:
         """The keys at which the request's lookups ended, and why each missed last (C60)."""
-        return dict(self._state.requests[request_id].missed)
+        return dict(self._state.known(request_id).missed)
 
     def request_finished(self, request_id: str) -> None:
         """A request ended or was aborted: leases go back, tiers are told once its last store has left."""
-        request = self._state.requests[request_id]
+        request = self._state.known(request_id)
         request.finished = True
         self._request_level.lost(self._promotions.hand_over_planned(request))
         leases.give_back(self._state, request)
@@ -121,7 +124,7 @@ class Coordinator:
 
         Keys in a ``tuple`` that is asked about again are not looked at again while the answer is pending (C10, C21).
         """
-        return self._lookups.lookup(self._state.requests[request_id], keys, now)
+        return self._lookups.lookup(self._state.going_on(request_id), keys, now)
 
     def lookup_groups(
         self, request_id: str, keys: Sequence[Sequence[OffloadKey]], max_tokens: int, now: float
@@ -130,7 +133,7 @@ class Coordinator:
 
         ``keys[i]`` are the keys of the i-th group from the prompt's beginning. Tuples are remembered as in ``lookup``.
         """
-        return self._lookups.lookup_groups(self._state.requests[request_id], keys, max_tokens, now)
+        return self._lookups.lookup_groups(self._state.going_on(request_id), keys, max_tokens, now)
 
     def prepare_load(self, request_id: str, keys: Sequence[OffloadKey]) -> PreparedTransfer:
         """Pin the leading blocks of *keys* that are still there; after a reset these may be fewer than promised."""
@@ -149,7 +152,7 @@ class Coordinator:
 
     def _start_load(self, request_id: str, blocks: Sequence[Block], tokens: int) -> PreparedTransfer:
         state = self._state
-        request = state.requests[request_id]
+        request = state.going_on(request_id)
         state.forget_answer(request)
         if not blocks:
             return PreparedTransfer(0, (), (), tokens=tokens)
@@ -183,7 +186,7 @@ class Coordinator:
         self, request_id: str, keys: Sequence[OffloadKey], now: float
     ) -> PreparedTransfer | None:
         """Rows for new blocks (C11). ``None`` when the room can't be made; no keys when nothing is new."""
-        request = self._state.requests[request_id]
+        request = self._state.going_on(request_id)
         for lost in request.not_loaded.values():
             for key in keys:
                 lost.pop(key, None)

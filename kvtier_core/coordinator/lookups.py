@@ -86,7 +86,9 @@ class Lookups:
 
     def lookup_block(self, request_id: str, key: OffloadKey, now: float) -> LookupState:
         """``lookup`` of a single key, for engines that ask key by key: no loop and hardly a call for a ready block."""
-        request = self._requests[request_id]
+        request = self._requests.get(request_id)
+        if request is None or request.finished:
+            request = self._state.going_on(request_id)  # which says what is wrong
         if self._lease_ready(key, request.leases, request.promised):
             request.last_lookup = now
             return _HIT

@@ -15,6 +15,7 @@ from kvtier_core.coordinator.jobs import Job, JobKind, JobTable
 from kvtier_core.coordinator.key_memory import KeyMemory
 from kvtier_core.coordinator.stats import Counters
 from kvtier_core.coordinator.tier_state import TierSpec, TierState
+from kvtier_core.errors import UnknownRequestError
 from kvtier_core.keys import OffloadKey
 from kvtier_core.ledger import ARRIVING, Block, Ledger
 from kvtier_core.values import LookupState, MissReason, RequestInfo
@@ -189,6 +190,27 @@ class State:
         self.cascade_rows = 0
         self.next_job = 1
         """The number that the next job will have."""
+
+    def known(self, request_id: str) -> RequestState:
+        """The request of this id. Raises ``UnknownRequestError`` when it never began, or is wholly over."""
+        request = self.requests.get(request_id)
+        if request is None:
+            raise UnknownRequestError(
+                f"request {request_id!r} was never begun, or is over: begin it with new_request"
+            )
+        return request
+
+    def going_on(self, request_id: str) -> RequestState:
+        """The request of this id. Raises ``UnknownRequestError`` when it never began, or was finished.
+
+        One that was finished, and waits for its last store, would keep what it is promised for good.
+        """
+        request = self.known(request_id)
+        if request.finished:
+            raise UnknownRequestError(
+                f"request {request_id!r} was finished: nothing can be asked or moved for it"
+            )
+        return request
 
     def start_job(
         self,

@@ -6,17 +6,24 @@ module looks at one, and it reads each of their attributes once: it hands out ex
 """
 
 from collections.abc import Iterable
+from itertools import islice
 from typing import Literal
 
 from kvtier_core.keys import OffloadKey
 from kvtier_core.values import JobResult, TierEvent
 
+_MAX_EVENTS = 1_000_000
+"""Events that one answer may have: an end must come some time."""
 _KINDS: tuple[Literal["stored", "removed", "cleared"], ...] = ("stored", "removed", "cleared")
 
 
-def list_results(answer: Iterable[object] | None) -> list[object]:
-    """What ``get_finished_jobs`` returned, as a list. Raises whatever looking at it raises."""
-    return [] if answer is None else list(answer)
+def read_results(answer: Iterable[object] | None, results: list[object], limit: int) -> None:
+    """Add what ``get_finished_jobs`` returned to *results*, at most *limit* of it: its end may never come.
+
+    Raises whatever looking at it raises; what was read before is added all the same.
+    """
+    if answer is not None:
+        results.extend(islice(answer, limit))
 
 
 def job_id_of(result: object) -> int | None:
@@ -47,7 +54,12 @@ def plain_result(result: JobResult, job_id: int) -> JobResult:
 
 def plain_events(answer: Iterable[object] | None) -> tuple[TierEvent, ...]:
     """What ``take_events`` returned, with nothing of the tier's in it. Raises ``TypeError`` that says what is wrong."""
-    return tuple(map(_plain_event, () if answer is None else answer))
+    events = tuple(map(_plain_event, islice(() if answer is None else answer, _MAX_EVENTS + 1)))
+    if len(events) > _MAX_EVENTS:
+        raise TypeError(
+            f"take_events must return at most {_MAX_EVENTS} TierEvents at a time: name many keys in one"
+        )
+    return events
 
 
 def _plain_event(event: object) -> TierEvent:

@@ -19,7 +19,7 @@ import pluggy
 from kvtier_core.coordinator import Finished, JobPlan
 from kvtier_core.hookspecs import PROJECT, TierHookSpecs
 from kvtier_core.keys import OffloadKey
-from kvtier_core.manager.answers import job_id_of, list_results, plain_events, plain_result
+from kvtier_core.manager.answers import job_id_of, plain_events, plain_result, read_results
 from kvtier_core.manager.blocking import BlockTierAdapter
 from kvtier_core.manager.events import Changed, Event, Fault, OpenFailed, Serving, WholeRequest
 from kvtier_core.manager.guard import Guard, HookFault, TierIdentity, text_of
@@ -35,6 +35,8 @@ _NUMBERED = re.compile(r"\w*\d\w*")
 _FIRST_POLL_S = 0.001
 _LAST_POLL_S = 0.05
 _OVERDUE_POLL_S = 1.0
+_MAX_NONSENSE = 1000
+"""Results beyond one for each job under way that a call may hand out; what comes after them is not looked at."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,7 +219,7 @@ class TierHost:
             self._emit(Serving(self.identity.name, self._opening.generation, resident))
         elif self._opening.is_open:
             self._fault()
-        else:
+        elif not is_late:  # an engine that does nothing takes no events in: later tries tell it nothing new
             self._emit(OpenFailed(self.identity.name, error, will_retry=self._opening.due is not None))
 
     def _submit(self, hook: str, plan: JobPlan, load: LoadCheck | None) -> None:
@@ -226,6 +228,8 @@ class TierHost:
                 self._refused[plan.request.request_id].extend(plan.keys)
             self._report(JobResult(job_id=plan.id, error="its deadline passed before the tier's turn came"))
             return
+        if load is not None:
+            self._integrity.begin(load)
         rows = (self._pool.row(row) for row in plan.rows)
         buffers = tuple(row.toreadonly() if hook == "submit_store" else row for row in rows)
         job = TierJob(
@@ -240,30 +244,31 @@ class TierHost:
         self._running[job.id] = _Running(hook, plan, load)
         answer = self._call(hook, job=job)
         if isinstance(answer, HookFault):
-            del self._running[job.id]
-            self._report(JobResult(job_id=job.id, error=answer.text))
+            self._end_job(self._running.pop(job.id), JobResult(job_id=job.id, error=answer.text))
         elif hook == "lookup" and answer is not None:
             self._take(JobResult(job_id=job.id, present=answer))
 
     def _collect(self) -> None:
-        results = self._guard.call("get_finished_jobs", lambda: list_results(self._hooks.get_finished_jobs()))
-        if isinstance(results, HookFault):
-            self._fault()
-            return
+        results: list[object] = []
+        limit = len(self._running) + len(self._overdue) + _MAX_NONSENSE
+        answer = self._guard.call(
+            "get_finished_jobs", lambda: read_results(self._hooks.get_finished_jobs(), results, limit)
+        )
         if results:
             self._pause = _FIRST_POLL_S
-        for result in results:
-            self._take(result)
+        # Each by itself, so that one that trips us costs no other job its result.
+        taken = [self._guard.call("get_finished_jobs", self._take, result=result) for result in results]
+        if isinstance(answer, HookFault) or taken.count(True) < len(taken):
+            self._fault()  # one for a call, however much nonsense it gave: the engine takes in each
 
-    def _take(self, result: object) -> None:
+    def _take(self, result: object) -> bool:
         """Pass on one result. One for a job that is not running is never passed on: its rows may be another's."""
         job_id = job_id_of(result)
         running = self._take_running(job_id) if job_id is not None else None
         if running is None or not isinstance(result, JobResult):
             text = f"{text_of(result)} fits no job that this tier has under way"
             self._guard.report("get_finished_jobs", "foreign", text)
-            self._fault()
-            return
+            return False
         plain = self._guard.call(running.hook, plain_result, result=result, job_id=running.plan.id)
         if isinstance(plain, HookFault):
             plain = JobResult(job_id=running.plan.id, error="the tier's result was malformed")
@@ -271,10 +276,15 @@ class TierHost:
             # Counts and names of blocks differ each time; what went wrong is the same.
             kind = _NUMBERED.sub("#", plain.error)
             self._guard.report(running.hook, kind, f"a {running.hook} job failed: {plain.error}")
+        self._end_job(running, plain)
+        return True
+
+    def _end_job(self, running: _Running, result: JobResult) -> None:
+        """Report a result of a job that the tier had, in plain values."""
         if running.load is not None:
-            self._integrity.verify(running.load, plain)
+            self._integrity.verify(running.load, result)
         else:
-            self._report(plain)
+            self._report(result)
 
     def _take_running(self, job_id: int) -> _Running | None:
         return self._running.pop(job_id, None) or self._overdue.pop(job_id, None)

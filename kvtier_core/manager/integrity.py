@@ -8,14 +8,17 @@ import logging
 import threading
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import islice
 from queue import SimpleQueue
 
 from kvtier_core.coordinator import Finished, JobPlan
 from kvtier_core.keys import OffloadKey, get_offload_group_idx
 from kvtier_core.manager.events import Sealed
-from kvtier_core.proof import Sealer
+from kvtier_core.proof import PROOF_BYTES, Sealer
 from kvtier_core.transfer.pool import Pool
 from kvtier_core.values import JobResult
+
+_NO_PROOF = bytes(PROOF_BYTES)
 
 
 class WorkThread:
@@ -46,13 +49,42 @@ class WorkThread:
 
 
 class LoadCheck:
-    """One load job, and which of its rows were found right so far."""
+    """One load job: which of its blocks the tier said have arrived, and which of these were found right."""
 
     def __init__(self, plan: JobPlan, sealer: Sealer) -> None:
         self.plan = plan
         self.sealer = sealer
         self.right: set[int] = set()
         """Positions. Of the checking thread."""
+        self._lock = threading.Lock()  # guards the three below
+        self._told: set[int] = set()
+        self._doubtful: set[int] = set()
+        self._ended = False
+
+    def tell(self, positions: Sequence[int]) -> list[int]:
+        """The tier says that these have arrived. Returns those that it had not named before, none after ``end``.
+
+        A block that is named again was touched again, as far as anybody knows: it has to be checked with the result.
+        From any thread.
+        """
+        with self._lock:
+            if self._ended:
+                return []
+            fresh = [position for position in dict.fromkeys(positions) if position not in self._told]
+            if len(fresh) < len(positions):
+                self._doubtful.update(set(positions).difference(fresh))
+            self._told.update(fresh)
+            return fresh
+
+    def end(self) -> None:
+        """The tier has answered the job, or will not: what it says of blocks from now on counts for nothing."""
+        with self._lock:
+            self._ended = True
+
+    def is_proven(self, position: int) -> bool:
+        """Whether the block needs no further look, once the job has ended. Of the checking thread."""
+        with self._lock:
+            return position in self.right and position not in self._doubtful
 
 
 class Integrity:
@@ -83,21 +115,35 @@ class Integrity:
         """Run *work*, which must not wait, after everything posted before."""
         self._sealing.post(work)
 
+    def begin(self, load: LoadCheck) -> None:
+        """Break the proofs that the rows of *load* still hold, before its tier gets them.
+
+        A row may hold the very block that is to be loaded, from an earlier time: a tier that says that it has arrived
+        and writes it only then would be believed, whatever it writes.
+        """
+        for row in load.plan.rows:
+            self._pool.row(row)[-PROOF_BYTES:] = _NO_PROOF
+
     def verify(self, load: LoadCheck, result: JobResult) -> None:
         """Check the rows of *load* that *result* says are loaded, but for those found right before, and report it."""
+        load.end()
         self._checking.post(partial(self._check, load, result))
 
     def verify_early(self, load: LoadCheck, positions: Sequence[int]) -> None:
         """Check some rows of *load* before its result is there. What is wrong then is checked again with the result.
 
-        Raises ``TypeError`` or ``ValueError`` for what are no positions of it.
+        Each row is looked at once, however often it is named, so that no tier can hold up the checks of others. Raises
+        ``TypeError`` or ``ValueError`` for what are no positions of it.
         """
         known = range(len(load.plan.keys))
-        early = tuple(positions)
+        early = tuple(islice(positions, len(known) + 1))
+        if len(early) > len(known):
+            raise ValueError(f"more positions than the job has blocks ({len(known)})")
         for position in early:
             if type(position) is not int or position not in known:
                 raise ValueError(f"{position!r} is no position of a block in a job of {len(known)}")
-        self._checking.post(partial(self._check_early, load, early))
+        if fresh := load.tell(early):
+            self._checking.post(partial(self._check_early, load, fresh))
 
     def stop(self, timeout_s: float) -> bool:
         """End both threads after what was posted; whether that was within *timeout_s* each."""
@@ -127,7 +173,7 @@ class Integrity:
         corrupt = [
             key
             for position, key in enumerate(plan.keys)
-            if key not in not_loaded and position not in load.right and not self._is_right(load, position)
+            if key not in not_loaded and not load.is_proven(position) and not self._is_right(load, position)
         ]
         if corrupt:
             self._log.warning(

@@ -34,11 +34,15 @@ from kvtier_core.manager.tiers import TierBuild, Tiers
 from kvtier_core.namespace import Namespace
 from kvtier_core.policies.base import EvictionPolicy
 from kvtier_core.transfer.pool import Pool
+from kvtier_core.transfer.waiting import bounded
 from kvtier_core.values import MissReason, RequestInfo, TierEvent
 
 
 class TierManager:
-    """One pool, the tiers behind it, and the deciding part between them."""
+    """One pool, the tiers behind it, and the deciding part between them.
+
+    Whatever takes a request's id raises ``UnknownRequestError`` for one that never began or is over.
+    """
 
     def __init__(
         self,
@@ -93,7 +97,7 @@ class TierManager:
         ``limits.open_retry`` is waited for no longer then, and serves from when it has opened.
         """
         self._tiers.start()
-        deadline = self._clock() + timeout_s
+        deadline = self._clock() + bounded(timeout_s)
         while (waiting := self._not_opened()) and not self._failed_open:
             if not self._next_event(deadline):
                 self._go_on_without(waiting, timeout_s)
@@ -129,7 +133,7 @@ class TierManager:
         Returns whether all confirmed that they no longer touch the pool; only then may its mapping be freed.
         """
         self._closed = True
-        return self._tiers.shutdown(timeout_s)
+        return self._tiers.shutdown(bounded(timeout_s))
 
     def _ensure_open(self) -> None:
         if self._closed:
@@ -231,7 +235,7 @@ class TierManager:
         """Sleep until something happened that may change an answer, at most *timeout_s*. Whether it did."""
         self._act()
         self._collected = False
-        return self._next_event(self._clock() + timeout_s)
+        return self._next_event(self._clock() + bounded(timeout_s))
 
     def notify(self) -> None:
         """Wake a ``wait``, from any thread."""
@@ -277,12 +281,8 @@ class TierManager:
             self._collect()
 
     def _collect(self) -> None:
-        while True:
-            try:
-                event = self._events.get_nowait()
-            except Empty:
-                break
-            self._handle(event)
+        for _ in range(self._events.qsize()):  # no more: a tier may report as fast as they are taken in
+            self._handle(self._events.get_nowait())
         self._coordinator.tick(self._clock())
         self._path_log.look(self._coordinator.state.tiers)
         self._act()

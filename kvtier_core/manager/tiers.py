@@ -113,7 +113,9 @@ class Tiers:
     def _build(self, build: TierBuild, host: TierHost) -> object:
         try:
             return build.build(self._context(build, host))
-        except Exception as error:  # noqa: BLE001 - a plugin's constructor, which may raise anything, secrets included
+        except KeyboardInterrupt:
+            raise  # on the engine's own thread: somebody wants it to end
+        except BaseException as error:  # noqa: BLE001 - a plugin's constructor, which may raise anything, secrets included
             text = mask_text(text_of(error), build.secrets)
             kind = ConfigError if isinstance(error, ConfigError) else TierOpenError
         raise kind(f"{build.identity} could not be built: {text}")

@@ -28,6 +28,7 @@ from kvtier_core.transfer.device import Device
 from kvtier_core.transfer.direction import Direction
 from kvtier_core.transfer.plan import GroupTransfer
 from kvtier_core.transfer.pool import Pool
+from kvtier_core.transfer.waiting import bounded
 from kvtier_core.values import RequestInfo
 
 DEFAULT_TIMEOUT_S = 30.0
@@ -129,7 +130,7 @@ class EngineSession:
 
         When the time is up, what is loadable by then.
         """
-        deadline = time.monotonic() + timeout_s
+        deadline = _deadline(timeout_s)
         while (tokens := self.loadable_tokens(request_id)) is None:
             self.end_step()
             left = deadline - time.monotonic()
@@ -216,21 +217,24 @@ class EngineSession:
         if not self._manager.is_request_level(request_id):
             request.offered = max(request.offered, request.prompt.count_within(request.load_tokens))
         complete = request.prompt.count_within(num_tokens)
-        deadline = time.monotonic() + wait_s
-        while request.offered < complete:
-            end = min(complete, request.offered + self._piece)
+        deadline = _deadline(wait_s)
+        begin = request.offered
+        while begin < complete:
+            end = min(complete, begin + self._piece)
             blocks = [
                 block
-                for block in request.prompt.blocks[request.offered : end]
+                for block in request.prompt.blocks[begin:end]
                 if self._blocks.has(block, request.load_tokens, ids)
             ]
             self._wait_for_store_room(len(blocks), deadline)
             prepared = self._manager.prepare_store(request_id, [block.key for block in blocks])
             if prepared is None:
                 return
-            offered, request.offered = request.offered, end
+            if request.offered == begin:  # else a store failed meanwhile: the next call begins there
+                request.offered = end
             if prepared.keys:
-                self._store(request_id, prepared, blocks, ids, offered)
+                self._store(request_id, prepared, blocks, ids, begin)
+            begin = end
 
     def _store(
         self,
@@ -301,7 +305,7 @@ class EngineSession:
 
     def flush(self, timeout_s: float = DEFAULT_TIMEOUT_S) -> bool:
         """Wait until all that was computed has reached the tiers that take it. Whether that was in time."""
-        deadline = time.monotonic() + timeout_s
+        deadline = _deadline(timeout_s)
         self.end_step()
         while self._transfers or self._manager.has_pending_work:
             left = deadline - time.monotonic()
@@ -329,7 +333,7 @@ class EngineSession:
         """
         if self._closed:
             return True
-        deadline = time.monotonic() + timeout_s
+        deadline = _deadline(timeout_s)
         device_down = self._device.shutdown(timeout_s)
         if device_down and not self._closing:
             self._poll()
@@ -393,7 +397,7 @@ class EngineSession:
         ]
 
     def _wait_request(self, request_id: str, timeout_s: float) -> None:
-        deadline = time.monotonic() + timeout_s
+        deadline = _deadline(timeout_s)
         for direction in Direction:
             left = max(0.0, deadline - time.monotonic())
             self._wait_device(direction, self._jobs_of(request_id, direction), left)
@@ -425,3 +429,7 @@ class EngineSession:
                     request.hits.update(transfer.hits)
                 else:
                     request.load_tokens = 0
+
+
+def _deadline(timeout_s: float) -> float:
+    return time.monotonic() + bounded(timeout_s)

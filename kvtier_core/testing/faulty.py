@@ -48,10 +48,12 @@ class FaultyTier:
         self.called = threading.Condition()
         self._results: list[JobResult] = []
 
-    def wait_for_call(self, hook: str, timeout_s: float = 10.0) -> bool:
-        """Wait until *hook* has been called. Whether it was in time."""
+    def wait_for_call(self, hook: str, timeout_s: float = 10.0, *, times: int = 1) -> bool:
+        """Wait until *hook* has been called so many *times*. Whether it was in time."""
         with self.called:
-            return self.called.wait_for(lambda: any(name == hook for name, _ in self.calls), timeout_s)
+            return self.called.wait_for(
+                lambda: sum(name == hook for name, _ in self.calls) >= times, timeout_s
+            )
 
     def _enter(self, hook: str, request: RequestInfo | None = None) -> None:
         with self.called:

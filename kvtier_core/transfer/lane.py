@@ -16,6 +16,7 @@ from kvtier_core.transfer.control import ControlPage
 from kvtier_core.transfer.device import TransferResult
 from kvtier_core.transfer.direction import Direction
 from kvtier_core.transfer.plan import GroupTransfer
+from kvtier_core.transfer.waiting import bounded
 
 _log = logging.getLogger("kvtier.transfer")
 
@@ -96,14 +97,14 @@ class Lane:
         """Block until none of these jobs is unfinished; False on time-out."""
         wanted = frozenset(job_ids)
         with self._changed:
-            return self._changed.wait_for(lambda: self._unfinished.isdisjoint(wanted), _bounded(timeout_s))
+            return self._changed.wait_for(lambda: self._unfinished.isdisjoint(wanted), bounded(timeout_s))
 
     def wait_layer(self, job_id: int, layer: int, timeout_s: float) -> bool:
         """Block until the job's layers up to *layer* are complete; False on time-out, or when it ended otherwise."""
         with self._changed:
             self._changed.wait_for(
                 lambda: job_id not in self._unfinished or self._reached >= (job_id, layer),
-                _bounded(timeout_s),
+                bounded(timeout_s),
             )
             if job_id in self._unfinished:
                 return self._reached >= (job_id, layer)
@@ -117,7 +118,7 @@ class Lane:
 
     def join(self, timeout_s: float) -> bool:
         """Wait for the thread to end after ``stop``; False on time-out."""
-        self._thread.join(_bounded(timeout_s))
+        self._thread.join(bounded(timeout_s))
         return not self._thread.is_alive()
 
     def _run(self) -> None:
@@ -202,11 +203,6 @@ class Lane:
             self._on_finished()
         except BaseException:  # noqa: BLE001 - the caller's fault costs a log line, not the lane
             _log.exception("on_finished raised; the %s lane goes on", self._direction.value)
-
-
-def _bounded(timeout_s: float) -> float:
-    """Python's locks refuse to wait longer than some centuries."""
-    return min(timeout_s, threading.TIMEOUT_MAX)
 
 
 def _describe(error: BaseException) -> str:

@@ -52,6 +52,9 @@ _OPEN_TIMEOUT_S = 60.0
 
 _log = logging.getLogger("kvtier.pool")
 
+_KEPT: "list[Pool]" = []
+"""Pools that stay mapped although nobody here has them any more."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class PoolGeometry:
@@ -118,6 +121,7 @@ class Pool:
         self._rows: npt.NDArray[np.uint8] | None = flat.reshape(geometry.num_rows, geometry.row_bytes)
         self._prefault: Prefault | None = None
         self._sharing = sharing
+        self._is_kept = False
 
     @classmethod
     def create(cls, geometry: PoolGeometry, *, huge_pages: bool = False) -> Self:
@@ -297,14 +301,25 @@ class Pool:
         begin = self.geometry.rows_offset + index * self.geometry.row_bytes
         return self._view[begin : begin + self.geometry.row_bytes]
 
+    def keep(self) -> None:
+        """Let no ``close`` unmap the pool: somebody who does not answer knows its address and its descriptor."""
+        self._is_kept = True
+        _KEPT.append(self)
+        _log.warning(
+            "the pool's mapping (%s) is kept until this process ends: whoever has not shut down may still touch it",
+            gib(self.geometry.total_bytes),
+        )
+
     def close(self) -> bool:
         """Unmap the pool and close its descriptor; True when the mapping is gone. May be called again.
 
         False: somebody still holds a row or the array, so the mapping is kept (a write to it stays harmless)
-        until that is dropped and ``close`` called again, or the process ends.
+        until that is dropped and ``close`` called again, or the process ends. Also after ``keep``.
         """
         if self._prefault is not None:
             self._prefault.stop()
+        if self._is_kept:
+            return False
         if self._fd is not None:
             if self._sharing is not None:
                 self._sharing.end(self._fd)

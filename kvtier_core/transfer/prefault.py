@@ -10,6 +10,7 @@ import logging
 import threading
 
 from kvtier_core.transfer.huge_pages import MADV_POPULATE_WRITE, HugePages, advise
+from kvtier_core.transfer.waiting import bounded
 
 _CHUNK_BYTES = 16 << 20
 """A few milliseconds of work: how long ``stop`` waits at most."""
@@ -39,7 +40,7 @@ class Prefault:
 
     def wait(self, timeout_s: float) -> bool:
         """Wait for the end of the pass; whether it came in time."""
-        self._thread.join(timeout_s)
+        self._thread.join(bounded(timeout_s))
         return not self._thread.is_alive()
 
     def _run(self) -> None:

@@ -16,6 +16,9 @@ RELEASE = threading.Event()
 BLOCKS = {}
 REMOVED = []
 
+class Unreadable(Exception):
+    def __str__(self): raise RuntimeError
+
 class Settings(TierSettings):
     fail: str = ""
     password: SecretStr = SecretStr("hunter2-very-secret")
@@ -39,6 +42,8 @@ class Tier(BlockTier):
             raise OSError("refused " + self.settings.password.get_secret_value())
         if how == "open-error":
             raise TierOpenError("no storage for " + self.settings.password.get_secret_value())
+        if how == "unreadable":
+            raise Unreadable
         if how == "exit":
             raise SystemExit(3)
         return how
@@ -195,6 +200,22 @@ def test_c33_a_failing_step_is_named_with_why_and_what_to_do(tier, doctor, fail,
     assert reports["good"]["ok"]
     if not fail.startswith(("delete", "remove")):
         assert all(not blocks for blocks in tier().BLOCKS.values()), "what it stored is removed all the same"
+
+
+@pytest.mark.parametrize("fail", ["open:raise", "open:hang"])
+def test_c33_a_tier_without_which_an_engine_may_start_is_examined_all_the_same(tier, doctor, fail):
+    retry = "[tiers.cold.limits]\nopen_retry = '1m'\n"
+    status, reports = doctor(_cold(fail) + retry, "--timeout", "3s")
+    cold = reports["cold"]
+    assert (status, cold["failed_step"]) == (1, "open")
+    assert cold["advice"].startswith("see that its storage is there")
+
+
+def test_c30_an_error_without_readable_text_is_named_by_its_type(tier, doctor):
+    status, reports = doctor(_cold("delete:unreadable"))
+    cold = reports["cold"]
+    assert (status, cold["failed_step"]) == (1, "delete")
+    assert cold["problem"].startswith("Unreadable: ")
 
 
 def test_c33_a_tier_slower_than_its_limits_is_told_as_that(tier, doctor):

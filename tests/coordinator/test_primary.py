@@ -5,6 +5,7 @@ import time
 import pytest
 
 from kvtier_core.coordinator import Coordinator
+from kvtier_core.errors import UnknownRequestError
 from kvtier_core.keys import make_offload_key
 from kvtier_core.policies import BUILT_IN, make_policy
 from kvtier_core.testing.scripted import Answer, JobHook
@@ -101,6 +102,42 @@ def test_c10_one_key_at_a_time_gets_the_same_answers():
     assert [ask("r", key, world.now) for key in (c, d)] == [HIT, MISS]
     world.settle()
     world.check_at_rest()
+
+
+def test_c13_c26_a_request_that_was_finished_is_promised_nothing_while_its_last_store_is_under_way():
+    world = world_with("ab")
+    prepared = world.prepare_store("r", make_keys("c"))
+    world.finish("r")
+    known = world.coordinator
+    for use in (
+        lambda: known.lookup("r", make_keys("ab"), world.now),
+        lambda: known.lookup_block("r", make_keys("a")[0], world.now),
+        lambda: known.lookup_groups("r", [make_keys("ab")], 2, world.now),
+        lambda: known.prepare_load("r", make_keys("ab")),
+        lambda: known.prepare_load_groups("r", [make_keys("ab")], 2),
+        lambda: known.prepare_store("r", make_keys("d"), world.now),
+    ):
+        with pytest.raises(UnknownRequestError, match="'r' was finished"):
+            use()
+    assert not world.ledger.leases
+    world.complete_store(prepared.job_id)
+    world.settle()
+    world.check_at_rest()
+
+
+def test_a_request_that_is_not_known_is_named():
+    world = World(4)
+    for use in (
+        lambda: world.lookup("nobody", make_keys("a")),
+        lambda: world.coordinator.lookup_block("nobody", make_keys("a")[0], world.now),
+        lambda: world.prepare_load("nobody", make_keys("a")),
+        lambda: world.coordinator.prepare_store("nobody", make_keys("a"), world.now),
+        lambda: world.coordinator.is_request_level("nobody"),
+        lambda: world.coordinator.misses("nobody"),
+        lambda: world.finish("nobody"),
+    ):
+        with pytest.raises(UnknownRequestError, match="'nobody' was never begun, or is over"):
+            use()
 
 
 # -- prepare_store

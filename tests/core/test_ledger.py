@@ -88,6 +88,28 @@ def test_c13_nothing_stays_promised_when_a_policy_breaks_its_word():
     assert (book.leases, book.room) == (set(), 2)
 
 
+@pytest.mark.parametrize("method", ["insert", "release", "remove", "evict"])
+def test_c13_a_policy_that_falls_over_leaves_the_books_whole_and_is_named_at_the_next_eviction(
+    monkeypatch, method
+):
+    policy: EvictionPolicy[Block] = make_policy("lru", 3)
+
+    def fall_over(*_):
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(policy, method, fall_over)
+    book = Ledger(3, CheckedPolicy(policy, "mine", "a test"))
+    blocks = [ready(book, name) for name in "abc"]
+    book.pin(blocks)
+    book.unpin(blocks)
+    book.detach(blocks[2:])
+    ready(book, "d")
+    with pytest.raises(PluginError, match=f"'mine' of a test raised ZeroDivisionError in {method} "):
+        book.reserve([key("x")], keep=[key("a")])
+    book.check()
+    assert (book.leases, book.room) == (set(), 3)
+
+
 def test_c12_a_block_is_found_while_it_arrives_and_can_be_evicted_only_when_ready(book):
     arriving(book, "a")
     assert book.find(key("a")).state is BlockState.ARRIVING

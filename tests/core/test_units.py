@@ -1,11 +1,13 @@
 """Sizes and times as people write them (C54)."""
 
 import math
+import threading
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kvtier_core.transfer.waiting import LONGEST_S, bounded
 from kvtier_core.units import format_size, parse_duration, parse_size
 
 
@@ -108,3 +110,17 @@ def test_c54_quantities_beyond_all_measure_are_refused(huge):
     for parse in (parse_size, parse_duration):
         with pytest.raises(ValueError, match="such as"):
             parse(huge)
+
+
+@pytest.mark.parametrize("value", ["40000d", 4e18])
+def test_c54_times_that_no_lock_can_wait_for_are_refused(value):
+    with pytest.raises(ValueError, match="not beyond all measure"):
+        parse_duration(value)
+
+
+@pytest.mark.parametrize(
+    ("said", "waited"),
+    [(1.5, 1.5), (0, 0), (-1, 0), (math.nan, 0), (math.inf, LONGEST_S), (10**12, LONGEST_S)],
+)
+def test_any_time_to_wait_becomes_one_that_can_be_waited(said, waited):
+    assert bounded(said) == waited <= threading.TIMEOUT_MAX

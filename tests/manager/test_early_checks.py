@@ -17,7 +17,8 @@ from tests.manager.conftest import PATIENCE_S, Bench, key
 class HeldLoad:
     """A load of two stored blocks that its tier holds back, and how often each key's row is checked."""
 
-    def __init__(self, bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, bench: Bench, monkeypatch: pytest.MonkeyPatch, *, held_before: bool = False) -> None:
+        """With *held_before* the first block's row holds that block already, whichever row it gets."""
         bench.new("first")
         bench.store("first", 1, 2)
         bench.settle()
@@ -25,6 +26,9 @@ class HeldLoad:
         bench.evict_all()
         self.bench = bench
         self.tier = bench.tiers["one"]
+        if held_before:
+            for row in range(bench.pool.geometry.num_rows):
+                bench.pool.row(row)[:] = self.tier.blocks[self.tier.namespace][key(1)]
         self.tier.hold.add("load")
         bench.new("second")
         bench.until(self._is_loading)
@@ -96,6 +100,61 @@ def test_c03_wrong_bytes_that_were_told_early_are_a_miss(load):
     load.arrived(0, 1)
     assert load.finish() == [True]
     assert load.bench.manager.counters.tiers["one"].integrity == 1
+
+
+def test_c03_a_block_that_its_row_held_before_the_job_has_not_arrived(make_bench, monkeypatch):
+    load = HeldLoad(make_bench(num_rows=32), monkeypatch, held_before=True)
+    load.arrived(0)  # too early
+    load.fill(0)
+    load.fill(1)
+    load.job.buffers[0][0] ^= 1
+    assert load.finish() == []
+    assert load.bench.manager.counters.tiers["one"].integrity == 1
+
+
+def test_c03_what_was_there_before_is_no_load(make_bench, monkeypatch):
+    load = HeldLoad(make_bench(num_rows=32), monkeypatch, held_before=True)
+    load.fill(1)
+    assert load.finish() == []
+
+
+def test_c03_a_block_that_is_named_again_is_checked_with_the_result(load):
+    load.fill(0)
+    load.fill(1)
+    load.arrived(0)
+    load.job.buffers[0][0] ^= 1
+    load.job.arrived([0])
+    assert load.finish() == []
+    assert load.bench.manager.counters.tiers["one"].integrity == 1
+
+
+def test_c31_however_often_a_block_is_named_it_is_looked_at_early_once(load):
+    load.fill(0)
+    load.fill(1)
+    load.arrived(0)
+    for _ in range(100):
+        load.job.arrived([0, 0])
+    assert load.finish() == [True, True]
+    assert load.checks == {key(1): 2, key(2): 1}
+
+
+def test_c30_what_is_named_after_the_result_is_not_looked_at(load):
+    load.fill(0)
+    load.fill(1)
+    assert load.finish() == [True, True]
+    load.job.arrived([0, 1])
+    checked = threading.Event()
+    load.bench.manager._tiers._integrity._checking.post(checked.set)
+    assert checked.wait(PATIENCE_S)
+    assert load.checks == {key(1): 1, key(2): 1}
+
+
+def test_c30_more_positions_than_blocks_are_the_tiers_mistake(load):
+    with pytest.raises(ValueError, match=r"more positions than the job has blocks \(2\)"):
+        load.job.arrived([0, 0, 0])
+    load.fill(0)
+    load.fill(1)
+    assert load.finish() == [True, True]
 
 
 @pytest.mark.parametrize("positions", [[2], [-1], ["0"], [True], [0, 5]])

@@ -8,6 +8,7 @@ import pytest
 
 from kvtier_core.errors import TierOpenError
 from kvtier_core.keys import make_offload_key
+from kvtier_core.manager.events import Fault
 from kvtier_core.values import JobResult, MissReason
 
 HOOKS = [
@@ -132,6 +133,33 @@ def test_c30_a_result_that_fits_no_job_is_a_fault_and_harms_nobody(make_bench, n
     bench.until(lambda: bench.manager.counters.tiers["one"].faults == 1)
     bench.evict_all()
     assert bench.load("a", 1) == [True]
+
+
+def test_c31_however_much_nonsense_one_call_gives_it_is_one_fault(make_bench):
+    bench = make_bench()
+    tier = bench.tiers["one"]
+    tier.extra_results += [None] * 1000
+    bench.new("a")
+    bench.store("a", 1)
+    bench.settle()
+    bench.until(lambda: bench.manager.counters.tiers["one"].faults > 0)
+    assert bench.manager.counters.tiers["one"].faults == 1
+    assert bench.manager.counters.tiers["one"].stored == 1
+
+
+def test_c24_c31_a_step_takes_in_what_was_reported_before_it_and_no_more(make_bench, monkeypatch):
+    manager = make_bench().manager
+    taken = []
+
+    def on_fault(tier, _now):
+        taken.append(tier)
+        if len(taken) < 100:
+            manager._events.put(Fault(tier))  # a tier that reports as fast as it is listened to
+
+    monkeypatch.setattr(manager.coordinator, "on_fault", on_fault)
+    manager._events.put(Fault("one"))
+    manager.end_step()
+    assert taken == ["one"]
 
 
 def test_c30_a_repeated_load_result_cannot_make_unchecked_bytes_visible(make_bench):

@@ -1,10 +1,13 @@
 """A tier that can't open when the engine starts: refused by default, or left out until it opens (``open_retry``)."""
 
+import asyncio
 import threading
 
 import pytest
+from pydantic import ValidationError
 
 from kvtier_core.errors import TierOpenError
+from kvtier_core.tier_settings import TierLimits
 
 DOWN = TierOpenError("the server refused the connection")
 
@@ -125,6 +128,27 @@ def test_c34_a_reset_that_fails_is_tried_again_where_that_is_set(make_bench, ret
         assert not bench.manager.describe_tiers()["one"]["serving"]
     tries = len(called(tier, "reset"))
     assert tries > 1 if is_back else tries == 1
+
+
+def test_c31_while_the_engine_does_nothing_no_try_adds_to_what_it_has_to_take_in(make_bench):
+    bench = make_bench(prepare=down(), open_retry=0.01)
+    assert bench.tiers["one"].wait_for_call("on_open", times=5)
+    assert bench.manager._events.empty()
+
+
+@pytest.mark.parametrize("pause", [0, "1ms"])
+def test_c54_a_pause_between_tries_that_is_none_is_refused(pause):
+    with pytest.raises(ValidationError, match=r"open_retry\n.*greater than or equal to 0\.01"):
+        TierLimits(open_retry=pause)
+
+
+@pytest.mark.parametrize("error", [SystemExit(3), asyncio.CancelledError(), OSError("no")])
+def test_c30_whatever_a_tiers_constructor_raises_names_the_tier(make_bench, error):
+    def prepare(tier):
+        raise error
+
+    with pytest.raises(TierOpenError, match="'one'.*test-dist 9.9.*could not be built"):
+        make_bench(prepare=prepare)
 
 
 def test_a_tier_that_never_opened_does_not_hold_up_the_shutdown(make_bench):

@@ -1,7 +1,10 @@
 """A tier's own objects may say something else each time, and have attributes that the core knows too (C30)."""
 
+from itertools import repeat
+
 import pytest
 
+from kvtier_core.hookspecs import hookimpl
 from kvtier_core.manager.answers import plain_events
 from kvtier_core.testing.faulty import FaultyTier
 from kvtier_core.values import JobResult, TierEvent
@@ -56,6 +59,43 @@ def test_c30_c03_a_result_whose_job_changes_makes_no_other_jobs_rows_visible(mak
     assert bench.manager.counters.tiers["one"].faults == 0
 
 
+def test_c30_a_result_that_can_not_be_looked_at_costs_no_other_job_its_own(make_bench):
+    class Unreadable(JobResult):
+        @property
+        def job_id(self):
+            raise RuntimeError("not now")
+
+    bench = make_bench(max_quarantined=1.0)
+    hold_two_loads(bench)
+    tier = bench.tiers["one"]
+    tier._results.append(object.__new__(Unreadable))
+    tier.release()
+    assert (bench.load("a", 1), bench.load("b", 2)) == ([True], [True])
+    assert bench.manager.counters.tiers["one"].faults == 1
+
+
+def lose_the_connection():
+    raise OSError("lost the connection")
+
+
+@pytest.mark.parametrize("end", [lose_the_connection, lambda: None], ids=["raises", "never ends"])
+def test_c30_what_was_read_of_an_answer_that_has_no_good_end_counts(make_bench, end):
+    def answer(results):
+        yield from results
+        while True:
+            yield end()
+
+    def prepare(tier):
+        honest = tier.get_finished_jobs
+        tier.get_finished_jobs = hookimpl(lambda: answer(honest()))
+
+    bench = make_bench(prepare=prepare, max_quarantined=1.0, breaker_failures=10**9)
+    hold_two_loads(bench)
+    bench.tiers["one"].release()
+    assert (bench.load("a", 1), bench.load("b", 2)) == ([True], [True])
+    assert bench.manager.counters.tiers["one"].faults > 0
+
+
 def test_c30_each_attribute_of_what_a_tier_hands_out_is_read_once():
     event = fickle(TierEvent, kind=("stored", ["not", "a", "kind"]), keys=((key(1),), None))
     assert plain_events([event]) == (TierEvent(kind="stored", keys=(key(1),)),)
@@ -87,3 +127,10 @@ def test_c30_attributes_of_a_plugin_that_are_no_hooks_are_its_own(make_bench, mo
     assert bench.load("b", 1) == []
     counters = bench.manager.counters.tiers["one"]
     assert (counters.integrity, counters.faults) == (1, 0)
+
+
+def test_c30_events_without_an_end_are_refused(monkeypatch):
+    monkeypatch.setattr("kvtier_core.manager.answers._MAX_EVENTS", 3)
+    assert len(plain_events([TierEvent(kind="cleared")] * 3)) == 3
+    with pytest.raises(TypeError, match="at most 3 TierEvents"):
+        plain_events(repeat(TierEvent(kind="cleared")))

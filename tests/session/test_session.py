@@ -1,5 +1,6 @@
 """The engine session, from new request to finish, with real copies and threads."""
 
+import math
 import threading
 import time
 
@@ -210,6 +211,46 @@ def test_wait_loadable_is_bounded_when_a_tier_hangs(make_toy, tiers):
     started = time.monotonic()
     assert toy.session.wait_loadable("a", 0.2) == 0
     assert time.monotonic() - started < 10
+
+
+def test_an_engine_may_wait_without_an_end(make_toy):
+    toy = make_toy(num_rows=8)
+    session = toy.session
+    session.new_request("a", PROMPT)
+    assert session.wait_loadable("a", math.inf) == 0
+    toy.compute(PROMPT, list(range(5)))
+    session.computed("a", 17, list(range(5)), wait_s=math.inf)
+    assert session.wait_stored("a", math.inf)
+    assert session.flush(math.inf)
+    toy.gate.clear()
+    session.new_request("b", [*range(100, 117)])
+    session.computed("b", 4, [0])
+    threading.Timer(0.1, toy.gate.set).start()
+    assert session.wait(math.inf)
+    session.abort("b", math.inf)
+    assert session.close(math.inf)
+
+
+def test_a_time_to_wait_that_is_none_is_over_at_once(make_toy, tiers):
+    toy = make_toy(lookup_timeout=60.0)
+    tiers["one"].hold.add("lookup")
+    toy.session.new_request("a", PROMPT)
+    assert toy.session.wait_loadable("a", math.nan) == 0
+
+
+def test_blocks_whose_store_failed_while_the_engine_waited_for_room_are_offered_again(make_toy, tiers):
+    toy = make_toy(num_rows=8)  # one block a transfer, and room for two on their way to the tier
+    session = toy.session
+    session.new_request("a", PROMPT)
+    toy.compute(PROMPT, list(range(5)))
+    toy.gate.clear()
+    threading.Timer(0.1, toy.gate.set).start()
+    session.computed("a", 17, [999, 1, 2, 3, 4], wait_s=PATIENCE_S)  # there is no such device block
+    assert session.wait_stored("a", PATIENCE_S)
+    session.computed("a", 17, list(range(5)), wait_s=PATIENCE_S)
+    session.finish("a")
+    assert session.wait_stored("a", PATIENCE_S)
+    assert toy.run("b", PROMPT) == 16
 
 
 def test_mistakes_of_the_engine_are_errors(make_toy):

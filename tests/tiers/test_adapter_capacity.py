@@ -7,7 +7,7 @@ import pytest
 from kvtier_core.errors import ConfigError
 from kvtier_core.keys import OffloadKey
 from kvtier_core.manager.blocking.bounds import Bounds
-from kvtier_core.policies import LRU
+from kvtier_core.policies import BUILT_IN, LRU, CheckedPolicy
 from kvtier_core.testing.rows import similar_keys
 from kvtier_core.testing.tiers import assert_contents
 from kvtier_core.values import BlockInfo, TierInfo
@@ -54,6 +54,53 @@ def test_c13_use_never_passes_the_capacity_at_any_moment(threads):
         assert used(tier) == len(script.blocks) == 5
     assert script.most_blocks == 5
     assert not script.violations
+
+
+class Broken(LRU):
+    """Gives out nothing, or falls over in the method that *fault* names."""
+
+    def __init__(self, fault: str) -> None:
+        super().__init__()
+        self.fault = fault
+
+    def evict(self, n, keep):
+        self._fall_over("evict")
+        return [] if self.fault == "gives none" else super().evict(n, keep)
+
+    def insert(self, entries):
+        super().insert(entries)
+        self._fall_over("insert")
+
+    def release(self, entries):
+        super().release(entries)
+        self._fall_over("release")
+
+    def remove(self, entries):
+        super().remove(entries)
+        self._fall_over("remove")
+
+    def _fall_over(self, method: str) -> None:
+        if self.fault == method:
+            raise RuntimeError("out of its mind")
+
+
+@pytest.mark.parametrize("fault", ["gives none", "evict", "insert", "release", "remove"])
+def test_c30_a_plugins_eviction_policy_that_is_broken_costs_its_blocks_and_no_io_thread(monkeypatch, fault):
+    checked = CheckedPolicy(Broken(fault), "mine", "test-dist 9.9")
+    monkeypatch.setitem(BUILT_IN, "mine", lambda _capacity: checked)
+    script = Script()
+    with drive(script, capacity_blocks=3, threads=1, policy="mine") as tier:
+        assert tier.store(rows(A, B, C)).error is None
+        assert tier.load([A]).rows == rows(A)
+        script.blocks.pop(B)
+        assert tier.load([B]).result.missing == (B,)
+        assert tier.store(rows(B)).error is None
+        error = tier.store(rows(D)).error
+        assert error is not None
+        assert "eviction policy 'mine' of test-dist 9.9" in error
+        assert ("gave 0" if fault == "gives none" else f"raised RuntimeError in {fault} (out of its") in error
+        assert tier.load([A, C]).rows == rows(A, C)
+    assert not tier.unanswered()
 
 
 def test_c13_a_block_being_loaded_is_no_victim_and_a_full_tier_says_so():

@@ -1,5 +1,6 @@
 """What a faulty blocking tier can do to its jobs: fail them, and nothing else (C30)."""
 
+import asyncio
 import logging
 import pickle
 from collections.abc import Callable, Sequence
@@ -347,6 +348,16 @@ def test_c33_an_open_that_raises_is_a_tier_open_error_and_closes_what_was_begun(
         TierOpenError, match=r"'scripted' could not be opened: PermissionError.*Permission denied"
     ):
         drive(script)
+    assert script.closed == [0]
+
+
+@pytest.mark.parametrize("error", [SystemExit(3), asyncio.CancelledError()])
+@pytest.mark.parametrize("method", ["open", "scan"])
+def test_c30_whatever_an_open_raises_what_was_begun_is_closed(method, error):
+    script = Script()
+    script.before = lambda called, keys: fail(error) if called == method else None
+    with pytest.raises(type(error)):
+        drive(script, ScanningTier)
     assert script.closed == [0]
 
 

@@ -6,6 +6,7 @@ import threading
 import pytest
 
 from kvtier_core.blocktier import BlockTier, SupportsTouch
+from kvtier_core.errors import TierOpenError
 from kvtier_core.testing.driving import PATIENCE_S, TierDriver
 from kvtier_core.testing.rows import RowMaker, similar_keys
 from kvtier_core.tier_settings import TierLimits, TierSettings
@@ -156,3 +157,28 @@ def test_a_type_may_choose_its_class_by_its_settings():
     assert BlockTier.for_settings(TierSettings(type="x")) is BlockTier
     assert Chooses.for_settings(TierSettings(type="x", threads=1)) is Followed
     assert Chooses.for_settings(TierSettings(type="x", threads=2)) is Chooses
+
+
+@pytest.mark.parametrize("interval", [0, -1.0, float("nan"), "5s", None, True])
+def test_c30_a_tier_that_is_to_be_followed_at_no_sensible_times_can_not_open(interval):
+    closed = threading.Event()
+
+    class Restless(Followed):
+        follow_interval = interval
+
+        def close(self):
+            closed.set()
+
+    with pytest.raises(TierOpenError, match="follow_interval must be a number of seconds above 0"):
+        TierDriver(Restless, TierSettings(type="x"), row_bytes=MAKER.row_bytes)
+    assert closed.is_set()
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("kvtier-kit-")]
+
+
+def test_c30_one_that_is_hardly_ever_to_be_followed_ends_like_any_other():
+    class Quiet(Followed):
+        follow_interval = float("inf")
+
+    with TierDriver(Quiet, TierSettings(type="x"), row_bytes=MAKER.row_bytes) as opened:
+        tier = opened.plugin._instance()._tier
+    assert tier.closed.wait(PATIENCE_S)

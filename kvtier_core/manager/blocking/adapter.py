@@ -190,10 +190,10 @@ class BlockTierAdapter:
                 self._tier_class, self._settings, self._context, self._board, self._clocks, self._policies
             )
             instance.open()
-        except Exception as error:
+        except BaseException as error:
             with self._lock:
                 self._why_closed = f"could not be opened: {describe(error)}"
-            if isinstance(error, KvtierError):
+            if isinstance(error, KvtierError) or not isinstance(error, Exception):
                 raise
             raise TierOpenError(f"tier {name!r} could not be opened: {describe(error)}") from error
         with self._lock:

@@ -111,7 +111,7 @@ class Bounds:
             needed = 0 if self._max_blocks is None else max(0, occupied + 1 - self._max_blocks)
             if needed > len(self._stored) - self._held:
                 return None
-            victims = [entry.key for entry in self._policy.evict(needed, frozenset())]
+            victims = [entry.key for entry in self._policy.evict(needed, frozenset())] if needed else []
         for victim in victims:
             self._leaving[victim] = self._drop(self._stored.pop(victim))
         self._arriving.add(key)

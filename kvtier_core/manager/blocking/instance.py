@@ -10,6 +10,7 @@ from dataclasses import replace
 from functools import partial
 
 from kvtier_core.blocktier import BlockTier, SupportsFollow, SupportsScan, SupportsTouch
+from kvtier_core.errors import TierOpenError
 from kvtier_core.keys import OffloadKey
 from kvtier_core.manager.blocking.calls import Fault, Outcome, TierCalls
 from kvtier_core.manager.blocking.contents import Contents
@@ -17,8 +18,10 @@ from kvtier_core.manager.blocking.jobs import JobBoard
 from kvtier_core.manager.blocking.retries import Retries
 from kvtier_core.manager.blocking.state import Clocks, TierState
 from kvtier_core.manager.blocking.work import Kind, Limit, Unit
+from kvtier_core.manager.guard import text_of
 from kvtier_core.policies import PolicyFactory
 from kvtier_core.tier_settings import TierSettings
+from kvtier_core.transfer.waiting import bounded
 from kvtier_core.values import BlockInfo, TierContext, TierJob
 
 _KEYS_A_CALL = (
@@ -90,11 +93,12 @@ class TierInstance:
             self._tier.open()
             self._adopt(self._scan() if self._scan is not None else ())
             if self._followed is not None:
+                interval = _interval_of(self._name, self._followed)
                 self._followed.follow()
-                self._start_thread("follow", partial(self._follow, self._followed))
+                self._start_thread("follow", partial(self._follow, self._followed, interval))
             for number in range(self._threads):
                 self._start_thread(str(number), self._serve)
-        except Exception:
+        except BaseException:
             self.retire("the tier could not be opened")
             self._leave(0)
             raise
@@ -181,9 +185,9 @@ class TierInstance:
         self.state.appeared(keys)
         self._core_stored(keys)
 
-    def _follow(self, tier: SupportsFollow) -> None:
+    def _follow(self, tier: SupportsFollow, interval: float) -> None:
         last: Fault | None = None
-        while not self._retired.wait(tier.follow_interval):
+        while not self._retired.wait(interval):
             fault = self._calls.follow(tier)
             if fault is not None and fault != last:  # the same one again tells nothing new
                 self._log.warning("%s; what it holds may have changed unnoticed", fault.text)
@@ -281,6 +285,15 @@ class TierInstance:
         self.state.stored(_keys(admitted), answers)
         following = iter(answers)
         return [next(following) if outcome is None else outcome for outcome in plan.outcomes]
+
+
+def _interval_of(name: str, tier: SupportsFollow) -> float:
+    interval: object = tier.follow_interval
+    if isinstance(interval, bool) or not isinstance(interval, int | float) or not interval > 0:
+        raise TierOpenError(
+            f"tier {name!r}: follow_interval must be a number of seconds above 0, not {text_of(interval)!r}"
+        )
+    return bounded(interval)
 
 
 def _keys(units: Sequence[Unit]) -> list[OffloadKey]:

@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from kvtier_core.errors import PluginError
 from kvtier_core.keys import OffloadKey
 from kvtier_core.manager.blocking.calls import Fault, Outcome
 from kvtier_core.manager.blocking.contents import Contents
@@ -167,7 +168,11 @@ class TierState:
                     self._contents.touch((unit.key,))
                     outcomes.append(True)
                     continue
-                evict = self._contents.reserve(unit.key)
+                try:
+                    evict = self._contents.reserve(unit.key)
+                except PluginError as error:  # an eviction policy that broke its word, for this block alone
+                    outcomes.append(Fault(f"tier {self._name!r}: {error}"))
+                    continue
                 if evict is None:
                     outcomes.append(Fault(f"tier {self._name!r}: full, and every block in it is in use"))
                     continue
