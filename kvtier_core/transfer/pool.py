@@ -19,6 +19,7 @@ import mmap
 import os
 import re
 import struct
+import weakref
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -92,7 +93,8 @@ class PoolGeometry:
 class Pool:
     """One process's view of the pool. Made by ``create``, or ``attach``, or by ``open`` where several are to share it.
 
-    Rows may be used from any thread; what they hold at a time is for the caller to agree on.
+    Rows may be used from any thread; what they hold at a time is for the caller to agree on. A pool that nobody closes
+    goes in silence when nobody has it, its rows or its array any more.
     """
 
     def __init__(
@@ -117,6 +119,9 @@ class Pool:
         self._rows: npt.NDArray[np.uint8] | None = flat.reshape(geometry.num_rows, geometry.row_bytes)
         self._prefault: Prefault | None = None
         self._sharing = sharing
+        # With the mapping, not with this object: whoever has rows still works on them, and is a member that long.
+        self._abandon = weakref.finalize(self._mapping, _abandon, fd, sharing)
+        self._abandon.atexit = False  # the kernel does all that, and tiers may still be at work
 
     @classmethod
     def create(cls, geometry: PoolGeometry, *, huge_pages: bool = False) -> Self:
@@ -300,6 +305,7 @@ class Pool:
         if self._prefault is not None:
             self._prefault.stop()
         if self._fd is not None:
+            self._abandon.detach()
             if self._sharing is not None:
                 self._sharing.end(self._fd)
             os.close(self._fd)
@@ -321,6 +327,14 @@ class Pool:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _abandon(fd: int, sharing: Sharing | None) -> None:
+    """Let go of what a pool has beside its mapping, which nobody closed and nobody uses any more."""
+    if sharing is None:
+        os.close(fd)
+    else:
+        sharing.abandon(fd)
 
 
 def _maker(geometry: PoolGeometry | None) -> Callable[[], int] | None:

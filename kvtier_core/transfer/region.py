@@ -7,6 +7,7 @@ else's to write. It has its name before its pages, so that of several who come a
 out until it has them all. It is found dead by its locks.
 """
 
+import enum
 import errno
 import fcntl
 import logging
@@ -75,7 +76,7 @@ def open_or_make_named(
             raise _taken(path, wrong)
         members = Members.of(fd, num_workers)
         on_failure.callback(members.close)
-        if not unlink_if_dead(fd, path, members, then=lambda: members.join(member)):
+        if unlink_if_dead(fd, path, members, then=lambda: members.join(member)) is not Found.ALIVE:
             return None
         on_failure.pop_all()
         return fd, members
@@ -94,7 +95,7 @@ def reclaim_dead() -> None:
                 continue
             members = Members.of(fd, 0)
             done.callback(members.close)
-            if not unlink_if_dead(fd, path, members) and not is_at(fd, path):
+            if unlink_if_dead(fd, path, members) is Found.REMOVED:
                 _log.warning("removed %s, which a process that died had left", path)
 
 
@@ -104,25 +105,32 @@ def check_is_own(fd: int, path: str) -> None:
         raise PermissionError(errno.EPERM, f"the pool belongs to another user (uid {uid})", path)
 
 
+class Found(enum.Enum):
+    """What became of a named file when somebody looked whether it is dead."""
+
+    ALIVE = "others live in it"
+    REMOVED = "it was dead, and its name is gone"
+    UNKNOWN = "it has no such name any more, or somebody else looks at it"
+
+
 def unlink_if_dead(
     fd: int, path: Path, members: Members, *, then: Callable[[], None] | None = None, timeout_s: float = 0.0
-) -> bool:
-    """Whether others live in the open file, which is still at *path*; *then* is called before anybody can leave.
+) -> Found:
+    """Remove the name *path* of the open file unless others live in it; *then* is called before these can leave.
 
-    Else its name, if it still has it, is gone; or nothing is known because somebody else looked for longer than
-    *timeout_s*.
+    Waits up to *timeout_s* for somebody else who looks at it.
     """
     if not members.enter_gate(timeout_s):
-        return False
+        return Found.UNKNOWN
     try:
         if not is_at(fd, path):
-            return False
+            return Found.UNKNOWN
         if not members.anyone():
             path.unlink()
-            return False
+            return Found.REMOVED
         if then is not None:
             then()
-        return True
+        return Found.ALIVE
     finally:
         members.leave_gate()
 

@@ -204,6 +204,23 @@ def test_k8_o1_named_memory_of_the_dead_under_any_name_is_reclaimed(
     assert not dead.exists()
 
 
+def test_c32_what_its_owner_closed_meanwhile_is_not_said_to_be_a_dead_ones(
+    name: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    other = Pool.open(_GEOMETRY, f"{name}-other", named=True)
+    real = Members.of
+
+    def look(fd: int, num_workers: int) -> Members:
+        assert other.close()
+        return real(fd, num_workers)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Members, "of", look)
+        region_module.reclaim_dead()
+    assert not region_module.name_in_shared_memory(f"{name}-other").exists()
+    assert not caplog.records
+
+
 def test_c32_what_is_no_pool_of_kvtiers_is_never_removed(name: str, *, named: bool) -> None:
     notes = region_module.name_in_shared_memory(f"{name}-notes.txt")
     pipe = region_module.name_in_shared_memory(f"{name}-pipe")

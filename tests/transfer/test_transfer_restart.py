@@ -1,9 +1,11 @@
 """Processes that share a pool and die, start again, or fork: who finds whom, and what the dead leave."""
 
+import contextlib
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -175,6 +177,57 @@ def test_a_forked_child_can_use_rows_but_is_no_member(start: Start) -> None:
     assert (
         told == "[7, 'this process is no member of the pool: it was closed here, or belongs to the parent']"
     )
+
+
+def _open_inodes() -> set[int]:
+    inodes = set()
+    for entry in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # the folder's own, and what closes meanwhile
+            inodes.add(entry.stat().st_ino)
+    return inodes
+
+
+def _await(is_so: Callable[[], object]) -> None:
+    deadline = time.monotonic() + TIMEOUT_S
+    while not is_so():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize("kind", ["own", "anonymous", "named"])
+def test_k8_a_pool_that_is_dropped_takes_memory_thread_and_names_with_it_and_says_nothing(
+    name: str, kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    geometry = PoolGeometry(num_rows=4, row_bytes=4096)
+    threads = threading.active_count()
+    pool = Pool.create(geometry) if kind == "own" else Pool.open(geometry, name, named=kind == "named")
+    inode = os.fstat(pool.fd).st_ino
+    del pool
+    _await(lambda: inode not in _open_inodes() and threading.active_count() == threads)
+    assert name not in Path("/proc/net/unix").read_text()
+    assert not [entry for entry in os.listdir("/dev/shm") if name in entry]
+    assert not caplog.records
+
+
+def test_c32_whoever_still_uses_rows_is_a_member_though_the_pool_object_is_gone(name: str) -> None:
+    geometry = PoolGeometry(num_rows=4, row_bytes=4096)
+    with Pool.open(geometry, name) as scheduler:
+        worker = Pool.open(geometry, name, 0)
+        row = worker.row(1)
+        del worker
+        assert scheduler.missing_members() == []
+        row[0] = 5
+        assert scheduler.row(1)[0] == 5
+        del row
+        _await(lambda: scheduler.missing_members() == [0])
+
+
+def test_c32_a_forked_child_that_drops_a_pool_leaves_the_parents_as_it_is(start: Start) -> None:
+    scheduler = start(SCHEDULER)
+    assert scheduler.ask("fork-drop") == "dropped"
+    worker = start(0)
+    assert worker.pool == scheduler.pool
+    assert [member.ask("wait") for member in (scheduler, worker)] == ["all"] * 2
 
 
 def test_c36_what_a_dead_worker_had_not_begun_does_not_look_stored_with_its_successors_first_job(
