@@ -51,7 +51,11 @@ class Host:
         self._thread = threading.Thread(
             target=self._run, args=(self._end,), name="kvtier-handover", daemon=True
         )
-        self._thread.start()
+        try:
+            self._thread.start()
+        except BaseException:  # no more threads for this user, or in this control group
+            os.close(self._end)
+            raise
 
     def close(self) -> None:
         """End now. Twice is fine."""

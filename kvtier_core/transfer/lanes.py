@@ -56,10 +56,17 @@ class LaneDevice(ABC):
         self._is_shut_down = False
         self._leave_worker = control.use_worker(worker)
         copies = {Direction.STORE: self._carry_out_store, Direction.LOAD: self._carry_out_load}
-        self._lanes = {
-            direction: Lane(direction, control, worker, _weakly(copy), on_finished, self._enter_lane)
-            for direction, copy in copies.items()
-        }
+        self._lanes: dict[Direction, Lane] = {}
+        try:
+            for direction, copy in copies.items():
+                lane = Lane(direction, control, worker, _weakly(copy), on_finished, self._enter_lane)
+                self._lanes[direction] = lane
+        except BaseException:  # no more threads for this user, or in this control group
+            for lane in self._lanes.values():
+                lane.stop()
+            self._is_shut_down = True
+            self._leave_worker()
+            raise
 
     def __del__(self) -> None:
         """Neither waits nor lets go of anything: a lane that is in a copy keeps what that needs until its end."""

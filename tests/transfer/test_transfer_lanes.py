@@ -2,6 +2,7 @@
 
 import asyncio
 import math
+import threading
 from array import array
 from collections.abc import Callable
 
@@ -150,3 +151,27 @@ def test_c36_another_pools_control_page_is_refused(make_pool: MakePool) -> None:
     pool, other = make_pool(), make_pool()
     with pytest.raises(ValueError, match="not this pool's"):
         CPUDevice(KVLayout([torch.zeros(4, 16)]), pool, other.control)
+
+
+def test_c30_a_device_whose_second_thread_can_not_start_leaves_neither_the_first_nor_its_number(
+    make_device: MakeDevice, pool: Pool, kv: list[torch.Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where a control group limits processes."""
+    started: list[threading.Thread] = []
+    real = threading.Thread.start
+
+    def start(thread: threading.Thread) -> None:
+        if started:
+            raise RuntimeError("can't start new thread")
+        started.append(thread)
+        real(thread)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", start)
+        with pytest.raises(RuntimeError, match="can't start new thread"):
+            CPUDevice(KVLayout(kv), pool, pool.control)
+    started[0].join(TIMEOUT_S)
+    assert not started[0].is_alive()
+    device = make_device(KVLayout(kv), pool)
+    device.submit_store(1, one([0], [0]), epoch=0)
+    assert device.wait(STORE, [1], TIMEOUT_S)

@@ -449,6 +449,21 @@ def test_descriptors_that_are_handed_over_do_not_leak_into_other_programs(open_p
     assert not [entry for entry in kept if os.get_inheritable(int(entry))]
 
 
+def test_a_handover_that_can_not_start_its_thread_leaves_nothing(
+    open_pool: OpenPool, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    before = os.listdir("/proc/self/fd")
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", refuse)
+        with pytest.raises(RuntimeError, match="can't start new thread"):
+            open_pool(SCHEDULER)
+    assert os.listdir("/proc/self/fd") == before
+    assert name not in Path("/proc/net/unix").read_text()
+
+
 def test_closing_a_pool_ends_its_handover(open_pool: OpenPool, name: str) -> None:
     first, second = open_pool(0), open_pool(1)
     assert any(thread.name == "kvtier-handover" for thread in threading.enumerate())
