@@ -156,11 +156,12 @@ class Pool:
         Every process of the engine on this machine calls this, in any order, with the same geometry; then
         ``wait_for_members``. A process that does not know the geometry passes ``None`` and waits for one that does.
         *note*, of at most 64 KiB, is what this process tells the others should it be the first: all find the first
-        one's in ``note``. A process that starts again joins the pool that any of the others still has; a named pool can
-        be found only until all have come. Raises ``MemoryError`` when the pool does not fit, ``ValueError`` for another
-        geometry than the others' or a member that the pool does not have, ``FileExistsError`` when a living process is
-        that member, ``OSError`` of ``EOWNERDEAD`` when whoever died before left the pool of no use, ``PermissionError``
-        when another user has the name, ``TimeoutError`` when nobody makes it or hands it over.
+        one's in ``note``. A process that starts again joins the pool that any of the others still has; a named pool,
+        once all have come, only where it sees those in /proc. Raises ``MemoryError`` when the pool does not fit,
+        ``ValueError`` for another geometry than the others' or a member that the pool does not have,
+        ``FileExistsError`` when a living process is that member, ``OSError`` of ``EOWNERDEAD`` when whoever died before
+        left the pool of no use, ``PermissionError`` when another user has the name, ``TimeoutError`` when nobody makes
+        it or hands it over.
         """
         if not _NAME.fullmatch(name):
             raise ValueError(f"{name!r} is no name for a pool: use 1 to 64 letters, digits, '.', '_' and '-'")

@@ -57,7 +57,9 @@ class Sharing:
         deadline = time.monotonic() + timeout_s
         if not wait_for(lambda: not self.members.missing(), timeout_s):
             missing = ", ".join(map(describe, self.members.missing()))
-            late = "" if self.path is None else ", and start before all have come, since its name goes then"
+            late = (
+                "" if self.path is None else ", and see each other in /proc to start again once all have come"
+            )
             raise TimeoutError(
                 f"{missing} did not join the pool within {timeout_s:g} s: all processes of an engine must run on this "
                 f"machine, in one network namespace, as one user, with one configuration{late}"
