@@ -175,3 +175,32 @@ def test_c30_a_device_whose_second_thread_can_not_start_leaves_neither_the_first
     device = make_device(KVLayout(kv), pool)
     device.submit_store(1, one([0], [0]), epoch=0)
     assert device.wait(STORE, [1], TIMEOUT_S)
+
+
+def test_c34_however_often_and_from_wherever_a_device_is_shut_down_it_lets_go_once(
+    pool: Pool, kv: list[torch.Tensor]
+) -> None:
+    """What it lets go of twice, such as memory pinned for a GPU, may be somebody else's by then."""
+    let_go: list[int] = []
+
+    class Counting(CPUDevice):
+        def _let_go(self) -> None:
+            let_go.append(1)
+            super()._let_go()
+
+    device = Counting(KVLayout(kv), pool, pool.control)
+    ended: list[bool] = []
+    together = threading.Barrier(4)
+
+    def shut_down() -> None:
+        together.wait(TIMEOUT_S)
+        ended.append(device.shutdown(TIMEOUT_S))
+
+    threads = [threading.Thread(target=shut_down) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(TIMEOUT_S)
+    assert device.shutdown(TIMEOUT_S)
+    assert ended == [True] * 4
+    assert let_go == [1]
