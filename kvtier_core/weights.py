@@ -26,6 +26,9 @@ _MAX_REMEMBERED = 10_000
 """Files whose digests are remembered; past that those not needed for longest are forgotten."""
 _SETTLED_NS = 2_000_000_000
 """A file that changed less than this ago may change again without a new time stamp: its digest is not remembered."""
+_PATIENCE_S = 60.0
+"""How long to wait for a process that reads the same file: it may be stopped, or have left a child with the lock."""
+_POLL_S = 0.05
 
 _DOCUMENTS = frozenset({".md", ".rst", ".pdf", ".png", ".jpg", ".jpeg", ".gif", ".svg", ".webp", ".log"})
 """Endings of files in a model's directory that no loader reads. All others may be weights, settings or code."""
@@ -45,7 +48,7 @@ def _walk(directory: Path, seen: set[Path]) -> Iterator[Path]:
     if real in seen:
         return
     seen.add(real)
-    for path in directory.iterdir():
+    for path in sorted(directory.iterdir()):  # of a directory with two names, the same one everywhere
         if path.name.startswith(".") or path.name == _LEFT_OUT:
             continue
         if path.is_dir():
@@ -61,8 +64,9 @@ def digest_weights(files: Iterable[Path], *, root: Path | None = None, edges: bo
     quick and trusting: it misses what differs in the middle, such as a fine-tune of some layers in one large file.
 
     Cost: one read of a file that is new or has changed; what it held is remembered in ``$XDG_CACHE_HOME/kvtier``
-    (``~/.cache/kvtier``) under its path, inode, size and times. Two small reads a file with *edges*. Blocks meanwhile;
-    any thread. Raises ``OSError`` when a file can't be read.
+    (``~/.cache/kvtier``) under its path, inode, size and times, but for files of read-only images, whose times tell
+    nothing. Two small reads a file with *edges*. Blocks meanwhile, also while another process reads the same file; any
+    thread. Raises ``OSError`` when a file can't be read.
     """
     total = hashlib.sha256(b"edges" if edges else b"every byte, xxh3-128")
     named = sorted((path.name if root is None else path.relative_to(root).as_posix(), path) for path in files)
@@ -94,7 +98,8 @@ def _remembered(path: Path) -> str:
     Processes that ask for the same file wait for the first one, and are then told what it found.
     """
     real = path.resolve()
-    identity = _identity(real)
+    if (identity := _identity(real)) is None:
+        return _full(real)
     try:
         entry = _open_entry(real)
     except (OSError, RuntimeError) as error:  # without a home there is no directory for it
@@ -123,11 +128,24 @@ def _open_entry(real: Path) -> int:
         _forget_some(directory)
     entry = os.open(place, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
-        fcntl.flock(entry, fcntl.LOCK_EX)
+        _lock(entry, place)
     except OSError:
         os.close(entry)
         raise
     return entry
+
+
+def _lock(entry: int, place: Path) -> None:
+    deadline = time.monotonic() + _PATIENCE_S
+    while True:
+        try:
+            return fcntl.flock(entry, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() >= deadline:
+                raise TimeoutError(
+                    f"another process has kept {place} for {_PATIENCE_S:g} s: it hangs, or left a child behind. End it"
+                ) from None
+        time.sleep(_POLL_S)
 
 
 def _recall(entry: FileIO, identity: list[int | str]) -> str | None:
@@ -155,9 +173,21 @@ def _forget_some(directory: Path) -> None:
         Path(path).unlink(missing_ok=True)
 
 
-def _identity(path: Path) -> list[int | str]:
-    found = path.stat()
+def _identity(path: Path) -> list[int | str] | None:
+    """Which file is at *path* and when it changed, or ``None`` where its times don't tell."""
+    with path.open("rb") as file:  # opened: a network's file system then asks its server
+        found, on = os.fstat(file.fileno()), os.fstatvfs(file.fileno())
+    if not _tells_changes(found.st_ctime_ns, is_read_only=bool(on.f_flag & os.ST_RDONLY)):
+        return None
     return [str(path), found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns]
+
+
+def _tells_changes(ctime_ns: int, *, is_read_only: bool) -> bool:
+    """Whether a kernel set this time. In an image (squashfs, ISO 9660) it is what its maker wrote, in whole seconds.
+
+    Reproducible ones have the same times throughout, so that two are told apart by nothing but what is in their files.
+    """
+    return not is_read_only or ctime_ns % 1_000_000_000 != 0
 
 
 def _is_settled(path: Path) -> bool:

@@ -46,23 +46,46 @@ class Host:
         self._listener = listener
         self._listener.setblocking(False)  # other members may be quicker to accept
         self._fd = fd
+        self._last: Callable[[], None] | None = None
         self._end: int | None = os.eventfd(0, os.EFD_CLOEXEC)
         self._thread = threading.Thread(
             target=self._run, args=(self._end,), name="kvtier-handover", daemon=True
         )
-        self._thread.start()
+        try:
+            self._thread.start()
+        except BaseException:  # no more threads for this user, or in this control group
+            os.close(self._end)
+            raise
 
     def close(self) -> None:
         """End now. Twice is fine."""
         if self._thread.is_alive() and self._end is not None:
             os.eventfd_write(self._end, 1)
         self._thread.join()
+        self._let_go()
+
+    def end_soon(self, last: Callable[[], None]) -> None:
+        """End without waiting for it, which a finalizer must not; *last* is called when nobody is answered any more."""
+        self._last = last
+        if self._thread.is_alive() and self._end is not None:
+            os.eventfd_write(self._end, 1)
+        else:
+            self._let_go()
+            last()
+
+    def _let_go(self) -> None:
         if self._end is not None:
             os.close(self._end)
             self._end = None
         self._listener.close()
 
     def _run(self, end: int) -> None:
+        self._answer_all(end)
+        if self._last is not None:
+            self._let_go()
+            self._last()
+
+    def _answer_all(self, end: int) -> None:
         both, only_end = select.poll(), select.poll()
         both.register(self._listener, select.POLLIN)
         for waiting in (both, only_end):

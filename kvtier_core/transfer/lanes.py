@@ -4,6 +4,7 @@ Decides nothing about bytes. A device is a subclass that says how a job's store 
 lane's thread.
 """
 
+import threading
 import time
 import warnings
 import weakref
@@ -54,12 +55,20 @@ class LaneDevice(ABC):
         self._addresses = [group.read_addresses() for group in layout.groups]
         self._limits = limits_for(layout, pool)
         self._is_shut_down = False
+        self._letting_go = threading.Lock()
         self._leave_worker = control.use_worker(worker)
         copies = {Direction.STORE: self._carry_out_store, Direction.LOAD: self._carry_out_load}
-        self._lanes = {
-            direction: Lane(direction, control, worker, _weakly(copy), on_finished, self._enter_lane)
-            for direction, copy in copies.items()
-        }
+        self._lanes: dict[Direction, Lane] = {}
+        try:
+            for direction, copy in copies.items():
+                lane = Lane(direction, control, worker, _weakly(copy), on_finished, self._enter_lane)
+                self._lanes[direction] = lane
+        except BaseException:  # no more threads for this user, or in this control group
+            for lane in self._lanes.values():
+                lane.stop()
+            self._is_shut_down = True
+            self._leave_worker()
+            raise
 
     def __del__(self) -> None:
         """Neither waits nor lets go of anything: a lane that is in a copy keeps what that needs until its end."""
@@ -135,9 +144,11 @@ class LaneDevice(ABC):
         ended = [lane.join(max(0.0, deadline - time.monotonic())) for lane in self._lanes.values()]
         if not all(ended):
             return False
-        self._is_shut_down = True
-        self._let_go()
-        self._leave_worker()
+        with self._letting_go:  # threads that shut down at once
+            if not self._is_shut_down:
+                self._let_go()
+                self._leave_worker()
+                self._is_shut_down = True
         return True
 
     def _carry_out_store(self, job: LaneJob, _reached: Callable[[int], None]) -> int:

@@ -19,6 +19,7 @@ import mmap
 import os
 import re
 import struct
+import weakref
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -95,7 +96,8 @@ class PoolGeometry:
 class Pool:
     """One process's view of the pool. Made by ``create``, or ``attach``, or by ``open`` where several are to share it.
 
-    Rows may be used from any thread; what they hold at a time is for the caller to agree on.
+    Rows may be used from any thread; what they hold at a time is for the caller to agree on. A pool that nobody closes
+    goes in silence when nobody has it, its rows or its array any more.
     """
 
     def __init__(
@@ -122,6 +124,9 @@ class Pool:
         self._prefault: Prefault | None = None
         self._sharing = sharing
         self._is_kept = False
+        # With the mapping, not with this object: whoever has rows still works on them, and is a member that long.
+        self._abandon = weakref.finalize(self._mapping, _abandon, fd, sharing)
+        self._abandon.atexit = False  # the kernel does all that, and tiers may still be at work
 
     @classmethod
     def create(cls, geometry: PoolGeometry, *, huge_pages: bool = False) -> Self:
@@ -156,11 +161,12 @@ class Pool:
         Every process of the engine on this machine calls this, in any order, with the same geometry; then
         ``wait_for_members``. A process that does not know the geometry passes ``None`` and waits for one that does.
         *note*, of at most 64 KiB, is what this process tells the others should it be the first: all find the first
-        one's in ``note``. A process that starts again joins the pool that any of the others still has; a named pool can
-        be found only until all have come. Raises ``MemoryError`` when the pool does not fit, ``ValueError`` for another
-        geometry than the others' or a member that the pool does not have, ``FileExistsError`` when a living process is
-        that member, ``OSError`` of ``EOWNERDEAD`` when whoever died before left the pool of no use, ``PermissionError``
-        when another user has the name, ``TimeoutError`` when nobody makes it or hands it over.
+        one's in ``note``. A process that starts again joins the pool that any of the others still has; a named pool,
+        once all have come, only where it sees those in /proc. Raises ``MemoryError`` when the pool does not fit,
+        ``ValueError`` for another geometry than the others' or a member that the pool does not have,
+        ``FileExistsError`` when a living process is that member, ``OSError`` of ``EOWNERDEAD`` when whoever died before
+        left the pool of no use, ``PermissionError`` when another user has the name, ``TimeoutError`` when nobody makes
+        it or hands it over.
         """
         if not _NAME.fullmatch(name):
             raise ValueError(f"{name!r} is no name for a pool: use 1 to 64 letters, digits, '.', '_' and '-'")
@@ -264,7 +270,8 @@ class Pool:
         if self._prefault is None:
             length = self.geometry.total_bytes
             huge_pages = map_for_huge_pages(self.fd, length) if self._huge_pages else None
-            self._prefault = Prefault(self.address - self.geometry.rows_offset, length, huge_pages)
+            address = self.address - self.geometry.rows_offset
+            self._prefault = Prefault(self._mapping, address, length, huge_pages)
         return self._prefault
 
     @property
@@ -321,6 +328,7 @@ class Pool:
         if self._is_kept:
             return False
         if self._fd is not None:
+            self._abandon.detach()
             if self._sharing is not None:
                 self._sharing.end(self._fd)
             os.close(self._fd)
@@ -342,6 +350,14 @@ class Pool:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _abandon(fd: int, sharing: Sharing | None) -> None:
+    """Let go of what a pool has beside its mapping, which nobody closed and nobody uses any more."""
+    if sharing is None:
+        os.close(fd)
+    else:
+        sharing.abandon(fd)
 
 
 def _maker(geometry: PoolGeometry | None) -> Callable[[], int] | None:

@@ -7,6 +7,7 @@ them meanwhile (``MADV_POPULATE_WRITE``, Linux 5.14; older kernels go without).
 
 import errno
 import logging
+import mmap
 import threading
 
 from kvtier_core.transfer.huge_pages import MADV_POPULATE_WRITE, HugePages, advise
@@ -21,11 +22,14 @@ _log = logging.getLogger("kvtier.pool")
 class Prefault:
     """One background pass over a mapping. The interpreter goes on meanwhile: ctypes lets go of its lock."""
 
-    def __init__(self, address: int, length: int, huge_pages: HugePages | None = None) -> None:
-        """Start at once. *address* is page-aligned and mapped until ``stop`` has returned.
+    def __init__(
+        self, mapping: mmap.mmap, address: int, length: int, huge_pages: HugePages | None = None
+    ) -> None:
+        """Start at once. *mapping*, which begins at *address*, is kept until the pass has ended: its owner may be gone.
 
-        *huge_pages*, of the same bytes, is finished at the end.
+        It is not to be closed before ``stop`` has returned. *huge_pages*, of the same bytes, is finished at the end.
         """
+        self._mapping = mapping
         self._address = address
         self._length = length
         self._huge_pages = huge_pages

@@ -4,16 +4,18 @@ Decides whether the memory fits before anybody touches it, so that what does not
 never a SIGBUS in the middle of a copy; and whether a named file may be trusted. A file without a name is a memfd,
 sealed against resizing. A named one can't be sealed (the kernel seals memfds alone): it must be this user's and nobody
 else's to write. It has its name before its pages, so that of several who come at once one takes them, and keeps others
-out until it has them all. It is found dead by its locks.
+out until it has them all. It is found dead by its locks; and once all have come and its name is gone, it is found by
+what its living members have open.
 """
 
+import enum
 import errno
 import fcntl
 import logging
 import os
 import stat
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from kvtier_core.transfer.members import Members
@@ -56,7 +58,9 @@ def name_in_shared_memory(name: str) -> Path:
 def open_or_make_named(
     path: Path, total_bytes: int, header: bytes, what: str, member: int, num_workers: int
 ) -> tuple[int, Members] | None:
-    """Join the living memory at *path* as *member*, or make it; None when somebody else was quicker: try again.
+    """Join the living memory that has or had the name *path* as *member*, or make it.
+
+    None when somebody else was quicker: try again.
 
     The pool that dead processes left at *path* is removed. Raises ``MemoryError`` when it does not fit,
     ``FileExistsError`` when a living process is *member*, ``OSError`` when *path* is no pool of this user's alone.
@@ -65,7 +69,9 @@ def open_or_make_named(
         try:
             fd = os.open(path, _OPEN)
         except FileNotFoundError:
-            return _make_named(path, total_bytes, header, what, member, num_workers)
+            return _join_nameless(path, member, num_workers) or _make_named(
+                path, total_bytes, header, what, member, num_workers
+            )
         except PermissionError as error:
             raise _taken(path, "this user may not open") from error
         on_failure.callback(os.close, fd)
@@ -73,10 +79,42 @@ def open_or_make_named(
             raise _taken(path, wrong)
         members = Members.of(fd, num_workers)
         on_failure.callback(members.close)
-        if not unlink_if_dead(fd, path, members, then=lambda: members.join(member)):
+        found = unlink_if_dead(fd, path, members, then=lambda: members.join(member))
+        if found is not Found.ALIVE:
             return None
         on_failure.pop_all()
         return fd, members
+
+
+def _join_nameless(path: Path, member: int, num_workers: int) -> tuple[int, Members] | None:
+    """Join the pool that had the name *path* until all had come, where a living member can be seen; else None."""
+    for link in _find_unlinked(path):
+        with ExitStack() as on_failure:
+            try:
+                fd = os.open(link, _OPEN & ~os.O_NOFOLLOW)
+            except OSError:  # its process is gone by now
+                continue
+            on_failure.callback(os.close, fd)
+            if _what_is_wrong(fd) is not None:
+                continue
+            members = Members.of(fd, num_workers)
+            on_failure.callback(members.close)
+            if members.anyone():  # else a child has it that was forked before they died
+                members.join(member)
+                on_failure.pop_all()
+                return fd, members
+    return None
+
+
+def _find_unlinked(path: Path) -> Iterator[Path]:
+    """Where processes that may be looked into have the file open that had the name *path*. Cost: 10 us an open file."""
+    wanted = Path(f"{path} (deleted)")
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):  # it is gone, or another user's
+            for link in (process / "fd").iterdir():
+                with suppress(FileNotFoundError):
+                    if link.readlink() == wanted:
+                        yield link
 
 
 def reclaim_dead() -> None:
@@ -92,7 +130,7 @@ def reclaim_dead() -> None:
                 continue
             members = Members.of(fd, 0)
             done.callback(members.close)
-            if not unlink_if_dead(fd, path, members) and not is_at(fd, path):
+            if unlink_if_dead(fd, path, members) is Found.REMOVED:
                 _log.warning("removed %s, which a process that died had left", path)
 
 
@@ -102,25 +140,32 @@ def check_is_own(fd: int, path: str) -> None:
         raise PermissionError(errno.EPERM, f"the pool belongs to another user (uid {uid})", path)
 
 
+class Found(enum.Enum):
+    """What became of a named file when somebody looked whether it is dead."""
+
+    ALIVE = "others live in it"
+    REMOVED = "it was dead, and its name is gone"
+    UNKNOWN = "it has no such name any more, or somebody else looks at it"
+
+
 def unlink_if_dead(
     fd: int, path: Path, members: Members, *, then: Callable[[], None] | None = None, timeout_s: float = 0.0
-) -> bool:
-    """Whether others live in the open file, which is still at *path*; *then* is called before anybody can leave.
+) -> Found:
+    """Remove the name *path* of the open file unless others live in it; *then* is called before these can leave.
 
-    Else its name, if it still has it, is gone; or nothing is known because somebody else looked for longer than
-    *timeout_s*.
+    Waits up to *timeout_s* for somebody else who looks at it.
     """
     if not members.enter_gate(timeout_s):
-        return False
+        return Found.UNKNOWN
     try:
         if not is_at(fd, path):
-            return False
+            return Found.UNKNOWN
         if not members.anyone():
             path.unlink()
-            return False
+            return Found.REMOVED
         if then is not None:
             then()
-        return True
+        return Found.ALIVE
     finally:
         members.leave_gate()
 
@@ -174,9 +219,13 @@ def _make_named(
         _check_fits(total_bytes, what)
         with _refused(what):
             os.posix_fallocate(fd, 0, total_bytes)
+        by_name = os.open(
+            path, _OPEN
+        )  # so that it can be told from what it is open as, once the name is gone
+        os.close(fd)
         members.leave_gate()
         on_failure.pop_all()
-        return fd, members
+        return by_name, members
 
 
 def _link(fd: int, path: Path) -> bool:

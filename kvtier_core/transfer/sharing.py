@@ -4,6 +4,7 @@ Decides whether a process may be the member that another was before it, and when
 """
 
 import errno
+import os
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -56,7 +57,9 @@ class Sharing:
         deadline = time.monotonic() + timeout_s
         if not wait_for(lambda: not self.members.missing(), timeout_s):
             missing = ", ".join(map(describe, self.members.missing()))
-            late = "" if self.path is None else ", and start before all have come, since its name goes then"
+            late = (
+                "" if self.path is None else ", and see each other in /proc to start again once all have come"
+            )
             raise TimeoutError(
                 f"{missing} did not join the pool within {timeout_s:g} s: all processes of an engine must run on this "
                 f"machine, in one network namespace, as one user, with one configuration{late}"
@@ -72,6 +75,21 @@ class Sharing:
         """Leave the pool. In a forked child, which was never in it, the parent and the file's name stay as they are."""
         if self.host is not None:
             self.host.close()
+        self._leave(fd)
+
+    def abandon(self, fd: int) -> None:
+        """Leave the pool and close *fd*, without waiting for what answers others: nobody uses the memory any more."""
+
+        def leave() -> None:
+            self._leave(fd)
+            os.close(fd)
+
+        if self.host is None:
+            leave()
+        else:
+            self.host.end_soon(leave)
+
+    def _leave(self, fd: int) -> None:
         if self.path is not None and not self.members.is_closed:
             unlink_if_dead(fd, self.path, self.members, timeout_s=_CLOSE_TIMEOUT_S)
         self.members.close()

@@ -4,6 +4,7 @@ import fcntl
 import os
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
@@ -228,3 +229,38 @@ def test_c02_all_files_that_a_loader_may_read_are_a_models_and_documents_are_not
     (tmp_path / "dangling.bin").symlink_to(tmp_path / "gone")
     found = {path.relative_to(tmp_path).as_posix() for path in list_model_files(tmp_path)}
     assert found == {*loaded, "linked/shard.gguf"}
+
+
+def test_c02_the_order_in_which_a_directory_is_listed_does_not_count(tmp_path, monkeypatch):
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b" / "w.bin").write_bytes(b"x")
+    (tmp_path / "a").symlink_to("b")
+    listed = Path.iterdir
+    names = set()
+    for backwards in (False, True):
+        monkeypatch.setattr(Path, "iterdir", lambda path, way=backwards: sorted(listed(path), reverse=way))
+        names.add(tuple(list_model_files(tmp_path)))
+    assert len(names) == 1
+
+
+def test_c02_times_of_an_image_say_nothing_of_what_is_in_another(tmp_path, reads, monkeypatch):
+    """Images whose times are all the same can be mounted one after the other where the other was."""
+    file = saved(tmp_path / "w.bin", b"one")
+    assert weights._tells_changes(file.stat().st_ctime_ns, is_read_only=True)
+    assert weights._tells_changes(5 * 10**9, is_read_only=False)
+    assert not weights._tells_changes(5 * 10**9, is_read_only=True)
+    monkeypatch.setattr(weights, "_tells_changes", lambda _ctime, *, is_read_only: False)
+    assert digest_weights([file]) == digest_weights([file])
+    assert len(reads) == 2
+
+
+def test_c31_a_process_that_keeps_the_memory_to_itself_holds_nobody_up(tmp_path, reads, monkeypatch, caplog):
+    monkeypatch.setattr(weights, "_PATIENCE_S", 0.05)
+    file = saved(tmp_path / "w.bin", b"one")
+    before = digest_weights([file])
+    [entry] = (tmp_path / "cache/kvtier/weights").iterdir()
+    with entry.open("r+b") as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        assert digest_weights([file]) == before
+    assert "it hangs, or left a child behind" in caplog.text
+    assert reads == ["w.bin"] * 2

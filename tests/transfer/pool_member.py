@@ -8,12 +8,14 @@ pool, or the error it got; then answers each command, a line each, with a line:
 - ``begin JOB``: announces a store and stays in the middle of it
 - ``fork``: the number of a child that does nothing
 - ``fork-close``: ``closed`` when a child has closed the pool, and ended
+- ``fork-drop``: ``dropped`` when a child has dropped the pool without closing it, and ended
 - ``fork-use``: what a child wrote to a row, and what it was told when it asked for missing members
 """
 
 import os
 import signal
 import sys
+from collections.abc import Callable
 
 from kvtier_core.transfer import Direction, Pool, PoolGeometry
 
@@ -28,15 +30,30 @@ def _fork() -> int:
     return child
 
 
-def _fork_and_close(pool: Pool) -> str:
+def _fork_and_close(pools: list[Pool]) -> str:
     child = os.fork()
     if child == 0:
-        os._exit(0 if pool.close() else 1)
+        os._exit(0 if pools[0].close() else 1)
     _, status = os.waitpid(child, 0)
     return "closed" if status == 0 else "not closed"
 
 
-def _fork_and_use(pool: Pool) -> list[object]:
+def _fork_and_drop(pools: list[Pool]) -> str:
+    child = os.fork()
+    if child == 0:
+        fd = pools[0].fd
+        pools.clear()  # the last reference
+        try:
+            os.fstat(fd)
+        except OSError:
+            os._exit(0)
+        os._exit(1)
+    _, status = os.waitpid(child, 0)
+    return "dropped" if status == 0 else "not dropped"
+
+
+def _fork_and_use(pools: list[Pool]) -> list[object]:
+    (pool,) = pools
     child = os.fork()
     if child == 0:
         try:
@@ -49,7 +66,17 @@ def _fork_and_use(pool: Pool) -> list[object]:
     return [pool.row(1)[0], bytes(pool.row(1)[1:]).rstrip(b"\0").decode()]
 
 
-def _answer(pool: Pool, member: int, command: str, *arguments: str) -> object:
+_IN_A_CHILD: dict[str, Callable[[list[Pool]], object]] = {
+    "fork-close": _fork_and_close,
+    "fork-drop": _fork_and_drop,
+    "fork-use": _fork_and_use,
+}
+
+
+def _answer(pools: list[Pool], member: int, command: str, *arguments: str) -> object:
+    if command in _IN_A_CHILD:
+        return _IN_A_CHILD[command](pools)
+    (pool,) = pools
     match command:
         case "wait":
             pool.wait_for_members(TIMEOUT_S)
@@ -58,25 +85,21 @@ def _answer(pool: Pool, member: int, command: str, *arguments: str) -> object:
             return pool.missing_members()
         case "begin":
             return pool.control.begin(member, Direction.STORE, int(arguments[0]), pool.control.epoch)
-        case "fork":
-            return _fork()
-        case "fork-use":
-            return _fork_and_use(pool)
         case _:
-            return _fork_and_close(pool)
+            return _fork()
 
 
 def main(name: str, member: int, num_workers: int, kind: str) -> None:
     geometry = PoolGeometry(num_rows=4, row_bytes=4096, num_workers=num_workers)
     try:
-        pool = Pool.open(geometry, name, member, named=kind == "named")
+        pools = [Pool.open(geometry, name, member, named=kind == "named")]
     except OSError as error:
         print(type(error).__name__, error, flush=True)
         return
-    print(os.fstat(pool.fd).st_ino, flush=True)
+    print(os.fstat(pools[0].fd).st_ino, flush=True)
     for line in sys.stdin:
-        print(_answer(pool, member, *line.split()), flush=True)
-    pool.close()
+        print(_answer(pools, member, *line.split()), flush=True)
+    pools[0].close()
 
 
 if __name__ == "__main__":

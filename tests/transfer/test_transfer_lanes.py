@@ -2,6 +2,7 @@
 
 import asyncio
 import math
+import threading
 from array import array
 from collections.abc import Callable
 
@@ -150,3 +151,56 @@ def test_c36_another_pools_control_page_is_refused(make_pool: MakePool) -> None:
     pool, other = make_pool(), make_pool()
     with pytest.raises(ValueError, match="not this pool's"):
         CPUDevice(KVLayout([torch.zeros(4, 16)]), pool, other.control)
+
+
+def test_c30_a_device_whose_second_thread_can_not_start_leaves_neither_the_first_nor_its_number(
+    make_device: MakeDevice, pool: Pool, kv: list[torch.Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where a control group limits processes."""
+    started: list[threading.Thread] = []
+    real = threading.Thread.start
+
+    def start(thread: threading.Thread) -> None:
+        if started:
+            raise RuntimeError("can't start new thread")
+        started.append(thread)
+        real(thread)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", start)
+        with pytest.raises(RuntimeError, match="can't start new thread"):
+            CPUDevice(KVLayout(kv), pool, pool.control)
+    started[0].join(TIMEOUT_S)
+    assert not started[0].is_alive()
+    device = make_device(KVLayout(kv), pool)
+    device.submit_store(1, one([0], [0]), epoch=0)
+    assert device.wait(STORE, [1], TIMEOUT_S)
+
+
+def test_c34_however_often_and_from_wherever_a_device_is_shut_down_it_lets_go_once(
+    pool: Pool, kv: list[torch.Tensor]
+) -> None:
+    """What it lets go of twice, such as memory pinned for a GPU, may be somebody else's by then."""
+    let_go: list[int] = []
+
+    class Counting(CPUDevice):
+        def _let_go(self) -> None:
+            let_go.append(1)
+            super()._let_go()
+
+    device = Counting(KVLayout(kv), pool, pool.control)
+    ended: list[bool] = []
+    together = threading.Barrier(4)
+
+    def shut_down() -> None:
+        together.wait(TIMEOUT_S)
+        ended.append(device.shutdown(TIMEOUT_S))
+
+    threads = [threading.Thread(target=shut_down) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(TIMEOUT_S)
+    assert device.shutdown(TIMEOUT_S)
+    assert ended == [True] * 4
+    assert let_go == [1]

@@ -204,6 +204,23 @@ def test_k8_o1_named_memory_of_the_dead_under_any_name_is_reclaimed(
     assert not dead.exists()
 
 
+def test_c32_what_its_owner_closed_meanwhile_is_not_said_to_be_a_dead_ones(
+    name: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    other = Pool.open(_GEOMETRY, f"{name}-other", named=True)
+    real = Members.of
+
+    def look(fd: int, num_workers: int) -> Members:
+        assert other.close()
+        return real(fd, num_workers)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Members, "of", look)
+        region_module.reclaim_dead()
+    assert not region_module.name_in_shared_memory(f"{name}-other").exists()
+    assert name not in caplog.text
+
+
 def test_c32_what_is_no_pool_of_kvtiers_is_never_removed(name: str, *, named: bool) -> None:
     notes = region_module.name_in_shared_memory(f"{name}-notes.txt")
     pipe = region_module.name_in_shared_memory(f"{name}-pipe")
@@ -430,6 +447,21 @@ def test_descriptors_that_are_handed_over_do_not_leak_into_other_programs(open_p
     }
     assert len(kept) >= 8, "the memory, the locks, the socket and what wakes its thread, of two"
     assert not [entry for entry in kept if os.get_inheritable(int(entry))]
+
+
+def test_a_handover_that_can_not_start_its_thread_leaves_nothing(
+    open_pool: OpenPool, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    before = os.listdir("/proc/self/fd")
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", refuse)
+        with pytest.raises(RuntimeError, match="can't start new thread"):
+            open_pool(SCHEDULER)
+    assert os.listdir("/proc/self/fd") == before
+    assert name not in Path("/proc/net/unix").read_text()
 
 
 def test_closing_a_pool_ends_its_handover(open_pool: OpenPool, name: str) -> None:

@@ -1,5 +1,9 @@
+import ctypes
+import gc
 import resource
+import threading
 
+from kvtier_core.transfer import prefault
 from kvtier_core.transfer.pool import Pool, PoolGeometry
 
 GEOMETRY = PoolGeometry(num_rows=64, row_bytes=1 << 20)
@@ -25,3 +29,23 @@ def test_close_ends_a_pass_that_is_under_way():
     assert pool.prefault() is running
     assert pool.close()
     assert running.wait(0)
+
+
+def test_a_pass_keeps_the_mapping_of_a_pool_that_nobody_has_any_more(monkeypatch):
+    begun, go_on, touched = threading.Event(), threading.Event(), []
+
+    def advise(address, length, _advice):
+        begun.set()
+        assert go_on.wait(30)
+        touched.append(ctypes.string_at(address, 7))
+
+    monkeypatch.setattr(prefault, "advise", advise)
+    pool = Pool.create(GEOMETRY)
+    running = pool.prefault()
+    assert begun.wait(30)
+    del pool
+    gc.collect()
+    go_on.set()
+    assert running.wait(30)
+    assert touched[0] == b"kvtpool"
+    assert len(touched) == -(-GEOMETRY.total_bytes // (16 << 20))

@@ -1,9 +1,11 @@
 """Processes that share a pool and die, start again, or fork: who finds whom, and what the dead leave."""
 
+import contextlib
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -102,16 +104,39 @@ def test_c43_whoever_made_the_pool_may_start_again(start: Start, kind: str) -> N
     assert [member.ask("wait") for member in (second, again, scheduler)] == ["all"] * 3
 
 
+@pytest.mark.parametrize("kind", ["anonymous", "named"])
+@pytest.mark.parametrize("first", [SCHEDULER, 0])
 def test_c43_a_worker_that_starts_again_after_all_have_come_joins_the_pool_of_the_living(
-    start: Start,
+    start: Start, kind: str, first: int
 ) -> None:
-    scheduler, worker = start(SCHEDULER), start(0)
-    assert scheduler.ask("wait") == "all"
+    """Whoever made the pool: of a named one the name is gone by then."""
+    members = {member: start(member, kind=kind) for member in (first, -1 - first)}
+    scheduler, worker = members[SCHEDULER], members[0]
+    assert [member.ask("wait") for member in (scheduler, worker)] == ["all"] * 2
     worker.kill()
     assert scheduler.ask("missing") == "[0]"
-    again = start(0)
+    again = start(0, kind=kind)
     assert again.pool == scheduler.pool
     assert [member.ask("wait") for member in (scheduler, again)] == ["all"] * 2
+
+
+def test_c32_a_named_pool_of_the_dead_is_not_joined_though_a_child_they_forked_has_it(
+    start: Start, fork: Callable[[Member], int]
+) -> None:
+    scheduler, worker = start(SCHEDULER, kind="named"), start(0, kind="named")
+    assert [member.ask("wait") for member in (scheduler, worker)] == ["all"] * 2
+    fork(scheduler)
+    scheduler.kill()
+    worker.kill()
+    again = start(SCHEDULER, kind="named")
+    assert again.pool.isdigit()
+    assert again.pool != scheduler.pool
+
+
+def test_c43_a_second_engine_of_a_named_pools_name_is_refused(start: Start) -> None:
+    scheduler, worker = start(SCHEDULER, kind="named"), start(0, kind="named")
+    assert [member.ask("wait") for member in (scheduler, worker)] == ["all"] * 2
+    assert "the scheduler of this pool is already there" in start(SCHEDULER, kind="named").pool
 
 
 def test_c36_a_scheduler_that_starts_again_is_told_at_once_that_the_pool_is_of_no_use(start: Start) -> None:
@@ -175,6 +200,57 @@ def test_a_forked_child_can_use_rows_but_is_no_member(start: Start) -> None:
     assert (
         told == "[7, 'this process is no member of the pool: it was closed here, or belongs to the parent']"
     )
+
+
+def _open_inodes() -> set[int]:
+    inodes = set()
+    for entry in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # the folder's own, and what closes meanwhile
+            inodes.add(entry.stat().st_ino)
+    return inodes
+
+
+def _await(is_so: Callable[[], object]) -> None:
+    deadline = time.monotonic() + TIMEOUT_S
+    while not is_so():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize("kind", ["own", "anonymous", "named"])
+def test_k8_a_pool_that_is_dropped_takes_memory_thread_and_names_with_it_and_says_nothing(
+    name: str, kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    geometry = PoolGeometry(num_rows=4, row_bytes=4096)
+    threads = threading.active_count()
+    pool = Pool.create(geometry) if kind == "own" else Pool.open(geometry, name, named=kind == "named")
+    inode = os.fstat(pool.fd).st_ino
+    del pool
+    _await(lambda: inode not in _open_inodes() and threading.active_count() == threads)
+    assert name not in Path("/proc/net/unix").read_text()
+    assert not [entry for entry in os.listdir("/dev/shm") if name in entry]
+    assert name not in caplog.text
+
+
+def test_c32_whoever_still_uses_rows_is_a_member_though_the_pool_object_is_gone(name: str) -> None:
+    geometry = PoolGeometry(num_rows=4, row_bytes=4096)
+    with Pool.open(geometry, name) as scheduler:
+        worker = Pool.open(geometry, name, 0)
+        row = worker.row(1)
+        del worker
+        assert scheduler.missing_members() == []
+        row[0] = 5
+        assert scheduler.row(1)[0] == 5
+        del row
+        _await(lambda: scheduler.missing_members() == [0])
+
+
+def test_c32_a_forked_child_that_drops_a_pool_leaves_the_parents_as_it_is(start: Start) -> None:
+    scheduler = start(SCHEDULER)
+    assert scheduler.ask("fork-drop") == "dropped"
+    worker = start(0)
+    assert worker.pool == scheduler.pool
+    assert [member.ask("wait") for member in (scheduler, worker)] == ["all"] * 2
 
 
 def test_c36_what_a_dead_worker_had_not_begun_does_not_look_stored_with_its_successors_first_job(

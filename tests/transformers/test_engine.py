@@ -1,3 +1,5 @@
+import threading
+import time
 from pathlib import Path
 from typing import cast
 
@@ -354,3 +356,223 @@ def test_c26_calls_of_one_request_come_in_order(model):
         *["append", "computed", "end_step"] * 2,
         *["request_hits", "finish"],
     ]
+
+
+def test_c02_weights_exchanged_on_disk_before_the_engine_opens_answer_for_nobody_else(tmp_path, settings):
+    from transformers import AutoModelForCausalLM
+
+    prompt, place = tokens(100), tmp_path / "model"
+    models = []
+    for seed in (1, 2):
+        save_model(tiny_model(seed=seed), place)
+        models.append(AutoModelForCausalLM.from_pretrained(place, local_files_only=True))
+    old, new = models
+    for loaded in (old, new):
+        with open_engine(loaded, settings) as engine:
+            generation = engine.generate(prompt, max_tokens=NEW)
+            assert engine.flush(60)
+        check(loaded, prompt, generation)
+        assert generation.hit_tokens == 0
+
+
+def _scale(model):
+    model.model.layers[0].self_attn.v_proj.weight.data.mul_(2)  # which torch does not count as a change
+
+
+def _one_item(model):
+    with torch.no_grad():
+        model.model.embed_tokens.weight[5, 3] += 1
+
+
+def _other_state(model):
+    model.load_state_dict(tiny_model(seed=3).state_dict())
+
+
+def _other_parameter(model):
+    norm = model.model.layers[1].input_layernorm
+    norm.weight = torch.nn.Parameter(norm.weight * 2)
+
+
+@pytest.mark.parametrize("change", [_scale, _one_item, _other_state, _other_parameter])
+def test_c02_weights_changed_under_an_open_engine_are_refused_and_are_another_model(
+    tmp_path, directory, settings, change
+):
+    from transformers import AutoModelForCausalLM
+
+    changing = AutoModelForCausalLM.from_pretrained(directory, local_files_only=True)
+    prompt = tokens(100)
+    with open_engine(changing, settings) as engine:
+        engine.generate(prompt, max_tokens=2)
+        assert engine.flush(60)
+        change(changing)
+        with pytest.raises(CacheError, match="weights have changed since the engine was opened"):
+            engine.generate(prompt, max_tokens=2)
+    with open_engine(changing, settings) as engine:
+        generation = engine.generate(prompt, max_tokens=NEW)
+    assert generation.hit_tokens == 0
+    check(changing, prompt, generation)
+
+
+def test_c02_a_model_whose_mode_or_window_was_changed_under_an_open_engine_is_refused(settings):
+    model = tiny_model("mistral")
+    with open_engine(model, settings) as engine:
+        model.train()
+        with pytest.raises(UnsupportedModelError, match="training mode"):
+            engine.generate(tokens(40), max_tokens=1)
+        model.eval()
+        model.config.sliding_window = 8
+        with pytest.raises(UnsupportedModelError, match="sliding_attention"):
+            engine.generate(tokens(40), max_tokens=1)
+        model.config.sliding_window = None
+        check(model, tokens(40), engine.generate(tokens(40), max_tokens=1))
+
+
+def test_c01_what_is_stored_twice_from_one_cache_is_keyed_by_its_own_tokens(model, settings):
+    prompt = torch.tensor([tokens(100)])
+
+    def go_on(sequence, cache, count):
+        return model.generate(
+            sequence,
+            attention_mask=torch.ones_like(sequence),
+            max_new_tokens=count,
+            min_new_tokens=count,
+            do_sample=False,
+            **{cache_keyword(model): cache},
+        )
+
+    with open_engine(model, settings) as engine:
+        with engine.cache_for(prompt) as cached:
+            first = go_on(prompt, cached.cache, 20)
+            cached.store(first)
+            second = go_on(first, cached.cache, 30)
+            cached.store(second)
+        made = second[0].tolist()
+        twice = [*made[:120], *made[100:150], 7]  # the keys it had when the first twenty were counted twice
+        for sequence, hits in (([*made, 7], 144), (twice, 112)):
+            generation = engine.generate(sequence, max_tokens=NEW)
+            check(model, sequence, generation)
+            assert generation.hit_tokens == hits
+
+
+def test_k4_o1_tokens_may_be_taken_back_once_they_are_stored_but_not_replaced_in_the_store(model, settings):
+    prompt = tokens(64)
+    with open_engine(model, settings) as engine:
+        with engine.cache_for(prompt) as cached, torch.no_grad():
+            keyword = {cache_keyword(model): cached.cache}
+            model(input_ids=torch.tensor([tokens(96)]), **keyword)
+            cached.store(tokens(96))
+            cached.cache.crop(-40)
+            other = [*tokens(56), *tokens(40, seed=4)]
+            model(input_ids=torch.tensor([other[56:]]), **keyword)
+            with pytest.raises(CacheError, match="does not begin with the 96 tokens stored before"):
+                cached.store(other)
+        for sequence in (tokens(100), [*other, 5]):
+            check(model, sequence, engine.generate(sequence, max_tokens=NEW))
+
+
+def test_k4_o1_a_cache_that_is_over_writes_no_more(model, settings):
+    prompt = tokens(64)
+    with open_engine(model, settings) as engine:
+        with engine.cache_for(prompt) as cached, torch.no_grad():
+            keyword = {cache_keyword(model): cached.cache}
+            model(input_ids=torch.tensor([prompt]), **keyword)
+            cached.store(prompt)
+        before = [tensor.clone() for tensor in engine._kv.tensors]
+        with pytest.raises(CacheError, match="this cache is over"), torch.no_grad():
+            model(input_ids=torch.tensor([tokens(64, seed=2)]), **keyword)
+        assert all(torch.equal(one, other) for one, other in zip(before, engine._kv.tensors, strict=True))
+        generation = engine.generate(tokens(70), max_tokens=NEW)
+        assert generation.hit_tokens == 64
+        check(model, tokens(70), generation)
+
+
+def test_c03_a_forward_pass_that_was_cut_off_is_not_stored(model, settings):
+    prompt = tokens(64)
+    layer = model.model.layers[1]
+
+    def stop(*_args):
+        raise KeyboardInterrupt
+
+    with open_engine(model, settings) as engine:
+        with engine.cache_for(prompt) as cached, torch.no_grad():
+            keyword = {cache_keyword(model): cached.cache}
+            handle = layer.register_forward_pre_hook(stop)
+            with pytest.raises(KeyboardInterrupt):
+                model(input_ids=torch.tensor([prompt]), **keyword)
+            handle.remove()
+            with pytest.raises(CacheError, match="cut off half way"):
+                cached.store(prompt)
+        generation = engine.generate(prompt, max_tokens=NEW)
+    assert generation.hit_tokens == 0
+    check(model, prompt, generation)
+
+
+def test_c02_kv_of_a_lower_precision_is_not_stored_as_the_models_own(model, settings):
+    prompt = tokens(64)
+    with open_engine(model, settings) as engine:
+        with (
+            torch.autocast("cpu", dtype=torch.bfloat16),
+            pytest.raises(CacheError, match=r"computes KV in torch\.bfloat16"),
+        ):
+            engine.generate(prompt, max_tokens=1)
+        generation = engine.generate(prompt, max_tokens=NEW)
+    assert generation.hit_tokens == 0
+    check(model, prompt, generation)
+
+
+class Elsewhere:
+    """A sequence of its own thread, which stays at its first token until it is told to go on."""
+
+    def __init__(self, engine, prompt):
+        self.begun, self.go_on = threading.Event(), threading.Event()
+        self.outcome = None
+        self._thread = threading.Thread(target=self._run, args=(engine, prompt))
+        self._thread.start()
+        assert self.begun.wait(60)
+
+    def _run(self, engine, prompt):
+        try:
+            self.outcome = engine.generate(prompt, max_tokens=NEW, on_token=self._stay)
+        except ClosedError as error:
+            self.outcome = error
+
+    def _stay(self, _token):
+        self.begun.set()
+        assert self.go_on.wait(60)
+
+    def end(self):
+        self.go_on.set()
+        self._thread.join(60)
+        return self.outcome
+
+
+def test_a_second_thread_is_refused_while_a_sequence_runs(model, settings):
+    with open_engine(model, settings) as engine:
+        elsewhere = Elsewhere(engine, tokens(50))
+        for use in (lambda: engine.generate(tokens(5), max_tokens=1), engine.flush):
+            with pytest.raises(CacheError, match="busy with another sequence"):
+                use()
+        check(model, tokens(50), elsewhere.end())
+        assert engine.flush(60)
+
+
+def test_c34_closing_ends_another_threads_sequence_first(model, settings):
+    engine = open_engine(model, settings)
+    elsewhere = Elsewhere(engine, tokens(50))
+    closing = threading.Thread(target=engine.close)
+    closing.start()
+    while not engine._closed:
+        time.sleep(0)
+    assert isinstance(elsewhere.end(), ClosedError)
+    closing.join(60)
+    assert not closing.is_alive()
+    engine.close()
+
+
+def test_c34_a_sequence_that_does_not_end_keeps_the_engine_open(model, settings):
+    engine = open_engine(model, settings, wait_timeout_s=0.05)
+    elsewhere = Elsewhere(engine, tokens(50))
+    with pytest.raises(CacheError, match="another thread did not end its sequence"):
+        engine.close()
+    assert isinstance(elsewhere.end(), ClosedError)
+    engine.close()

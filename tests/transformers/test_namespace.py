@@ -131,3 +131,35 @@ def test_c02_block_size_counts_and_the_description_can_be_read(tmp_path):
     assert description["kv_dtype"] == "float32"
     assert description["tokens_per_block"] == BLOCK
     assert description["groups"][0]["layers"] == ("model.layers.0.self_attn", "model.layers.1.self_attn")
+
+
+@pytest.mark.parametrize("edges", [False, True])
+def test_c02_weights_changed_in_memory_are_other_weights(tmp_path, edges):
+    plain, changed = saved(tmp_path / "m"), saved(tmp_path / "m")
+    assert namespace(plain, edges=edges).name == namespace(changed, edges=edges).name
+    changed.model.layers[1].mlp.down_proj.weight.data.mul_(1.01)
+    assert namespace(plain, edges=edges).name != namespace(changed, edges=edges).name
+
+
+def test_c02_one_item_changed_in_memory_counts(tmp_path):
+    plain, changed = saved(tmp_path / "m"), saved(tmp_path / "m")
+    changed.model.embed_tokens.weight.data[5, 3] += 1
+    assert namespace(plain).name != namespace(changed).name
+
+
+def test_c02_another_model_of_that_name_in_another_directory_is_not_the_one_loaded(tmp_path, monkeypatch):
+    """A relative path means another directory once the process has gone elsewhere."""
+    loaded = []
+    for place, seed in (("here", 1), ("there", 2)):
+        (tmp_path / place).mkdir()
+        tiny_model(seed=seed).save_pretrained(tmp_path / place / "m")
+        monkeypatch.chdir(tmp_path / place)
+        loaded.append(AutoModelForCausalLM.from_pretrained("m", local_files_only=True))
+    here, there = loaded
+    assert namespace(here).name != namespace(there).name
+
+
+def test_c02_weights_that_can_not_be_read_are_unknown(tmp_path):
+    model = saved(tmp_path / "m")
+    model.register_parameter("odd", torch.nn.Parameter(torch.eye(4).to_sparse()))
+    assert namespace(model).name != namespace(model).name

@@ -104,3 +104,27 @@ def test_every_reason_is_told_at_once():
     message = refusal(MistralForCausalLM(MistralConfig(**SIZES, sliding_window=32)).to("meta"))
     assert "sliding_attention" in message
     assert "meta" in message
+
+
+def test_sliding_window_layers_stay_refused_though_the_configuration_was_changed():
+    config = Qwen2Config(**SIZES, use_sliding_window=True, sliding_window=32, max_window_layers=1)
+    model = Qwen2ForCausalLM(config)
+    config.layer_types = ["full_attention"] * 2
+    assert "sliding_attention layers, whatever its configuration says" in refusal(model)
+
+
+def test_an_adapter_that_was_put_into_the_model_is_refused():
+    model = tiny_model()
+    lora = type("Linear", (torch.nn.Linear,), {"__module__": "peft.tuners.lora.layer"})
+    model.model.layers[0].self_attn.v_proj = lora(64, 32)
+    assert "adapter" in refusal(model)
+
+
+def test_positions_by_kind_of_layer_are_looked_at_one_by_one():
+    config = LlamaConfig(**SIZES)
+    config.rope_parameters = {
+        "full_attention": {"rope_type": "default", "rope_theta": 1e4},
+        "sliding_attention": {"rope_type": "longrope", "rope_theta": 1e4},
+    }
+    with pytest.raises(UnsupportedModelError, match="'longrope' rotary positions"):
+        check_config(config)

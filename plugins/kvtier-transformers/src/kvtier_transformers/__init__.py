@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from kvtier_transformers.cache import CacheError, DeviceKV
-    from kvtier_transformers.engine import Engine, Generation, Prompt
+    from kvtier_transformers.cached_prompt import Prompt
+    from kvtier_transformers.engine import Engine, Generation
     from kvtier_transformers.models import LoadedModel, load
     from kvtier_transformers.namespace import namespace_for
     from kvtier_transformers.support import check_model
@@ -31,7 +32,7 @@ _HOMES = {
     "Engine": "engine",
     "Generation": "engine",
     "LoadedModel": "models",
-    "Prompt": "engine",
+    "Prompt": "cached_prompt",
     "check_model": "support",
     "load": "models",
     "namespace_for": "namespace",

@@ -37,6 +37,7 @@ class BlockLayer(CacheLayerMixin):
         super().__init__()
         self._key_tokens = keys
         self._value_tokens = values
+        self._is_over = False
         self.is_initialized = True
         self._show(length)
 
@@ -55,7 +56,8 @@ class BlockLayer(CacheLayerMixin):
 
         Raises ``CacheError`` before anything is written. Cost: a copy of the new tokens.
         """
-        self._check(key_states)
+        for states in (key_states, value_states):  # under autocast they may differ
+            self._check(states)
         begin, end = self._length, self._length + key_states.shape[-2]
         self._key_tokens[begin:end] = key_states[0].transpose(0, 1)
         self._value_tokens[begin:end] = value_states[0].transpose(0, 1)
@@ -63,6 +65,10 @@ class BlockLayer(CacheLayerMixin):
         return self.keys, self.values
 
     def _check(self, states: torch.Tensor) -> None:
+        if self._is_over:
+            raise CacheError(
+                "this cache is over, and its memory may hold another sequence: use it inside its `with` block only"
+            )
         if states.shape[0] != 1:
             raise _refuse_batch(f"a batch of {states.shape[0]} sequences")
         if states.dtype != self._key_tokens.dtype:
@@ -101,6 +107,11 @@ class BlockLayer(CacheLayerMixin):
 
     def reset(self) -> None:
         """Forget all tokens; the memory stays."""
+        self._show(0)
+
+    def end(self) -> None:
+        """Forget all tokens, and take no more: the memory is somebody else's now."""
+        self._is_over = True
         self._show(0)
 
     def crop(self, tokens_to_remove: int) -> None:
@@ -151,6 +162,7 @@ class DeviceKV:
                 f"the KV of {shape[0]} tokens (whole blocks of {tokens_per_block}) can't be allocated: lower "
                 f"pool.block_size or the number of tokens: {error}"
             ) from error
+        self._layers: list[BlockLayer] = []
 
     @property
     def max_tokens(self) -> int:
@@ -169,7 +181,15 @@ class DeviceKV:
     def cache(self, length: int = 0) -> Cache:
         """A transformers cache over this memory, its first *length* tokens already there.
 
-        The caches of one ``DeviceKV`` share its memory: use one at a time.
+        The caches of one ``DeviceKV`` share its memory: the one before is over.
         """
+        self.end_cache()
         layers = zip(self.tensors[::2], self.tensors[1::2], strict=True)
-        return Cache(layers=[BlockLayer(keys, values, length) for keys, values in layers])
+        self._layers = [BlockLayer(keys, values, length) for keys, values in layers]
+        return Cache(layers=list(self._layers))
+
+    def end_cache(self) -> None:
+        """Let the cache in use, if any, write no more: the copies of its blocks may be under way."""
+        for layer in self._layers:
+            layer.end()
+        self._layers.clear()

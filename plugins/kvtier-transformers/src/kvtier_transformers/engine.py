@@ -30,8 +30,10 @@ from kvtier_core import (
 )
 from kvtier_core.transfer import KVLayout
 from kvtier_transformers.cache import CacheError, DeviceKV
+from kvtier_transformers.cached_prompt import Prompt
 from kvtier_transformers.decoding import GreedyDecoder
 from kvtier_transformers.namespace import namespace_for
+from kvtier_transformers.parameters import ParameterWatch
 from kvtier_transformers.prefill_cost import PrefillCost
 from kvtier_transformers.support import check_model
 
@@ -60,38 +62,8 @@ class Generation:
     """The logits ``(vocab,)`` the first token was chosen from, fp32."""
 
 
-class Prompt:
-    """A prompt whose cached prefix is loaded, for callers who run the model themselves.
-
-    Made by ``Engine.cache_for``.
-    """
-
-    def __init__(
-        self,
-        cache: Cache,
-        token_ids: tuple[int, ...],
-        hit_tokens: int,
-        store: Callable[[Sequence[int]], None],
-    ) -> None:
-        self.cache = cache
-        self.token_ids = token_ids
-        self.hit_tokens = hit_tokens
-        self._store = store
-
-    def store(self, sequence: torch.Tensor | Sequence[int]) -> None:
-        """Hand on the blocks of *sequence*: the prompt and what the model made of it.
-
-        The tokens must be those that went through ``cache``, in order; what the cache does not hold is left out.
-        Raises ``CacheError`` when *sequence* does not begin with the prompt.
-        """
-        flat = sequence.reshape(-1).tolist() if isinstance(sequence, torch.Tensor) else list(sequence)
-        if tuple(flat[: len(self.token_ids)]) != self.token_ids:
-            raise CacheError("the sequence to store does not begin with the prompt this cache was made for")
-        self._store(flat)
-
-
 class Engine:
-    """Runs a model with kvtier behind it. One sequence at a time; a second thread's call is refused, not queued.
+    """Runs a model with kvtier behind it. One sequence at a time; a second thread's call is refused meanwhile.
 
     ``wait_timeout_s`` bounds every wait for tiers and copies: tiers that take longer cost hits.
     """
@@ -143,11 +115,14 @@ class Engine:
         self._chunk_tokens = chunk_tokens
         self._wait_timeout_s = wait_timeout_s
         self._ids = (f"{uuid.uuid4().hex}-{number}" for number in itertools.count())
-        self._in_use = threading.Lock()
+        self._one_thread = threading.RLock()
+        """Held by whoever uses the session, which is no two threads' at once."""
+        self._has_sequence = False
         self._last_request: str | None = None
         self._copies_lost = False
         self._closed = False
         self._prefill_cost = PrefillCost()
+        self._parameters = ParameterWatch(model)
 
     @property
     def bytes_per_token(self) -> int:
@@ -167,7 +142,8 @@ class Engine:
 
         *salt* keeps requests apart: cached blocks are shared only between requests of one salt. *on_token* is called
         with every token, on the caller's thread. Raises ``CacheError`` when the prompt is empty, does not fit, or
-        the engine is busy. Cost: a forward pass over the tokens that are not cached, then one a token.
+        the engine is busy, or the model's weights are not those it was opened with any more, ``ClosedError`` also when
+        another thread closes the engine. Cost: a forward pass over the tokens that are not cached, then one a token.
         """
         started = time.perf_counter()
         if max_tokens < 1:
@@ -175,7 +151,14 @@ class Engine:
         with self._request(prompt_ids, max_tokens - 1, salt) as (request_id, cache):
             hit_tokens, load_s = cache.get_seq_length(), time.perf_counter() - started
             hand_on = _HandOn(self._session, request_id, self._block_ids)
-            decoder = GreedyDecoder(self._model, cache, chunk_tokens=self._chunk_tokens, on_progress=hand_on)
+
+            def on_progress(num_tokens: int) -> None:
+                self._ensure_open()  # close, on another thread, waits for this sequence
+                hand_on(num_tokens)
+
+            decoder = GreedyDecoder(
+                self._model, cache, chunk_tokens=self._chunk_tokens, on_progress=on_progress
+            )
             computing = time.perf_counter()
             first_logits = decoder.prefill(prompt_ids)
             token_ids = [int(first_logits.argmax())]  # also waits for a device that computes by itself
@@ -214,7 +197,8 @@ class Engine:
                 prompt.store(output)
 
         ``generate`` skips the loaded tokens by itself; ``forward`` wants those after ``prompt.hit_tokens``. Without
-        ``store`` nothing is kept. The cache is valid inside the ``with`` block only. Raises as ``generate`` does.
+        ``store`` nothing is kept. The cache takes tokens inside the ``with`` block only. A prompt's KV is known by its
+        token ids: pass no mask that hides some of them, and no positions of your own. Raises as ``generate`` does.
         """
         if isinstance(prompt_ids, torch.Tensor):
             if prompt_ids.dim() > 1 and prompt_ids.shape[0] != 1:
@@ -223,41 +207,67 @@ class Engine:
                 )
             prompt_ids = prompt_ids.reshape(-1).tolist()
         with self._request(prompt_ids, 0, salt) as (request_id, cache):
-            known = len(prompt_ids)
 
-            def store(sequence: Sequence[int]) -> None:
-                self._session.append(request_id, sequence[known:])
-                _HandOn(self._session, request_id, self._block_ids)(
-                    min(len(sequence), cache.get_seq_length())
-                )
+            def store(new_ids: Sequence[int], num_tokens: int) -> None:
+                self._ensure_open()
+                self._session.append(request_id, new_ids)
+                _HandOn(self._session, request_id, self._block_ids)(num_tokens)
+                self._await_copies(
+                    request_id
+                )  # the caller may take tokens back and write others in their place
 
             yield Prompt(cache, tuple(prompt_ids), cache.get_seq_length(), store)
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        if not self._one_thread.acquire(blocking=False):
+            raise CacheError("the engine is busy with another sequence: run them one after another")
+        try:
+            yield
+        finally:
+            self._one_thread.release()
 
     @contextmanager
     def _request(
         self, prompt_ids: Sequence[int], more_tokens: int, salt: str | None
     ) -> Iterator[tuple[str, Cache]]:
         """One request from its announcement to its end, with a cache that holds what could be loaded."""
+        self._ensure_open()
+        with self._alone():
+            if self._has_sequence:
+                raise CacheError("the engine is busy with another sequence: end that first")
+            self._has_sequence = True
+            try:
+                self._check_room(len(prompt_ids), more_tokens)
+                self._check_model()
+                self._wait_for_blocks()
+                request_id = next(self._ids)
+                self._session.new_request(request_id, prompt_ids, RequestIdentity(salt=salt))
+                self._last_request = request_id
+                try:
+                    yield request_id, self._kv.cache(self._load(request_id, len(prompt_ids)))
+                except BaseException:
+                    self._copies_lost = True
+                    self._session.abort(request_id)  # raises when this request's transfers do not end
+                    self._copies_lost = False
+                    raise
+                self._session.finish(request_id)
+            finally:
+                self._kv.end_cache()
+                self._has_sequence = False
+
+    def _ensure_open(self) -> None:
         if self._closed:
             raise ClosedError("the engine is closed")
-        if not self._in_use.acquire(blocking=False):
-            raise CacheError("the engine is busy with another sequence: run them one after another")
-        try:
-            self._check_room(len(prompt_ids), more_tokens)
-            self._wait_for_blocks()
-            request_id = next(self._ids)
-            self._session.new_request(request_id, prompt_ids, RequestIdentity(salt=salt))
-            self._last_request = request_id
-            try:
-                yield request_id, self._kv.cache(self._load(request_id, len(prompt_ids)))
-            except BaseException:
-                self._copies_lost = True
-                self._session.abort(request_id)  # raises when this request's transfers do not end
-                self._copies_lost = False
-                raise
-            self._session.finish(request_id)
-        finally:
-            self._in_use.release()
+
+    def _check_model(self) -> None:
+        """Refuse a model that is not what it was when the engine opened: the pool holds the KV of that one."""
+        check_model(self._model)
+        if self._parameters.has_changed():
+            raise CacheError(
+                "the model's weights have changed since the engine was opened, and what it would load was computed "
+                "with the old ones: close it, and open another engine"
+            )
 
     def _check_room(self, prompt_tokens: int, more_tokens: int) -> None:
         if not prompt_tokens:
@@ -277,12 +287,15 @@ class Engine:
             )
         if self._last_request is None:
             return
-        if not self._session.wait_stored(self._last_request, self._wait_timeout_s):
+        self._await_copies(self._last_request)
+        self._last_request = None
+
+    def _await_copies(self, request_id: str) -> None:
+        if not self._session.wait_stored(request_id, self._wait_timeout_s):
             raise CacheError(
-                f"the last sequence's blocks were not copied to the pool within {self._wait_timeout_s:g} s, so its "
+                f"the sequence's blocks were not copied to the pool within {self._wait_timeout_s:g} s, so its "
                 "device blocks can't be used again yet: try again, or open the engine with a larger wait_timeout_s"
             )
-        self._last_request = None
 
     def _load(self, request_id: str, prompt_tokens: int) -> int:
         """Load what the tiers have of the prompt's beginning; return how many tokens that is."""
@@ -309,17 +322,31 @@ class Engine:
         return frozenset(found if isinstance(found, list | tuple) else () if found is None else (found,))
 
     def flush(self, timeout_s: float = 60.0) -> bool:
-        """Wait until everything stored so far has reached the tiers; False when that takes longer."""
-        return self._session.flush(timeout_s)
+        """Wait until everything stored so far has reached the tiers; False when that takes longer.
+
+        Raises ``CacheError`` while another thread uses the engine.
+        """
+        with self._alone():
+            return self._session.flush(timeout_s)
 
     def stats(self) -> Mapping[str, Any]:
         """The session's counters: hits by tier, misses by reason, bytes."""
         return self._session.stats()
 
     def close(self) -> None:
-        """Close the session with its pool and tiers. Calling it twice is fine."""
+        """Close the session with its pool and tiers. Calling it twice is fine.
+
+        A sequence on another thread ends after its next forward pass. Raises ``CacheError`` when it does not.
+        """
         self._closed = True
-        self._session.close()
+        if not self._one_thread.acquire(timeout=min(self._wait_timeout_s, threading.TIMEOUT_MAX)):
+            raise CacheError(
+                f"another thread did not end its sequence within {self._wait_timeout_s:g} s: end it, and close again"
+            )
+        try:
+            self._session.close()
+        finally:
+            self._one_thread.release()
 
     def __enter__(self) -> Self:
         return self

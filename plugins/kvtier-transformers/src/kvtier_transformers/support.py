@@ -38,14 +38,24 @@ def _config_objections(config: PretrainedConfig) -> Iterator[str]:
         yield f"its type {config.model_type!r} is not one of {', '.join(SUPPORTED_MODEL_TYPES)}"
     for kind in sorted({*layer_types(config)} - {"full_attention"}):
         yield f"it has {kind} layers"
-    rope_type = rope_settings(config)["rope_type"]
-    if rope_type in _LENGTH_DEPENDENT_ROPE:
+    for rope_type in sorted(_rope_types(config) & {*_LENGTH_DEPENDENT_ROPE}):
         yield f"its {rope_type!r} rotary positions make a prefix's KV depend on the prompt's length"
 
 
+def _rope_types(config: PretrainedConfig) -> set[str]:
+    """That of the model, or one for each kind of layers."""
+    settings = rope_settings(config)
+    by_kind = [part for part in settings.values() if isinstance(part, dict)]
+    return {str(part.get("rope_type", "default")) for part in (by_kind or [settings])}
+
+
 def _state_objections(model: PreTrainedModel) -> Iterator[str]:
-    if getattr(model, "_hf_peft_config_loaded", False):
+    modules = list(model.modules())
+    if getattr(model, "_hf_peft_config_loaded", False) or any(map(_is_adapter, modules)):
         yield "it has an adapter loaded, which its weight files do not show: merge the adapter into the weights"
+    # set when the model was made: its configuration may have been changed since
+    if any(getattr(module, "sliding_window", None) is not None for module in modules):
+        yield "it has sliding_attention layers, whatever its configuration says now"
     if model.training:
         yield "it is in training mode: call model.eval()"
     elsewhere = {parameter.device.type for parameter in model.parameters()} - {"cpu"}
@@ -53,6 +63,11 @@ def _state_objections(model: PreTrainedModel) -> Iterator[str]:
         yield f"it is on {', '.join(sorted(elsewhere))}: call model.to('cpu')"
     if not model.dtype.is_floating_point:
         yield f"its KV dtype {model.dtype} is not a floating-point one"
+
+
+def _is_adapter(module: torch.nn.Module) -> bool:
+    """Whether PEFT, which puts its layers into the model it is given, made this one."""
+    return type(module).__module__.partition(".")[0] == "peft"
 
 
 def _refuse(name: str, objections: list[str]) -> UnsupportedModelError:

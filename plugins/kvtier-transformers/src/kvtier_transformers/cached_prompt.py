@@ -1,0 +1,56 @@
+"""A prompt with a cache for callers who run the model themselves.
+
+Decides whether a sequence may be stored: its keys must be those of the tokens whose KV the cache holds.
+"""
+
+from collections.abc import Callable, Sequence
+
+import torch
+from transformers import Cache
+
+from kvtier_transformers.cache import CacheError
+
+
+class Prompt:
+    """A prompt whose cached prefix is loaded, for callers who run the model themselves.
+
+    Made by ``Engine.cache_for``.
+    """
+
+    def __init__(
+        self,
+        cache: Cache,
+        token_ids: tuple[int, ...],
+        hit_tokens: int,
+        store: Callable[[Sequence[int], int], None],
+    ) -> None:
+        """*store* is given the new tokens of the sequence, and how many of all have been computed."""
+        self.cache = cache
+        self.token_ids = token_ids
+        self.hit_tokens = hit_tokens
+        self._stored = token_ids
+        self._store = store
+
+    def store(self, sequence: torch.Tensor | Sequence[int]) -> None:
+        """Hand on the blocks of *sequence*: the prompt and what the model made of it. Returns when they are copied.
+
+        The tokens must be those that went through ``cache``, in order; what the cache does not hold is left out.
+        May be called again with a longer sequence. Raises ``CacheError`` when *sequence* does not begin with the prompt
+        and with what was stored before, when a forward pass was cut off half way, or when the copies take too long.
+        """
+        flat = tuple(sequence.reshape(-1).tolist() if isinstance(sequence, torch.Tensor) else sequence)
+        known = len(self._stored)
+        if flat[:known] != self._stored:
+            raise CacheError(
+                "the sequence to store does not begin with the prompt this cache was made for"
+                if known == len(self.token_ids)
+                else f"the sequence to store does not begin with the {known} tokens stored before: take another cache "
+                "for it"
+            )
+        if len({layer.get_seq_length() for layer in self.cache.layers}) > 1:
+            raise CacheError(
+                "the layers hold different numbers of tokens: a forward pass was cut off half way, and what came after "
+                "it can't be trusted"
+            )
+        self._stored = flat
+        self._store(flat[known:], min(len(flat), self.cache.get_seq_length()))
