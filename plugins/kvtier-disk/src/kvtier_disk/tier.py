@@ -36,6 +36,7 @@ from kvtier_disk.extents.upkeep import Upkeep
 from kvtier_disk.files_tier import FilesTier
 from kvtier_disk.settings import DEFAULT_CAPACITY, DiskSettings
 
+_NOT_WRITABLE = frozenset({errno.EROFS, errno.EACCES, errno.EPERM})
 _POLICY_SIZE = 1_000_000
 """Blocks that a policy is made for where rows and capacity don't say."""
 
@@ -153,7 +154,12 @@ class DiskTier(BlockTier):
                 ), None
             except OSError as error:
                 refusal = error
-        member = root.look_in(context.namespace, context.row_bytes)
+        try:
+            member = root.look_in(context.namespace, context.row_bytes)
+        except IndexDamagedError as damage:
+            if refusal.errno in _NOT_WRITABLE:
+                raise
+            raise refusal from damage  # why it could not be made, or made anew, tells more
         if member is None and self.settings.read_only:
             raise RootRefusedError(
                 f"root {str(root.path)!r} holds no index, and the tier is configured read_only: name a root that others"

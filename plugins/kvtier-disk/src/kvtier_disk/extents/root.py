@@ -18,7 +18,7 @@ import shutil
 import stat
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -79,6 +79,7 @@ class Root:
         self._max_open = max_open
         self._warn = warn
         self._warned: set[str] = set()
+        self._is_held_up = False  # somebody kept the root's lock for too long, at the last try
 
     @contextmanager
     def exclusively(self) -> Iterator[None]:
@@ -92,11 +93,20 @@ class Root:
         """Keep the index what it is meanwhile: nobody opens the root, or makes the index anew.
 
         What is numbered by an index, or told by it to be unused, is so only as long as it is the root's. Raises
-        ``OSError``: ``ESTALE`` when another index has taken its place.
+        ``OSError``: ``ESTALE`` when another index has taken its place, ``ETIMEDOUT`` when another process keeps the
+        lock for 5 s; who comes after that does not wait again, so that many stores don't add up their waits.
         """
         # At first without the lock: in the empty place of a root that is not mounted, no file may be made for it.
         self.check_in_use(database)
-        with exclusively(self.home / "lock", _HOLD_TIMEOUT_S):
+        with ExitStack() as held:
+            try:
+                held.enter_context(
+                    exclusively(self.home / "lock", 0.0 if self._is_held_up else _HOLD_TIMEOUT_S)
+                )
+            except TimeoutError:
+                self._is_held_up = True
+                raise
+            self._is_held_up = False
             self.check_in_use(database)
             yield
 
@@ -198,7 +208,7 @@ class Root:
                     member.index.remove_owner(member.owner)
                 if remove:
                     with self.exclusively():
-                        self.remove_empty(member.index)
+                        self.clear(member.index)
                         self._dismantle(member.index)
         finally:
             member.end()
@@ -234,6 +244,7 @@ class Root:
         Raises ``OSError``.
         """
         path = self.indexes.path()
+        self.indexes.remove_unused(path)
         if path is None:
             if next(self._find(), None) is not None:
                 return self.rebuild("it is lost")
@@ -297,12 +308,12 @@ class Root:
         on_disk = {found.id: found for found in self._find({name for name, _ in rows})}
         for id_, row in rows.items():
             size = on_disk[id_].bytes if id_ in on_disk else -1
-            if (row.is_ready and size < row.bytes) or (not row.is_ready and row.owner is None):
+            if row.is_ready and size < row.bytes:
                 self.take_away(index, row, namespaces[row.namespace], owner=None)
         unknown = [found for id_, found in on_disk.items() if id_ not in rows]
         if unknown:
             self._adopt(index, unknown, {row.id for row in index.extents()})
-        self.remove_empty(index)
+        self.clear(index)
 
     def heal_directory(self, member: Membership, description: Mapping[str, Any]) -> None:
         """Make a namespace's directory again if it is gone, and forget what was in it.
@@ -324,11 +335,16 @@ class Root:
         index.drop_extent(row.id)
         return True
 
-    def remove_empty(self, index: Index) -> None:
-        """Remove what is left of namespaces that hold nothing and that nobody uses.
+    def clear(self, index: Index) -> None:
+        """Remove what is left of extents that nobody finished, and of namespaces that hold nothing and nobody uses.
 
-        Call it ``exclusively``: who joins must not find the directory it has made gone. Raises ``OSError``.
+        Call it ``exclusively``: nobody makes an extent meanwhile, and who joins must not find the directory it has made
+        gone. An extent that its owner is removing just now may be removed twice. Raises ``OSError``.
         """
+        namespaces = index.namespaces()
+        for row in index.extents():
+            if not row.is_ready and row.namespace in namespaces:
+                self.take_away(index, row, namespaces[row.namespace], owner=None)
         removed = {namespace.name for namespace in index.remove_namespaces()}
         for name in removed - {namespace.name for namespace in index.namespaces().values()}:
             directory = self.path / name
