@@ -176,7 +176,10 @@ class DiskTier(BlockTier):
 
     def close(self) -> None:
         """Close what is open; claims that are left are freed. Raises ``OSError``."""
-        store, self._store, self._upkeep = self._store, None, None
+        store, self._store = self._store, None
+        upkeep, self._upkeep = self._upkeep, None
+        if upkeep is not None:
+            upkeep.end_former()
         if store is not None:
             self._root.leave(store.opened.member, remove=self._was_removed)
 

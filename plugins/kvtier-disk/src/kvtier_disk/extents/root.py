@@ -302,14 +302,12 @@ class Root:
         namespaces = index.namespaces()
         rows: dict[tuple[str, int], ExtentRow] = {}
         for row in index.extents():
-            if row.namespace not in namespaces:
-                raise index.database.damaged(f"extent {row.id} is in no namespace")
-            rows[namespaces[row.namespace].name, row.id] = row
+            rows[self._namespace_of(index, row, namespaces).name, row.id] = row
         on_disk = {found.id: found for found in self._find({name for name, _ in rows})}
         for id_, row in rows.items():
             size = on_disk[id_].bytes if id_ in on_disk else -1
             if row.is_ready and size < row.bytes:
-                self.take_away(index, row, namespaces[row.namespace], owner=None)
+                self.take_away(index, row, owner=None)
         unknown = [found for id_, found in on_disk.items() if id_ not in rows]
         if unknown:
             self._adopt(index, unknown, {row.id for row in index.extents()})
@@ -327,8 +325,9 @@ class Root:
             self.reconcile(member.index)
         self._warn(f"{self.path / member.namespace.name} was gone, with all blocks in it: made again")
 
-    def take_away(self, index: Index, row: ExtentRow, namespace: Namespace, *, owner: int | None) -> bool:
+    def take_away(self, index: Index, row: ExtentRow, *, owner: int | None) -> bool:
         """Remove an extent: first from the index, then from the disk, then from the count. False if it is in use."""
+        namespace = self._namespace_of(index, row, index.namespaces())
         if not index.empty_extent(row.id, owner, only_idle=owner is not None):
             return False
         self.files_of(namespace).remove(row.id)
@@ -341,10 +340,9 @@ class Root:
         Call it ``exclusively``: nobody makes an extent meanwhile, and who joins must not find the directory it has made
         gone. An extent that its owner is removing just now may be removed twice. Raises ``OSError``.
         """
-        namespaces = index.namespaces()
         for row in index.extents():
-            if not row.is_ready and row.namespace in namespaces:
-                self.take_away(index, row, namespaces[row.namespace], owner=None)
+            if not row.is_ready:
+                self.take_away(index, row, owner=None)
         removed = {namespace.name for namespace in index.remove_namespaces()}
         for name in removed - {namespace.name for namespace in index.namespaces().values()}:
             directory = self.path / name
@@ -352,6 +350,14 @@ class Root:
                 with suppress(OSError):  # somebody's files are in it, or it is gone
                     (directory / "namespace.json").unlink(missing_ok=True)
                     directory.rmdir()
+
+    @staticmethod
+    def _namespace_of(index: Index, row: ExtentRow, namespaces: Mapping[int, Namespace]) -> Namespace:
+        """Raises ``IndexDamagedError`` for an extent that is nobody's."""
+        namespace = namespaces.get(row.namespace)
+        if namespace is None:
+            raise index.database.damaged(f"extent {row.id} is in no namespace")
+        return namespace
 
     def _find(self, known: Collection[str] = ()) -> Iterator[FoundExtent]:
         return find_extents(self.path, known, self.warn_once)

@@ -51,6 +51,7 @@ class Upkeep:
         self._report_stored = report_stored
         self._report_evicted = report_evicted
         self._store: BlockStore | None = None
+        self._former: Membership | None = None
         self._room_lock = threading.Lock()  # one thread makes room; the others find some afterwards
         self._is_full = False  # as of the last look: blocks have to go, no extent can come
         self._is_started = (
@@ -141,15 +142,9 @@ class Upkeep:
     def _take(self, extents: Sequence[int], *, lost: bool = False) -> bool:
         """Remove these extents; whether one of them went. One that is written to stays, unless it is *lost*."""
         opened = self._blocks.opened
-        namespaces = opened.index.namespaces()
         rows = {row.id: row for row in opened.index.extents()}
         taken = [
-            self._root.take_away(
-                opened.index,
-                rows[id_],
-                namespaces[rows[id_].namespace],
-                owner=None if lost else opened.owner,
-            )
+            self._root.take_away(opened.index, rows[id_], owner=None if lost else opened.owner)
             for id_ in extents
             if id_ in rows
         ]
@@ -181,6 +176,7 @@ class Upkeep:
 
     def follow(self) -> None:
         """Learn what changed, and put in order what has to be. Raises ``OSError``."""
+        self.end_former()
         database = self._blocks.opened.index.database
         if isinstance(database, Snapshot):
             self._follow_reading(database)
@@ -351,10 +347,17 @@ class Upkeep:
 
     def _change_over(self, member: Membership) -> None:
         blocks, opened = self._blocks, self._blocks.opened
+        self.end_former()
         with blocks.lock:
-            old, opened.member = opened.member, member
+            # Loads and stores that began with it are still under way: it ends at the next look.
+            self._former, opened.member = opened.member, member
             self._learn_all()
-        old.end()
+
+    def end_former(self) -> None:
+        """Close the index that was in use before the last change-over. Raises ``OSError``."""
+        former, self._former = self._former, None
+        if former is not None:
+            former.end()
 
     # Where nothing can be written.
 
