@@ -73,7 +73,9 @@ class ExtentFiles:
         read_only: bool,
         max_open: int,
         warn_once: Callable[[str, str], None],
+        check_root: Callable[[], None] | None = None,
     ) -> None:
+        """No I/O. *check_root* raises ``OSError`` where no extent may be opened any more."""
         self.directory = directory
         self._namespace = namespace
         self._row_bytes = row_bytes
@@ -81,6 +83,7 @@ class ExtentFiles:
         self._read_only = read_only
         self._max_open = max_open
         self._warn_once = warn_once
+        self._check_root = check_root
         self._lost: set[int] = set()
         self._lock = threading.Lock()
         self._open: OrderedDict[int, _Open] = OrderedDict()
@@ -279,6 +282,8 @@ class ExtentFiles:
             raise advised(error, self.path_of(extent)) from None
 
     def _try_open(self, extent: int) -> _Open:
+        if self._check_root is not None:
+            self._check_root()
         self._check_directory()
         path = self.path_of(extent)
         flags = os.O_RDONLY if self._read_only else os.O_RDWR

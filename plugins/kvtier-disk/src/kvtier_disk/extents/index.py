@@ -43,6 +43,7 @@ class Index:
         Raises ``IndexDamagedError`` for another one, and for the index of another root.
         """
         self.database = database
+        self.root = root
         self._log = ChangeLog()
         with database.reading() as connection:
             version = connection.execute("PRAGMA user_version").fetchone()[0]

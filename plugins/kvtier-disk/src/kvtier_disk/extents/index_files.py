@@ -58,7 +58,7 @@ class IndexFiles:
             return None
         database = Snapshot(path)
         try:
-            return Index(database, self._identity())
+            return Index(database, self.identity())
         except BaseException:
             database.close()
             raise
@@ -67,7 +67,7 @@ class IndexFiles:
         """Open the index at *path*, which is made if it is missing. Call it ``exclusively``."""
         database = Database(path, journal_bytes=self._journal_bytes)
         try:
-            return Index(database, self._identity(make=True))
+            return Index(database, self.identity(make=True))
         except BaseException:
             database.close()
             raise
@@ -113,8 +113,8 @@ class IndexFiles:
                     with suppress(OSError):
                         path.unlink()
 
-    def _identity(self, *, make: bool = False) -> int:
-        """The number that this root's indexes carry, to tell them from another root's; 0 where there is none yet."""
+    def identity(self, *, make: bool = False) -> int:
+        """The number that this root's indexes carry, to tell them from another root's; 0 where there is none."""
         path = self._home / "id"
         with suppress(FileNotFoundError, ValueError):
             known = int.from_bytes(bytes.fromhex(path.read_text(errors="replace")))

@@ -129,8 +129,10 @@ class Root:
             self._warned.add(subject)
             self._warn(text)
 
-    def files_of(self, namespace: Namespace, *, read_only: bool = False) -> ExtentFiles:
-        """The extents of a namespace."""
+    def files_of(
+        self, namespace: Namespace, *, read_only: bool = False, known_by: Index | None = None
+    ) -> ExtentFiles:
+        """The extents of a namespace; with *known_by* none is opened once that index's root has been moved away."""
         check_namespace(namespace.name)
         return ExtentFiles(
             self.path / namespace.name,
@@ -140,7 +142,17 @@ class Root:
             read_only=read_only,
             max_open=self._max_open,
             warn_once=self.warn_once,
+            check_root=None if known_by is None else partial(self._check_is_root_of, known_by),
         )
+
+    def _check_is_root_of(self, index: Index) -> None:
+        """Raises ``OSError``, ``ESTALE`` where another root has come to stand: its slots hold what others know."""
+        if self.indexes.identity() not in (0, index.root):
+            raise OSError(
+                errno.ESTALE,
+                "the root was moved away, and another one is in its place; this tier changes over within `refresh`",
+                str(self.path),
+            )
 
     # Taking part.
 
@@ -179,7 +191,7 @@ class Root:
             if life_sign is not None:
                 life_sign.end()
             raise
-        files = self.files_of(namespace)
+        files = self.files_of(namespace, known_by=index)
         return Membership(namespace=namespace, index=index, owner=owner, life_sign=life_sign, files=files)
 
     def look_in(self, name: str, row_bytes: int) -> Membership | None:
@@ -196,7 +208,7 @@ class Root:
             index.database.close()
             raise
         self.direct = self._why_not_direct() is None
-        files = self.files_of(namespace, read_only=True)
+        files = self.files_of(namespace, read_only=True, known_by=index)
         return Membership(namespace=namespace, index=index, owner=NOBODY, life_sign=None, files=files)
 
     def leave(self, member: Membership, *, remove: bool) -> None:
