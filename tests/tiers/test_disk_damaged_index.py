@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from kvtier_core.cli.main import main
 from kvtier_core.errors import TierOpenError
-from kvtier_disk.extents.database import IndexDamagedError
+from kvtier_disk.extents.database import Database, IndexDamagedError
 from tests.tiers.extents import KEYS, MIB, direct, drive, index_file, load, rows, store
 
 HELD = KEYS[:60]
@@ -67,6 +68,38 @@ def test_c33_damage_that_a_store_meets_is_mended_by_the_next_follow(root, table)
     assert store(tier, *KEYS[100:104]) == [True] * 4
     assert load(tier, *HELD) == rows(*HELD)
     tier.close()
+
+
+def test_c32_c33_an_extent_without_a_namespace_that_a_store_meets_is_mended_by_the_next_follow(tmp_path):
+    with drive(tmp_path, capacity=6 * MIB, namespace="other") as other:
+        assert other.store(rows(*KEYS[:100], namespace="other")).error is None
+    tier = direct(tmp_path, capacity=6 * MIB)
+    spoil(tmp_path, "DELETE FROM namespaces WHERE name = 'other'")
+    outcomes = store(tier, *KEYS[:100])
+    assert isinstance(outcomes[-1], IndexDamagedError)
+    tier.follow()
+    assert store(tier, *KEYS[100:104]) == [True] * 4
+    tier.close()
+
+
+def test_c30_a_load_that_began_with_the_index_before_is_no_fault(root, monkeypatch):
+    tier, other = direct(root, capacity=16 * MIB), direct(root, capacity=16 * MIB)
+    store(other, *KEYS[100:104])  # so that the load has to ask the index
+    version = Database.version
+    begun: list[Database] = []
+
+    def version_during_a_change_over(database: Database) -> int:
+        if not begun:
+            begun.append(database)
+            assert main(["disk", "rebuild", str(root)]) == 0
+            tier.follow()
+        return version(database)
+
+    monkeypatch.setattr(Database, "version", version_during_a_change_over)
+    assert load(tier, *HELD) == rows(*HELD)
+    assert tier._store.opened.index.database is not begun[0]
+    tier.close()
+    other.close()
 
 
 @pytest.mark.parametrize("table", ["changes", "namespaces", "slots"])

@@ -155,6 +155,28 @@ def test_c32_with_all_that_belongs_to_the_index_of_another_root_the_extents_are_
     assert_whole(small(root), root)
 
 
+def test_c30_who_has_not_heard_that_another_root_is_in_the_place_touches_nothing_of_it(tmp_path):
+    root, away = tmp_path / "root", tmp_path / "away"
+    fill(root, "ns", 60)
+    tier = small(root)
+    root.rename(away)
+    theirs = small(root)
+    assert store(theirs, *KEYS[100:160]) == [True] * 60
+    with pytest.raises(OSError, match="was moved away, and another one is in its place"):
+        load(tier, *KEYS[:60])
+    (outcome,) = store(tier, KEYS[200])
+    assert isinstance(outcome, OSError)
+    assert outcome.errno == errno.ESTALE
+    assert load(theirs, *KEYS[100:160]) == rows(*KEYS[100:160])
+    tier.follow()
+    assert load(tier, *KEYS[100:160]) == rows(*KEYS[100:160])
+    tier.close()
+    theirs.close()
+    moved = small(away)
+    assert load(moved, *KEYS[:60]) == rows(*KEYS[:60])
+    moved.close()
+
+
 def test_c32_a_root_that_is_copied_whole_keeps_its_index(tmp_path, warnings):
     fill(tmp_path / "root", "ns", 100)
     shutil.copytree(tmp_path / "root", tmp_path / "copy")

@@ -303,9 +303,8 @@ subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64M,mode=755", "none", root]
 with t.drive(root, capacity=16 * t.MIB) as tier:
     assert tier.store(t.rows(*t.KEYS[:8])).error is None
     if sys.argv[2] == "crash":
-        tier.plugin._instance()._tier._store.opened.index.database._connection.execute("BEGIN IMMEDIATE")
-        subprocess.run(["cp", "-a", root, f"{root}.copy"], check=True)
-        tier.plugin._instance()._tier._store.opened.index.database._connection.execute("ROLLBACK")
+        with tier.plugin._instance()._tier._store.opened.index.database.transaction():
+            subprocess.run(["cp", "-a", root, f"{root}.copy"], check=True)
 if sys.argv[2] == "crash":
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64M,mode=755", "none", root], check=True)
     subprocess.run(["cp", "-a", f"{root}.copy/.", root], check=True)

@@ -36,6 +36,7 @@ from kvtier_disk.extents.upkeep import Upkeep
 from kvtier_disk.files_tier import FilesTier
 from kvtier_disk.settings import DEFAULT_CAPACITY, DiskSettings
 
+_NOT_WRITABLE = frozenset({errno.EROFS, errno.EACCES, errno.EPERM})
 _POLICY_SIZE = 1_000_000
 """Blocks that a policy is made for where rows and capacity don't say."""
 
@@ -153,7 +154,12 @@ class DiskTier(BlockTier):
                 ), None
             except OSError as error:
                 refusal = error
-        member = root.look_in(context.namespace, context.row_bytes)
+        try:
+            member = root.look_in(context.namespace, context.row_bytes)
+        except IndexDamagedError as damage:
+            if refusal.errno in _NOT_WRITABLE:
+                raise
+            raise refusal from damage  # why it could not be made, or made anew, tells more
         if member is None and self.settings.read_only:
             raise RootRefusedError(
                 f"root {str(root.path)!r} holds no index, and the tier is configured read_only: name a root that others"
@@ -170,7 +176,10 @@ class DiskTier(BlockTier):
 
     def close(self) -> None:
         """Close what is open; claims that are left are freed. Raises ``OSError``."""
-        store, self._store, self._upkeep = self._store, None, None
+        store, self._store = self._store, None
+        upkeep, self._upkeep = self._upkeep, None
+        if upkeep is not None:
+            upkeep.end_former()
         if store is not None:
             self._root.leave(store.opened.member, remove=self._was_removed)
 

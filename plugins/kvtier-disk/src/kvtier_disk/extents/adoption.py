@@ -10,7 +10,7 @@ from contextlib import suppress
 from kvtier_core import OffloadKey, Sealer
 from kvtier_disk.extents.extent_files import ExtentFiles, ExtentLostError
 from kvtier_disk.extents.form import Shape, extent_of, place_of, read_entry
-from kvtier_disk.extents.found import FoundExtent, identify
+from kvtier_disk.extents.found import OUT_OF_DESCRIPTORS, FoundExtent, identify
 from kvtier_disk.extents.index import NOBODY, Index
 from kvtier_disk.extents.tables import Namespace
 
@@ -25,7 +25,8 @@ def adopt(
     """Enter *extents* with the blocks whose proofs name what the table says; returns how many of both.
 
     An extent whose number is *taken*, or that an earlier one of *extents* has, can't be entered: a number stands for
-    one extent of the whole root. Raises ``OSError`` for the index. Cost: one small read for every slot ever used.
+    one extent of the whole root. Raises ``OSError`` for the index, and where no file can be opened now. Cost: one
+    small read for every slot ever used.
     """
     entered: dict[int, tuple[FoundExtent, Shape]] = {}
     for found in extents:
@@ -62,7 +63,11 @@ def _survey(files: ExtentFiles, extent: FoundExtent) -> Iterator[tuple[OffloadKe
     sealer = Sealer(extent.namespace)
     try:
         _, rows = files.survey(extent.number)
-    except (ExtentLostError, OSError):
+    except ExtentLostError:
+        return
+    except OSError as error:
+        if error.errno in OUT_OF_DESCRIPTORS:
+            raise
         return
     finally:
         files.close()

@@ -69,8 +69,10 @@ class ChangeLog:
         last = cls.last(connection)
         if last == number:
             return last, []
-        first = connection.execute("SELECT min(number - count + 1) FROM changes").fetchone()[0]
-        if last < number or first is None or first > number + 1:
+        first = connection.execute(
+            "SELECT number - count + 1 FROM changes ORDER BY number LIMIT 1"
+        ).fetchone()
+        if last < number or first is None or first[0] > number + 1:
             return None
         rows = connection.execute(
             "SELECT stored, pairs FROM changes WHERE number > ? AND namespace = ? AND owner <> ? ORDER BY number",

@@ -23,6 +23,7 @@ PAGE_BYTES = 4096
 _FRAME_BYTES = PAGE_BYTES + 24  # a page in the journal
 _OPEN_TIMEOUT_S = 10.0  # the last one out merges the whole journal meanwhile
 _BUSY_TIMEOUT_S = 2.0  # another process's transactions take milliseconds; a dead one's lock is gone with it
+_STUCK_TIMEOUT_S = 0.2  # while the last one who waited did so in vain: each of many stores would wait so long
 _MERGE_TIMEOUT_S = 0.5
 _LOCKED_WAIT_MS = (
     50  # so long this process's loads may have to wait for a call that waits for another process
@@ -69,6 +70,7 @@ class Database:
         self._pid = os.getpid()
         self._journal = Path(f"{path}-wal")
         self._journal_bytes = journal_bytes
+        self._is_stuck = False  # another process was in the way for too long, at the last try
         with self._translated():
             self._connection = sqlite3.connect(
                 f"file:{quote(os.fsencode(path))}?mode={'ro' if read_only else 'rwc'}{options}",
@@ -125,9 +127,9 @@ class Database:
     def transaction(self, *, for_store: bool = False) -> Iterator[sqlite3.Connection]:
         """The connection in one transaction, beside no other: whole, or not at all. Raises ``OSError``.
 
-        ``ETIMEDOUT`` when another process keeps it from beginning for 2 s; ``ENOSPC`` when the journal is as long as it
-        may be, and can't be merged: that of a process that stores (*for_store*) comes first, so that others can end
-        what they have begun.
+        ``ETIMEDOUT`` when another process keeps it from beginning for 2 s, and sooner while that goes on; ``ENOSPC``
+        when the journal is as long as it may be, and can't be merged: that of a process that stores (*for_store*) comes
+        first, so that others can end what they have begun.
         """
         self._keep_journal_short(self._journal_bytes // 2 if for_store else self._journal_bytes * 3 // 4)
         self._begin()
@@ -149,7 +151,7 @@ class Database:
 
     def _begin(self) -> None:
         """Begin to write, and hold the lock from then on. While another process writes, others have the lock."""
-        give_up = time.monotonic() + _BUSY_TIMEOUT_S
+        give_up = time.monotonic() + (_STUCK_TIMEOUT_S if self._is_stuck else _BUSY_TIMEOUT_S)
         while True:
             self._lock.acquire()
             try:
@@ -160,9 +162,12 @@ class Database:
                 if not _is_busy(error):
                     raise
                 if time.monotonic() > give_up:
+                    with self._lock:
+                        self._is_stuck = True
                     why = f"another process has been writing the index for {_BUSY_TIMEOUT_S:.0f} s: is one stopped?"
                     raise OSError(errno.ETIMEDOUT, why, str(self.path)) from error
             else:
+                self._is_stuck = False
                 return
             time.sleep(_POLL_S)
 
@@ -205,6 +210,30 @@ class Database:
         except OSError:
             return False  # on a full disk: the limit decides
         return not busy
+
+    def compact(self) -> None:
+        """Give back the room of pages that hold nothing, unless somebody writes or the disk is full: try again then.
+
+        Raises ``IndexDamagedError``. Cost: writes all that is left of the file anew, through the journal.
+        """
+        try:
+            with self.reading() as connection:
+                connection.execute("PRAGMA temp_store = MEMORY")
+                connection.execute("VACUUM")
+        except IndexDamagedError:
+            raise
+        except OSError:
+            return
+        self._merge()
+
+    def settle(self) -> None:
+        """Merge the whole journal into the file. Raises ``OSError``: no room for that, or others read what is in it."""
+        with self.reading() as connection:
+            busy, *_ = connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+        if busy:
+            raise OSError(
+                errno.ETIMEDOUT, "another process reads an index that is being made", str(self.path)
+            )
 
     def check(self) -> None:
         """Raises ``IndexDamagedError`` when the file's structure is not sound, ``OSError``. Cost: reads all of it."""

@@ -24,14 +24,18 @@ from kvtier_disk.extents.form import (
     make_header,
     read_header,
 )
-from kvtier_disk.extents.found import is_plain_directory
+from kvtier_disk.extents.found import OUT_OF_DESCRIPTORS, is_plain_directory
 from kvtier_disk.extents.group_sync import GroupSync
 
 TAIL_BYTES = 64
 """The proof at the end of a row."""
 _MAX_BUFFERS = 512  # in one call; the kernel takes 1024
 _NO_FILE = frozenset({errno.ELOOP, errno.ENXIO, errno.ENODEV, errno.ENOENT, errno.ENOTDIR, errno.EISDIR})
-_OUT_OF_DESCRIPTORS = frozenset({errno.EMFILE, errno.ENFILE})
+_ADVICE = {
+    errno.EFBIG: "an extent is larger than a file may be here (ulimit -f, or the file system): set extent_size lower",
+    errno.EMFILE: "raise the limit of open files (ulimit -n), or set max_open_extents lower",
+    errno.ENFILE: "raise the machine's limit of open files (fs.file-max)",
+}
 _NOT_SUPPORTED = frozenset({errno.EOPNOTSUPP, errno.EINVAL, errno.ENODEV, errno.ENOSYS})
 
 
@@ -69,7 +73,9 @@ class ExtentFiles:
         read_only: bool,
         max_open: int,
         warn_once: Callable[[str, str], None],
+        check_root: Callable[[], None] | None = None,
     ) -> None:
+        """No I/O. *check_root* raises ``OSError`` where no extent may be opened any more."""
         self.directory = directory
         self._namespace = namespace
         self._row_bytes = row_bytes
@@ -77,6 +83,7 @@ class ExtentFiles:
         self._read_only = read_only
         self._max_open = max_open
         self._warn_once = warn_once
+        self._check_root = check_root
         self._lost: set[int] = set()
         self._lock = threading.Lock()
         self._open: OrderedDict[int, _Open] = OrderedDict()
@@ -97,9 +104,11 @@ class ExtentFiles:
             os.fsync(fd)  # whatever happens from here on, what takes room can be told to be ours
             self._allocate(fd, shape.file_bytes)
             os.fsync(fd)
-        except BaseException:
+        except BaseException as error:
             with suppress(OSError):
                 path.unlink()
+            if isinstance(error, OSError):
+                raise advised(error, path) from None
             raise
         finally:
             os.close(fd)
@@ -264,12 +273,17 @@ class ExtentFiles:
         try:
             return self._try_open(extent)
         except OSError as error:
-            if error.errno not in _OUT_OF_DESCRIPTORS:
+            if error.errno not in OUT_OF_DESCRIPTORS:
                 raise
         self._shrink(0)
-        return self._try_open(extent)
+        try:
+            return self._try_open(extent)
+        except OSError as error:
+            raise advised(error, self.path_of(extent)) from None
 
     def _try_open(self, extent: int) -> _Open:
+        if self._check_root is not None:
+            self._check_root()
         self._check_directory()
         path = self.path_of(extent)
         flags = os.O_RDONLY if self._read_only else os.O_RDWR
@@ -307,6 +321,13 @@ class ExtentFiles:
         if (found, shape.row_bytes, namespace) != (extent, self._row_bytes, self._namespace):
             raise ExtentLostError(f"{path} is an extent of {namespace!r}, number {found}")
         return shape
+
+
+def advised(error: OSError, path: Path) -> OSError:
+    """*error* about *path*, with what to do where that is known."""
+    text = error.strerror or str(error)
+    advice = _ADVICE.get(error.errno or 0)
+    return OSError(error.errno, text if advice is None else f"{text}: {advice}", str(path))
 
 
 def bare(error: OSError) -> OSError:

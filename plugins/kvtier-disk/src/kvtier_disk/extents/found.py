@@ -5,6 +5,7 @@ under the name of an extent. Whatever else is there (a mount point's ``lost+foun
 and, where it can't be read, reported. Never changes anything, and never follows a link out of the root.
 """
 
+import errno
 import os
 import re
 import stat
@@ -15,6 +16,8 @@ from pathlib import Path
 from kvtier_disk.extents.form import HEADER_BYTES, MAGIC, Shape, read_header
 from kvtier_disk.extents.place import is_namespace
 
+OUT_OF_DESCRIPTORS = frozenset({errno.EMFILE, errno.ENFILE})
+"""How files refuse to be opened that are as they should be."""
 _EXTENT_NAME = re.compile(r"([0-9a-f]{10})\.ext")
 
 
@@ -87,7 +90,7 @@ def _extents_in(directory: Path) -> Iterator[FoundExtent]:
 def identify(found: FoundExtent) -> tuple[Shape | None, bool]:
     """The shape of an extent that is what its name and directory say, and whole; and whether it is kvtier's at all.
 
-    What can't be read is not told to be. Raises no error.
+    What can't be read is not told to be. Raises ``OSError`` where nothing can be opened now, which says nothing of it.
     """
     try:
         fd = os.open(found.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
@@ -96,7 +99,9 @@ def identify(found: FoundExtent) -> tuple[Shape | None, bool]:
             size = os.fstat(fd).st_size
         finally:
             os.close(fd)
-    except OSError:
+    except OSError as error:
+        if error.errno in OUT_OF_DESCRIPTORS:
+            raise
         return None, False
     header = read_header(first)
     if header is None or (header[2], header[0]) != found.id or size < header[1].file_bytes:

@@ -22,6 +22,11 @@ SLOT_BYTES = 160
 """What a slot takes in the index, changes included, at most."""
 BASE_BYTES = 256 << 10
 """What the index takes without any slot, with everything that is neither extent, slot nor journal."""
+_BESIDE_BYTES = 128 << 10
+"""What of that is not in the index's own file: its shared memory, and the first namespaces."""
+_FIRST_NAMESPACES = 4
+_NAMESPACE_BYTES = 16 << 10
+"""What each one after the first takes: its directory, and its description."""
 NOBODY = 0
 """No namespace's and no owner's number."""
 _EVER, _NEVER = float("-inf"), float("inf")
@@ -38,6 +43,7 @@ class Index:
         Raises ``IndexDamagedError`` for another one, and for the index of another root.
         """
         self.database = database
+        self.root = root
         self._log = ChangeLog()
         with database.reading() as connection:
             version = connection.execute("PRAGMA user_version").fetchone()[0]
@@ -240,13 +246,26 @@ class Index:
             }
             used = dict(connection.execute("SELECT id, used FROM namespaces"))
             pages = connection.execute("PRAGMA page_count").fetchone()[0]
-        journal_bytes = max(journal_bytes, self.database.journal_size())
-        index_bytes = max(pages * PAGE_BYTES, BASE_BYTES + sum(row[3] for row in rows) * SLOT_BYTES)
         extents = [
-            ExtentInfo(id=id_, namespace=namespace, bytes=size, is_busy=state != _READY or id_ in busy)
-            for id_, namespace, size, _, state in rows
+            ExtentInfo(
+                id=id_,
+                namespace=namespace,
+                bytes=size,
+                is_busy=state != _READY or id_ in busy,
+                index_bytes=slots * SLOT_BYTES,
+            )
+            for id_, namespace, size, slots, state in rows
         ]
-        return Census(extents=extents, used=used, other_bytes=index_bytes + journal_bytes)
+        promised = BASE_BYTES + sum(extent.index_bytes for extent in extents)
+        more_namespaces = max(0, len(used) - _FIRST_NAMESPACES)
+        return Census(
+            extents=extents,
+            used=used,
+            other_bytes=BASE_BYTES
+            + more_namespaces * _NAMESPACE_BYTES
+            + max(journal_bytes, self.database.journal_size()),
+            slack_bytes=max(0, _BESIDE_BYTES + pages * PAGE_BYTES - promised),
+        )
 
     def extents(self) -> list[ExtentRow]:
         """All extents."""

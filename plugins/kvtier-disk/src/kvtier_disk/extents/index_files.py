@@ -19,6 +19,9 @@ from kvtier_disk.extents.database import Database, Snapshot
 from kvtier_disk.extents.index import Index
 
 _INDEX_NAME = re.compile(r"index-(\d{6})\.db")
+_NOT_IN_USE = re.compile(r"index-\d{6}\.db(-\w+)?|.+\.draft(-\w+)?|probe(-\w+)?")
+"""What is made here for a while, and an index with what SQLite puts beside it."""
+_MAX_IDENTITY = (1 << 31) - 1  # what SQLite has room for
 
 _T = TypeVar("_T")
 
@@ -55,7 +58,7 @@ class IndexFiles:
             return None
         database = Snapshot(path)
         try:
-            return Index(database, self._identity())
+            return Index(database, self.identity())
         except BaseException:
             database.close()
             raise
@@ -64,7 +67,7 @@ class IndexFiles:
         """Open the index at *path*, which is made if it is missing. Call it ``exclusively``."""
         database = Database(path, journal_bytes=self._journal_bytes)
         try:
-            return Index(database, self._identity(make=True))
+            return Index(database, self.identity(make=True))
         except BaseException:
             database.close()
             raise
@@ -76,40 +79,50 @@ class IndexFiles:
     def replace(self, fill: Callable[[Index], _T]) -> tuple[Index, _T]:
         """Put a new index, filled by *fill*, in the place of all there are; also returns what *fill* did.
 
-        Call it ``exclusively``.
+        Those go first, so that the capacity has room for the new one. Without any, whoever opens the root next makes
+        one. Call it ``exclusively``.
         """
         last = self.path()
         number = 1 + (int(last.stem.partition("-")[2]) if last is not None else 0)
         path = self._home / f"index-{number:06}.db"
         draft = self._home / "index.draft"
-        for leftover in (draft, Path(f"{draft}-wal"), Path(f"{draft}-shm")):
-            leftover.unlink(missing_ok=True)
-        index = self.open(draft)
+        self.remove_unused(None)
         try:
-            filled = fill(index)
-        finally:
-            index.database.close()
-        draft.rename(path)
-        self._remove_before(number)
+            index = self.open(draft)
+            try:
+                filled = fill(index)
+                index.database.settle()  # what is still in the journal would be lost with its name
+            finally:
+                index.database.close()
+            draft.rename(path)
+        except BaseException:
+            self.remove_unused(None)
+            raise
         return self.open(path), filled
 
-    def _remove_before(self, number: int) -> None:
-        for path in self._home.iterdir():
-            match = re.match(r"index-(\d{6})\.db", path.name)
-            if match is not None and int(match[1]) < number:
-                with suppress(OSError):
-                    path.unlink()
+    def remove_unused(self, in_use: Path | None) -> None:
+        """Remove what processes that were killed have left, and any index but *in_use*. Call it ``exclusively``.
 
-    def _identity(self, *, make: bool = False) -> int:
-        """The number that this root's indexes carry, to tell them from another root's; 0 where there is none yet."""
+        Raises no error: what can't be removed takes room, and is otherwise in nobody's way.
+        """
+        with suppress(OSError):
+            for path in list(self._home.iterdir()):
+                name = path.name
+                is_used = in_use is not None and f"{name}-".startswith(f"{in_use.name}-")
+                if not is_used and _NOT_IN_USE.fullmatch(name):
+                    with suppress(OSError):
+                        path.unlink()
+
+    def identity(self, *, make: bool = False) -> int:
+        """The number that this root's indexes carry, to tell them from another root's; 0 where there is none."""
         path = self._home / "id"
         with suppress(FileNotFoundError, ValueError):
             known = int.from_bytes(bytes.fromhex(path.read_text(errors="replace")))
-            if known or not make:
+            if 0 < known <= _MAX_IDENTITY:
                 return known
         if not make:
             return 0
-        number = 1 + secrets.randbelow((1 << 31) - 1)  # what SQLite has room for
+        number = 1 + secrets.randbelow(_MAX_IDENTITY)
         draft = self._home / "id.draft"
         draft.write_text(number.to_bytes(4).hex())
         draft.rename(path)

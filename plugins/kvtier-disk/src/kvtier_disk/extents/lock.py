@@ -56,7 +56,9 @@ def exclusively(path: Path, timeout_s: float) -> Iterator[None]:
 
 
 def _too_long(path: Path) -> OSError:
-    return OSError(errno.ETIMEDOUT, "somebody else has been opening this root for too long", str(path))
+    return OSError(
+        errno.ETIMEDOUT, "another process has kept this root locked for too long: is one stopped?", str(path)
+    )
 
 
 def _take(path: Path) -> int | None:

@@ -22,6 +22,8 @@ class ExtentInfo:
     namespace: int
     bytes: int
     is_busy: bool
+    index_bytes: int = 0
+    """What its slots may take in the index."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,7 +33,9 @@ class Census:
     extents: Sequence[ExtentInfo]
     used: Mapping[int, float]
     other_bytes: int
-    """What index, journal and whatever else is no extent may take."""
+    """What the journal may take, the index without slots, and whatever else is no extent."""
+    slack_bytes: int = 0
+    """What the index's file takes beyond that: it does not shrink by itself when there is less to hold."""
 
     def bytes_by_namespace(self) -> Counter[int]:
         """What each namespace's extents take."""
@@ -43,7 +47,16 @@ class Census:
     @property
     def total_bytes(self) -> int:
         """What all of the root takes, at most."""
-        return self.other_bytes + sum(extent.bytes for extent in self.extents)
+        return self.needed_bytes + self.slack_bytes
+
+    @property
+    def needed_bytes(self) -> int:
+        """What it would take if the index were compact."""
+        return self.other_bytes + sum(extent.bytes + extent.index_bytes for extent in self.extents)
+
+    def wants_compact(self, limits: "Limits") -> bool:
+        """Whether the root would fit its capacity with a compact index, and doesn't fit it now."""
+        return limits.capacity is not None and self.needed_bytes <= limits.capacity < self.total_bytes
 
     def takeable(self) -> Iterable[ExtentInfo]:
         """The extents that nobody is writing into, oldest first."""
@@ -87,9 +100,12 @@ def find_room(census: Census, limits: Limits, mine: int, new_bytes: int, now: fl
 
 
 def surplus(census: Census, limits: Limits, mine: int) -> tuple[int, ...]:
-    """The extents that have to go so that the limits hold, the least recently used namespace's first."""
+    """The extents that have to go so that the limits hold, the least recently used namespace's first.
+
+    None goes for what a compact index would not take.
+    """
     excess = max(
-        0 if limits.capacity is None else census.total_bytes - limits.capacity,
+        0 if limits.capacity is None else census.needed_bytes - limits.capacity,
         limits.min_free - limits.free_bytes,
     )
     by_use = sorted(
@@ -101,7 +117,7 @@ def surplus(census: Census, limits: Limits, mine: int) -> tuple[int, ...]:
         if excess <= 0:
             break
         going.append(extent.id)
-        excess -= extent.bytes
+        excess -= extent.bytes + extent.index_bytes
     return tuple(going)
 
 

@@ -18,7 +18,7 @@ import shutil
 import stat
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -79,6 +79,7 @@ class Root:
         self._max_open = max_open
         self._warn = warn
         self._warned: set[str] = set()
+        self._is_held_up = False  # somebody kept the root's lock for too long, at the last try
 
     @contextmanager
     def exclusively(self) -> Iterator[None]:
@@ -92,11 +93,20 @@ class Root:
         """Keep the index what it is meanwhile: nobody opens the root, or makes the index anew.
 
         What is numbered by an index, or told by it to be unused, is so only as long as it is the root's. Raises
-        ``OSError``: ``ESTALE`` when another index has taken its place.
+        ``OSError``: ``ESTALE`` when another index has taken its place, ``ETIMEDOUT`` when another process keeps the
+        lock for 5 s; who comes after that does not wait again, so that many stores don't add up their waits.
         """
         # At first without the lock: in the empty place of a root that is not mounted, no file may be made for it.
         self.check_in_use(database)
-        with exclusively(self.home / "lock", _HOLD_TIMEOUT_S):
+        with ExitStack() as held:
+            try:
+                held.enter_context(
+                    exclusively(self.home / "lock", 0.0 if self._is_held_up else _HOLD_TIMEOUT_S)
+                )
+            except TimeoutError:
+                self._is_held_up = True
+                raise
+            self._is_held_up = False
             self.check_in_use(database)
             yield
 
@@ -119,8 +129,10 @@ class Root:
             self._warned.add(subject)
             self._warn(text)
 
-    def files_of(self, namespace: Namespace, *, read_only: bool = False) -> ExtentFiles:
-        """The extents of a namespace."""
+    def files_of(
+        self, namespace: Namespace, *, read_only: bool = False, known_by: Index | None = None
+    ) -> ExtentFiles:
+        """The extents of a namespace; with *known_by* none is opened once that index's root has been moved away."""
         check_namespace(namespace.name)
         return ExtentFiles(
             self.path / namespace.name,
@@ -130,7 +142,17 @@ class Root:
             read_only=read_only,
             max_open=self._max_open,
             warn_once=self.warn_once,
+            check_root=None if known_by is None else partial(self._check_is_root_of, known_by),
         )
+
+    def _check_is_root_of(self, index: Index) -> None:
+        """Raises ``OSError``, ``ESTALE`` where another root has come to stand: its slots hold what others know."""
+        if self.indexes.identity() not in (0, index.root):
+            raise OSError(
+                errno.ESTALE,
+                "the root was moved away, and another one is in its place; this tier changes over within `refresh`",
+                str(self.path),
+            )
 
     # Taking part.
 
@@ -169,7 +191,7 @@ class Root:
             if life_sign is not None:
                 life_sign.end()
             raise
-        files = self.files_of(namespace)
+        files = self.files_of(namespace, known_by=index)
         return Membership(namespace=namespace, index=index, owner=owner, life_sign=life_sign, files=files)
 
     def look_in(self, name: str, row_bytes: int) -> Membership | None:
@@ -186,7 +208,7 @@ class Root:
             index.database.close()
             raise
         self.direct = self._why_not_direct() is None
-        files = self.files_of(namespace, read_only=True)
+        files = self.files_of(namespace, read_only=True, known_by=index)
         return Membership(namespace=namespace, index=index, owner=NOBODY, life_sign=None, files=files)
 
     def leave(self, member: Membership, *, remove: bool) -> None:
@@ -198,7 +220,7 @@ class Root:
                     member.index.remove_owner(member.owner)
                 if remove:
                     with self.exclusively():
-                        self.remove_empty(member.index)
+                        self.clear(member.index)
                         self._dismantle(member.index)
         finally:
             member.end()
@@ -234,6 +256,7 @@ class Root:
         Raises ``OSError``.
         """
         path = self.indexes.path()
+        self.indexes.remove_unused(path)
         if path is None:
             if next(self._find(), None) is not None:
                 return self.rebuild("it is lost")
@@ -291,18 +314,16 @@ class Root:
         namespaces = index.namespaces()
         rows: dict[tuple[str, int], ExtentRow] = {}
         for row in index.extents():
-            if row.namespace not in namespaces:
-                raise index.database.damaged(f"extent {row.id} is in no namespace")
-            rows[namespaces[row.namespace].name, row.id] = row
+            rows[self._namespace_of(index, row, namespaces).name, row.id] = row
         on_disk = {found.id: found for found in self._find({name for name, _ in rows})}
         for id_, row in rows.items():
             size = on_disk[id_].bytes if id_ in on_disk else -1
-            if (row.is_ready and size < row.bytes) or (not row.is_ready and row.owner is None):
-                self.take_away(index, row, namespaces[row.namespace], owner=None)
+            if row.is_ready and size < row.bytes:
+                self.take_away(index, row, owner=None)
         unknown = [found for id_, found in on_disk.items() if id_ not in rows]
         if unknown:
             self._adopt(index, unknown, {row.id for row in index.extents()})
-        self.remove_empty(index)
+        self.clear(index)
 
     def heal_directory(self, member: Membership, description: Mapping[str, Any]) -> None:
         """Make a namespace's directory again if it is gone, and forget what was in it.
@@ -316,19 +337,24 @@ class Root:
             self.reconcile(member.index)
         self._warn(f"{self.path / member.namespace.name} was gone, with all blocks in it: made again")
 
-    def take_away(self, index: Index, row: ExtentRow, namespace: Namespace, *, owner: int | None) -> bool:
+    def take_away(self, index: Index, row: ExtentRow, *, owner: int | None) -> bool:
         """Remove an extent: first from the index, then from the disk, then from the count. False if it is in use."""
+        namespace = self._namespace_of(index, row, index.namespaces())
         if not index.empty_extent(row.id, owner, only_idle=owner is not None):
             return False
         self.files_of(namespace).remove(row.id)
         index.drop_extent(row.id)
         return True
 
-    def remove_empty(self, index: Index) -> None:
-        """Remove what is left of namespaces that hold nothing and that nobody uses.
+    def clear(self, index: Index) -> None:
+        """Remove what is left of extents that nobody finished, and of namespaces that hold nothing and nobody uses.
 
-        Call it ``exclusively``: who joins must not find the directory it has made gone. Raises ``OSError``.
+        Call it ``exclusively``: nobody makes an extent meanwhile, and who joins must not find the directory it has made
+        gone. An extent that its owner is removing just now may be removed twice. Raises ``OSError``.
         """
+        for row in index.extents():
+            if not row.is_ready:
+                self.take_away(index, row, owner=None)
         removed = {namespace.name for namespace in index.remove_namespaces()}
         for name in removed - {namespace.name for namespace in index.namespaces().values()}:
             directory = self.path / name
@@ -336,6 +362,14 @@ class Root:
                 with suppress(OSError):  # somebody's files are in it, or it is gone
                     (directory / "namespace.json").unlink(missing_ok=True)
                     directory.rmdir()
+
+    @staticmethod
+    def _namespace_of(index: Index, row: ExtentRow, namespaces: Mapping[int, Namespace]) -> Namespace:
+        """Raises ``IndexDamagedError`` for an extent that is nobody's."""
+        namespace = namespaces.get(row.namespace)
+        if namespace is None:
+            raise index.database.damaged(f"extent {row.id} is in no namespace")
+        return namespace
 
     def _find(self, known: Collection[str] = ()) -> Iterator[FoundExtent]:
         return find_extents(self.path, known, self.warn_once)

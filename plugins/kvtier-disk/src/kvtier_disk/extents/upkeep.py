@@ -51,6 +51,7 @@ class Upkeep:
         self._report_stored = report_stored
         self._report_evicted = report_evicted
         self._store: BlockStore | None = None
+        self._former: Membership | None = None
         self._room_lock = threading.Lock()  # one thread makes room; the others find some afterwards
         self._is_full = False  # as of the last look: blocks have to go, no extent can come
         self._is_started = (
@@ -141,15 +142,9 @@ class Upkeep:
     def _take(self, extents: Sequence[int], *, lost: bool = False) -> bool:
         """Remove these extents; whether one of them went. One that is written to stays, unless it is *lost*."""
         opened = self._blocks.opened
-        namespaces = opened.index.namespaces()
         rows = {row.id: row for row in opened.index.extents()}
         taken = [
-            self._root.take_away(
-                opened.index,
-                rows[id_],
-                namespaces[rows[id_].namespace],
-                owner=None if lost else opened.owner,
-            )
+            self._root.take_away(opened.index, rows[id_], owner=None if lost else opened.owner)
             for id_ in extents
             if id_ in rows
         ]
@@ -181,6 +176,7 @@ class Upkeep:
 
     def follow(self) -> None:
         """Learn what changed, and put in order what has to be. Raises ``OSError``."""
+        self.end_former()
         database = self._blocks.opened.index.database
         if isinstance(database, Snapshot):
             self._follow_reading(database)
@@ -205,13 +201,20 @@ class Upkeep:
                 blocks.was_used = False
             blocks.give_back_claims()
             self._expire(now)
-            if now >= self._next_reap:
-                self._next_reap = now + _REAP_EVERY_S
-                self._root.reap(opened.index, opened.member)
-                if opened.index.empty_namespaces():
-                    with self._root.keeping(opened.index.database):
-                        self._root.remove_empty(opened.index)
+            self._clear()
         opened.index.database.tidy()
+
+    def _clear(self) -> None:
+        """Remove what the dead have left, now and then. By a clock that is never put back."""
+        now = time.monotonic()
+        if now < self._next_reap:
+            return
+        self._next_reap = now + _REAP_EVERY_S
+        index = self._blocks.opened.index
+        self._root.reap(index, self._blocks.opened.member)
+        if index.empty_namespaces() or not all(row.is_ready for row in index.extents()):
+            with self._root.keeping(index.database):
+                self._root.clear(index)
 
     def _order(self) -> None:
         """Let the policy know what is there."""
@@ -222,20 +225,20 @@ class Upkeep:
     def give_back(self) -> None:
         """Remove what is beyond the capacity or the free-space floor. Raises ``OSError``."""
         opened = self._blocks.opened
-        going = surplus(
-            opened.index.census(self._root.journal_bytes),
-            self._bounds.limits_at(self._root.path),
-            opened.namespace,
-        )
-        if not going:
-            return
-        try:
-            self._take(going)
-        except OSError as error:
-            if not is_out_of_room(error):
-                raise
-            cut(self._root, opened.index, going)
-            self._take(going, lost=True)
+        limits = self._bounds.limits_at(self._root.path)
+        census = opened.index.census(self._root.journal_bytes)
+        going = surplus(census, limits, opened.namespace)
+        if going:
+            try:
+                self._take(going)
+            except OSError as error:
+                if not is_out_of_room(error):
+                    raise
+                cut(self._root, opened.index, going)
+                self._take(going, lost=True)
+            census = opened.index.census(self._root.journal_bytes)
+        if census.wants_compact(limits):
+            opened.index.database.compact()
 
     def remove_namespace(self) -> None:
         """Remove everything of the namespace. Raises ``OSError``."""
@@ -319,8 +322,7 @@ class Upkeep:
     def _check_index(self) -> None:
         """Change over to another index if this one is damaged, or another process has made one anew."""
         database = self._blocks.opened.index.database
-        if not self._root.home.is_dir():
-            raise OSError(errno.ENOENT, "the root is gone, or not mounted", str(self._root.path))
+        self._check_root()
         damage = database.damage
         if damage is None and self._root.is_in_use(database):
             return
@@ -329,6 +331,11 @@ class Upkeep:
                 if self._root.is_in_use(database):
                     self._root.rebuild(damage).database.close()
         self._rejoin()
+
+    def _check_root(self) -> None:
+        """Raises ``OSError`` where the root is gone: in its empty place nothing may be made."""
+        if not self._root.home.is_dir():
+            raise OSError(errno.ENOENT, "the root is gone, or not mounted", str(self._root.path))
 
     def _rejoin(self) -> None:
         old = self._blocks.opened.member
@@ -340,15 +347,23 @@ class Upkeep:
 
     def _change_over(self, member: Membership) -> None:
         blocks, opened = self._blocks, self._blocks.opened
+        self.end_former()
         with blocks.lock:
-            old, opened.member = opened.member, member
+            # Loads and stores that began with it are still under way: it ends at the next look.
+            self._former, opened.member = opened.member, member
             self._learn_all()
-        old.end()
+
+    def end_former(self) -> None:
+        """Close the index that was in use before the last change-over. Raises ``OSError``."""
+        former, self._former = self._former, None
+        if former is not None:
+            former.end()
 
     # Where nothing can be written.
 
     def _follow_reading(self, database: Snapshot) -> None:
         """Look whether the index has changed, and whether the root can be written by now."""
+        self._check_root()
         if self._may_write and (self._root.can_be_written() or self._sheds()):
             # SQLite shares what it knows of a file within a process: one reader that may not write spoils the writer.
             database.close()
