@@ -30,7 +30,8 @@ from kvtier_core.transfer.pool import Pool, PoolGeometry
 from kvtier_core.values import MissReason, RequestInfo, TierContext
 
 _ROW_BYTES = 1 << 20
-"""Of the one block that is moved, unless the tier's capacity is smaller."""
+"""Of the one block that is moved, if the tier has room for ``_MIN_ROWS`` of them; else it is the smallest there is."""
+_MIN_ROWS = 64
 _NUM_ROWS = 4
 _GRACE_S = 2.0
 """Seconds beyond the timeout for shutting down and removing what was stored."""
@@ -92,8 +93,8 @@ class _Examination:
         self._deadline = time.monotonic() + timeout_s
         self._class = class_of_tier(tier_type, settings.tiers[name])
         self._capacity = tier_type.cls.info.resolve_capacity(settings.tiers[name].capacity)
-        room = _ROW_BYTES if self._capacity is None else min(_ROW_BYTES, self._capacity)
-        self._row_bytes = max(ROW_ALIGNMENT, room // ROW_ALIGNMENT * ROW_ALIGNMENT)
+        is_roomy = self._capacity is None or self._capacity >= _MIN_ROWS * _ROW_BYTES
+        self._row_bytes = _ROW_BYTES if is_roomy else ROW_ALIGNMENT
         self._payload_bytes = self._row_bytes - PROOF_BYTES
         self._namespace = Namespace(
             model="kvtier-doctor",

@@ -1,4 +1,5 @@
 import json
+import re
 import sys
 import time
 
@@ -156,6 +157,17 @@ def test_c32_nothing_else_below_the_disk_tiers_root_is_touched(doctor, tmp_path)
     assert (status, list(reports)) == (0, ["disk", "mem", "small"])
     assert [path for path in root.rglob("*") if path.is_file()] == [other]
     assert [path.name for path in root.iterdir()] == ["some-other-namespace"]
+
+
+@pytest.mark.parametrize("capacity", ["4KiB", "100KiB", "500KiB"])
+def test_c54_a_capacity_that_a_message_asks_for_is_taken(doctor, tmp_path, capacity):
+    text = f"[tiers.disk]\ntype = 'disk'\nroot = '{tmp_path / 'root'}'\nmin_free = 0\ncapacity = '{{}}'\n"
+    status, reports = doctor(text.format(capacity))
+    assert status == 1
+    wanted = re.search(r"set it to (\S+) at least", reports["disk"]["problem"])
+    assert wanted is not None
+    status, reports = doctor(text.format(wanted[1]))
+    assert (status, reports["disk"]["ok"]) == (0, True), reports
 
 
 def test_c50_a_tier_on_the_hook_specs_is_examined_and_what_stays_is_told(tier, doctor):

@@ -118,7 +118,7 @@ class DiskTier(BlockTier):
         if self._bounds.capacity is not None and self._bounds.capacity < least:
             raise RootRefusedError(
                 f"a capacity of {format_size(self._bounds.capacity)} has no room for one block and the index: "
-                f"set it to {format_size(least)} at least"
+                f"set it to {-(-least // 1024)}KiB at least"
             )
         member, refusal = self._join()
         opened = Opened(member=member, contents=self._contents)

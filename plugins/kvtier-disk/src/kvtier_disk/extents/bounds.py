@@ -12,7 +12,7 @@ from kvtier_disk.extents.index import BASE_BYTES, SLOT_BYTES
 from kvtier_disk.extents.room import Limits
 
 _SMALLEST_SHARE = 8
-"""An extent is no more than this part of the capacity, so that there are a few to choose from."""
+"""An extent is no more than this part of the room for blocks, so that there are a few to choose from."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,10 +32,12 @@ class Bounds:
         )
 
 
-def shape_for(row_bytes: int, bounds: Bounds) -> Shape:
+def shape_for(row_bytes: int, bounds: Bounds, journal_bytes: int) -> Shape:
     """The shape of new extents."""
-    share = bounds.extent_bytes if bounds.capacity is None else bounds.capacity // _SMALLEST_SHARE
-    return Shape.fitting(row_bytes, min(bounds.extent_bytes, share))
+    if bounds.capacity is None:
+        return Shape.fitting(row_bytes, bounds.extent_bytes)
+    room = bounds.capacity - BASE_BYTES - journal_bytes
+    return Shape.fitting(row_bytes, min(bounds.extent_bytes, room // _SMALLEST_SHARE))
 
 
 def least_capacity(row_bytes: int, journal_bytes: int) -> int:

@@ -94,7 +94,7 @@ class Upkeep:
         """
         opened = self._blocks.opened
         self._root.check_in_use(opened.index.database)
-        shape = shape_for(opened.member.namespace.row_bytes, self._bounds)
+        shape = shape_for(opened.member.namespace.row_bytes, self._bounds, self._root.journal_bytes)
         census = opened.index.census(self._root.journal_bytes)
         match self._choose(census, shape):
             case Grow():
