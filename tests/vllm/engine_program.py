@@ -7,7 +7,9 @@ import json
 import os
 import sys
 import time
+from contextlib import nullcontext
 from typing import Any
+from unittest.mock import patch
 
 
 def main() -> None:
@@ -23,10 +25,38 @@ def main() -> None:
     engine.close()
 
 
+def schedule_asynchronously():
+    """Let vLLM schedule asynchronously on a CPU, as it does on GPUs: each step is scheduled before the last one's end.
+
+    It switches that off there, though only the order of CUDA's streams and events needs a GPU: on a CPU every copy is
+    over when its call returns.
+    """
+    from vllm.platforms.cpu import CpuPlatform
+
+    class Over:
+        """A stream or an event that never has anything to wait for."""
+
+        def __init__(self, *arguments, **options): ...
+        def record(self, *arguments): ...
+        def synchronize(self): ...
+        def wait_stream(self, stream): ...
+
+    patch.multiple("torch.cuda", Event=Over, Stream=Over, current_stream=Over, stream=nullcontext).start()
+    update = CpuPlatform.check_and_update_config
+
+    def check_and_update_config(cls, config):
+        update(config)
+        config.scheduler_config.async_scheduling = True
+
+    patch.object(CpuPlatform, "check_and_update_config", classmethod(check_and_update_config)).start()
+
+
 class Engine:
     def __init__(self, options):
         from vllm import LLM
 
+        if options.pop("asynchronous", False):
+            schedule_asynchronously()
         self.llm = LLM(**options)
         self.core = self.llm.llm_engine.engine_core
         self.soaks = 0
@@ -145,6 +175,9 @@ class Engine:
     @property
     def manager(self):
         return self.core.engine_core.scheduler.connector.connector_scheduler.manager
+
+    def is_asynchronous(self):
+        return self.core.engine_core.batch_queue is not None
 
     def note_events(self):
         """Keep what is published from now on."""
