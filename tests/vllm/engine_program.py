@@ -77,11 +77,11 @@ class Engine:
         )
         return [{"tokens": list(o.outputs[0].token_ids), "cached": o.num_cached_tokens} for o in outputs]
 
-    def soak(self, requests, at_once, aborts, resets):
+    def soak(self, requests, at_once, aborts, resets, *, reset_connector=True):
         """Serve *requests* (prompt and max_tokens), *at_once* at a time; what each said, ``None`` of those aborted.
 
         *aborts* maps a request's number to the steps after which it is aborted; after each number of finished requests
-        in *resets*, everything cached is reset and what runs is preempted.
+        in *resets*, everything cached is reset and what runs is preempted; without *reset_connector* kvtier keeps all.
         """
         engine = self.llm.llm_engine
         said: dict[int, list[int]] = {}
@@ -102,7 +102,7 @@ class Engine:
                 if age[number] == aborts.get(str(number)):
                     engine.abort_request([f"{number}/{self.soaks}"])
                     del age[number]
-            if resets and len(said) >= resets[0] and self._reset_all():
+            if resets and len(said) >= resets[0] and self._reset_all(reset_connector):
                 resets.pop(0)
         self.soaks += 1
         return [None if str(number) in aborts else said[number] for number in range(len(requests))]
@@ -114,9 +114,9 @@ class Engine:
         request_id = f"{number}/{self.soaks}"
         self.llm.llm_engine.add_request(request_id, {"prompt_token_ids": prompt}, sampling)
 
-    def _reset_all(self):
+    def _reset_all(self, connector):
         try:
-            return self.reset(connector=True, running=True)
+            return self.reset(connector=connector, running=True)
         except RuntimeError:  # vLLM can't reset while a request waits for its load
             return False
 
