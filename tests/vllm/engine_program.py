@@ -7,7 +7,9 @@ import json
 import os
 import sys
 import time
+from contextlib import nullcontext
 from typing import Any
+from unittest.mock import patch
 
 
 def main() -> None:
@@ -23,10 +25,38 @@ def main() -> None:
     engine.close()
 
 
+def schedule_asynchronously():
+    """Let vLLM schedule asynchronously on a CPU, as it does on GPUs: each step is scheduled before the last one's end.
+
+    It switches that off there, though only the order of CUDA's streams and events needs a GPU: on a CPU every copy is
+    over when its call returns.
+    """
+    from vllm.platforms.cpu import CpuPlatform
+
+    class Over:
+        """A stream or an event that never has anything to wait for."""
+
+        def __init__(self, *arguments, **options): ...
+        def record(self, *arguments): ...
+        def synchronize(self): ...
+        def wait_stream(self, stream): ...
+
+    patch.multiple("torch.cuda", Event=Over, Stream=Over, current_stream=Over, stream=nullcontext).start()
+    update = CpuPlatform.check_and_update_config
+
+    def check_and_update_config(cls, config):
+        update(config)
+        config.scheduler_config.async_scheduling = True
+
+    patch.object(CpuPlatform, "check_and_update_config", classmethod(check_and_update_config)).start()
+
+
 class Engine:
     def __init__(self, options):
         from vllm import LLM
 
+        if options.pop("asynchronous", False):
+            schedule_asynchronously()
         self.llm = LLM(**options)
         self.core = self.llm.llm_engine.engine_core
         self.soaks = 0
@@ -47,11 +77,11 @@ class Engine:
         )
         return [{"tokens": list(o.outputs[0].token_ids), "cached": o.num_cached_tokens} for o in outputs]
 
-    def soak(self, requests, at_once, aborts, resets):
+    def soak(self, requests, at_once, aborts, resets, *, reset_connector=True):
         """Serve *requests* (prompt and max_tokens), *at_once* at a time; what each said, ``None`` of those aborted.
 
         *aborts* maps a request's number to the steps after which it is aborted; after each number of finished requests
-        in *resets*, everything cached is reset and what runs is preempted.
+        in *resets*, everything cached is reset and what runs is preempted; without *reset_connector* kvtier keeps all.
         """
         engine = self.llm.llm_engine
         said: dict[int, list[int]] = {}
@@ -72,7 +102,7 @@ class Engine:
                 if age[number] == aborts.get(str(number)):
                     engine.abort_request([f"{number}/{self.soaks}"])
                     del age[number]
-            if resets and len(said) >= resets[0] and self._reset_all():
+            if resets and len(said) >= resets[0] and self._reset_all(reset_connector):
                 resets.pop(0)
         self.soaks += 1
         return [None if str(number) in aborts else said[number] for number in range(len(requests))]
@@ -84,9 +114,9 @@ class Engine:
         request_id = f"{number}/{self.soaks}"
         self.llm.llm_engine.add_request(request_id, {"prompt_token_ids": prompt}, sampling)
 
-    def _reset_all(self):
+    def _reset_all(self, connector):
         try:
-            return self.reset(connector=True, running=True)
+            return self.reset(connector=connector, running=True)
         except RuntimeError:  # vLLM can't reset while a request waits for its load
             return False
 
@@ -145,6 +175,9 @@ class Engine:
     @property
     def manager(self):
         return self.core.engine_core.scheduler.connector.connector_scheduler.manager
+
+    def is_asynchronous(self):
+        return self.core.engine_core.batch_queue is not None
 
     def note_events(self):
         """Keep what is published from now on."""

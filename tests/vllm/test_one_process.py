@@ -82,6 +82,19 @@ def test_k4_o2_a_preempted_request_gives_the_same_tokens(engine, plain):
     assert engine.call("metrics")["vllm:num_preemptions"] > 0
 
 
+def test_k4_o2_requests_that_a_reset_preempts_load_what_the_pool_has_kept(engine, plain):
+    wanted = [{"prompt": prompt(50), "max_tokens": 4}, {"prompt": prompt(51), "max_tokens": 40}]
+    expected = plain.call("soak", requests=wanted, at_once=2, aborts={}, resets=[])
+    before = external_hits(engine)
+    # The device's cache alone is reset, while the second one runs: vLLM can't load in the step that tells of it.
+    for resets in ([1], [1, 1, 1]):
+        said = engine.call(
+            "soak", requests=wanted, at_once=2, aborts={}, resets=resets, reset_connector=False
+        )
+        assert said == expected
+    assert external_hits(engine) > before
+
+
 def test_c60_hits_are_told_by_tier_on_vllms_endpoint(engine):
     names = [
         'vllm:kvtier_hit_blocks{"source": "disk"}',

@@ -60,6 +60,20 @@ class _Request:
     asked: Asked
     sources: Mapping[OffloadKey, str] = field(default_factory=dict)
     """Where each key of the last load came from: ``pool`` or a tier's name."""
+    has_run: bool = False
+    settled_in: int | None = None
+    """The step in which it was last let go on: its answer was neither pending nor a wait, or it ran first."""
+    waits_in: int | None = None
+    """The step in which it is to ask again, whatever there is for it."""
+
+    def must_wait(self, step: int) -> bool:
+        """Whether it was preempted, perhaps since the last step: it may not load in the first step that asks again.
+
+        vLLM tells of a reset's preemptions in the next step, and stops when one of those requests loads then.
+        """
+        if self.has_run and self.settled_in not in (None, step):
+            self.settled_in, self.waits_in = None, step
+        return self.waits_in == step
 
 
 class KvtierManager(OffloadingManager):
@@ -82,6 +96,8 @@ class KvtierManager(OffloadingManager):
         self._unfinished = Unfinished(pool.control)
         self._figures = Figures(tiers)
         self._events = EventTranslator(places) if tells_events else None
+        self._not_run: dict[str, _Request] = {}
+        """The requests that have not run yet, by vLLM's ids."""
         self._loads: dict[_Request, int] = {}
         self._stores: dict[tuple[_Request, frozenset[OffloadKey]], deque[int]] = defaultdict(deque)
         """Store jobs under way, oldest first. vLLM names a job by its keys alone."""
@@ -99,6 +115,7 @@ class KvtierManager(OffloadingManager):
         positions = getattr(req_context, "_offload_key_positions", None)
         request = _Request(id=request_id, asked=self._asked(request_id, positions))
         req_context.set_state(request)
+        self._not_run[req_context.req_id] = request
         info = begin_request(
             self._tiers, request_id, req_context, self._allowed(req_context.load_tier_filter)
         )
@@ -123,14 +140,22 @@ class KvtierManager(OffloadingManager):
 
     def on_request_finished(self, req_context: ReqContext) -> None:
         """No submit for this request follows; transfers under way may end later."""
-        self._tiers.request_finished(_request(req_context).id)
+        request = _request(req_context)
+        if self._not_run.get(req_context.req_id) is request:
+            del self._not_run[req_context.req_id]
+        self._tiers.request_finished(request.id)
 
     # -- loads
 
     def lookup(self, key: OffloadKey, req_context: ReqContext) -> LookupResult:
         """Answer for one key, from one lookup of all the request's keys per step. No I/O."""
-        result = _RESULTS[_request(req_context).asked.answer(key, self._step)]
-        self._somebody_waits |= result in _PENDING
+        request = _request(req_context)
+        if request.must_wait(self._step):
+            return LookupResult.RETRY
+        result = _RESULTS[request.asked.answer(key, self._step)]
+        is_pending = result in _PENDING
+        request.settled_in = None if is_pending else self._step
+        self._somebody_waits |= is_pending
         return result
 
     def get_load_source(self, key: OffloadKey, req_context: ReqContext) -> CacheHitSource:
@@ -193,6 +218,10 @@ class KvtierManager(OffloadingManager):
 
     def on_schedule_end(self, context: ScheduleEndContext) -> None:
         """The step's promotions leave, finished work of the tiers is taken in."""
+        for req_id in context.new_req_ids:
+            request = self._not_run.pop(req_id, None)
+            if request is not None:
+                request.has_run, request.settled_in = True, self._step
         self._release_settled()
         self._tiers.end_step()
         self._step += 1
