@@ -19,6 +19,7 @@ from kvtier_core.coordinator import Lookup, PoolLimits
 from kvtier_core.errors import KvtierError
 from kvtier_core.keys import OffloadKey, make_offload_key
 from kvtier_core.manager import TierManager
+from kvtier_core.manager.tracebacks import log_traceback
 from kvtier_core.masking import mask_text
 from kvtier_core.namespace import GroupSpec, Namespace
 from kvtier_core.policies import LRU
@@ -117,7 +118,8 @@ class _Examination:
     def run(self) -> None:
         """Try everything, in order, up to the first failure; then remove what was stored."""
         self._log.addHandler(self._messages)
-        self._log.propagate = False
+        # The report says it all, but for tracebacks.
+        self._log.propagate = self._log.isEnabledFor(logging.DEBUG)
         went_well = self._attempt(self._through_the_pool)
         if "open" in self._report.seconds and not self._attempt(self._clean_up):
             went_well = False
@@ -130,6 +132,7 @@ class _Examination:
         try:
             work()
         except BaseException as error:  # noqa: BLE001 - whatever a plugin raises is what this is here to find out
+            log_traceback(self._log, self._step, error, lambda text: mask_text(text, self._secrets))
             known = isinstance(error, KvtierError | _StepFailed)
             self._fail(str(error) if known else f"{type(error).__name__}: {error}")
             return False

@@ -197,6 +197,30 @@ def test_c33_a_failing_step_is_named_with_why_and_what_to_do(tier, doctor, fail,
         assert all(not blocks for blocks in tier().BLOCKS.values()), "what it stored is removed all the same"
 
 
+@pytest.mark.parametrize(
+    ("fail", "line"),
+    [
+        ("build:raise", 'self.do("build")'),
+        ("open:raise", 'self.do("open")'),
+        ("open:open-error", 'self.do("open")'),
+        ("store:raise", 'self.do("store")'),
+        ("load:raise", 'self.do("load")'),
+        ("delete:raise", 'self.do("delete")'),
+    ],
+)
+def test_k9_debug_shows_where_a_tier_raised_and_no_secret(tier, tmp_path, capsys, fail, line):
+    file = tmp_path / "kvtier.toml"
+    file.write_text(_cold(fail))
+    assert main(["doctor", "--config", str(file)]) == 1
+    out, err = capsys.readouterr()
+    assert "Traceback" not in out + err
+    assert main(["--debug", "doctor", "--config", str(file)]) == 1
+    out, err = capsys.readouterr()
+    assert "Traceback (most recent call last):" in err
+    assert line in err
+    assert SECRET not in out + err
+
+
 def test_c33_a_tier_slower_than_its_limits_is_told_as_that(tier, doctor):
     limits = "[tiers.cold.limits]\nload_timeout = '50ms'\n"
     status, reports = doctor(_cold("load:hang") + limits)

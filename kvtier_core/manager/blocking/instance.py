@@ -55,7 +55,7 @@ class TierInstance:
                 policies=dict(policies or {}),
             ),
         )
-        self._calls = TierCalls(context.name, self._tier)
+        self._calls = TierCalls(context.name, self._tier, context.log)
         # What a shared tier holds changes without us; listing all of it at the start would buy nothing lasting.
         scans = tier_class.info.bounded_by == "core" or not tier_class.info.shared
         self._scan = self._tier.scan if scans and isinstance(self._tier, SupportsScan) else None
