@@ -262,10 +262,25 @@ def test_for_people_each_tier_is_a_paragraph(tier, tmp_path, capsys):
     assert SECRET not in out
 
 
-def test_without_tiers_it_says_how_to_configure_one(tmp_path, capsys, monkeypatch):
+def test_c54_without_a_tier_there_is_nothing_to_examine_and_it_says_why(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert main(["doctor"]) == 0
-    assert "no tier is configured: add a table [tiers.NAME]" in capsys.readouterr().out
+    monkeypatch.delenv("KVTIER_CONFIG", raising=False)
+
+    def why(*arguments):
+        assert main(["doctor", *arguments]) == 2
+        out, err = capsys.readouterr()
+        assert out == ""
+        return err
+
+    assert "no settings file was given: name one with --config or KVTIER_CONFIG\n" in why()
+    file = tmp_path / "kvtier.toml"
+    file.write_text("[pool]\ncapacity = '1GiB'\n")
+    assert "./kvtier.toml is there and was not read (--config kvtier.toml)" in why("--json")
+    err = why("--config", "kvtier.toml")
+    assert 'add a table [tiers.NAME], type from "kvtier list", to kvtier.toml' in err
+    assert "not read" not in err
+    file.write_text("[tiers.off]\ntype = 'memory'\nenabled = false\n")
+    assert "every tier is disabled (off): set enabled = true" in why("--config", "kvtier.toml")
 
 
 def test_c50_a_broken_plugin_is_a_configuration_error(install_tier, tmp_path, capsys):

@@ -167,3 +167,18 @@ def test_c54_a_pool_too_small_for_a_prompt_is_told_with_what_to_set(tmp_path, mo
     enough = err.split("at least ")[1].strip()
     status, _, err = run(capsys, *options, write_settings(tmp_path, capacity=enough))
     assert (status, err) == (0, "")
+
+
+def test_c54_a_run_without_a_tier_says_that_nothing_is_restored_and_why(
+    tmp_path, model_path, capsys, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("KVTIER_CONFIG", raising=False)
+    monkeypatch.setenv("KVTIER_POOL__CAPACITY", "4MiB")
+    prompts = write_prompts(tmp_path, {"prompt": "x", "max_tokens": 1})
+    status, _, err = run(capsys, "--model", model_path, "--prompts", prompts)
+    assert status == 0
+    assert err == (
+        "kvtier: nothing will be restored from a tier: no tier is configured, and no settings file was given: "
+        "name one with --config or KVTIER_CONFIG\n"
+    )

@@ -80,6 +80,9 @@ def run(args: argparse.Namespace) -> int:
     on_broken = leave_out if args.keep_going else None
     lines = read_prompts(args.prompts, on_broken=on_broken)
     settings = load_settings(file=args.config)
+    without = settings.why_without_tiers()
+    if without is not None:
+        print(f"kvtier: nothing will be restored from a tier: {without}", file=sys.stderr)
 
     check_path(args.model)
     # Read when torch is loaded: its threads must not spin on cores that the copies to and from the pool need.
