@@ -40,6 +40,7 @@ _ADVICE = {
     "store": "see that its storage has room and may be written",
     "load": "see that its storage may be read and keeps what it is given",
     "answer in time": "see what its storage waits for, or raise these limits in [tiers.NAME.limits]",
+    "keep to the interface": "tell the tier's author: the blocks are right, but an engine counts this as a fault",
     "delete": "see that blocks may be deleted there; what stays takes room for good",
     "shut down": "see what its storage waits for; an engine that stops would leave this tier's threads behind",
 }
@@ -201,6 +202,10 @@ class _Examination:
         if not is_down:
             self._step = "shut down"
             raise _StepFailed("it did not confirm its shutdown")
+        manager.wait(0)  # takes in what the tier did up to its end
+        if manager.counters.tiers[self._name].faults:
+            self._step = "keep to the interface"
+            raise _StepFailed(self._messages.last or "the engine counts a fault")
 
     def _store(self, manager: TierManager, pool: Pool) -> None:
         request = RequestInfo(request_id="store")

@@ -197,6 +197,24 @@ def test_c33_a_failing_step_is_named_with_why_and_what_to_do(tier, doctor, fail,
         assert all(not blocks for blocks in tier().BLOCKS.values()), "what it stored is removed all the same"
 
 
+@pytest.mark.parametrize("how", ["twice", "unknown", "no-result"])
+def test_c30_a_fault_that_the_engine_counts_is_not_well(install_tier, doctor, how):
+    answers = {
+        "twice": "results * 2",
+        "unknown": "results + [JobResult(job_id=99)]",
+        "no-result": "results + [None]",
+    }
+    # Only beside a result, and not at every poll.
+    source = HOOKS.replace("return results", f"return {answers[how]} if results else []")
+    install_tier("hooks", source=source)
+    status, reports = doctor(_cold(type_="hooks"))
+    cold = reports["cold"]
+    assert (status, cold["ok"], cold["failed_step"]) == (1, False, "keep to the interface")
+    assert "fits no job that this tier has under way" in cold["problem"]
+    assert "tell the tier's author" in cold["advice"]
+    assert set(cold["seconds"]) == {"open", "store", "load"}
+
+
 @pytest.mark.parametrize(
     ("fail", "line"),
     [
