@@ -7,6 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from kvtier_core.cli.examination import TierReport, examine_tier
+from kvtier_core.errors import ConfigError
 from kvtier_core.settings import load_settings
 from kvtier_core.units import parse_duration
 
@@ -42,8 +43,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Examine the tiers one after another; 1 when one failed. Raises ``ConfigError`` or ``PluginError``."""
+    """Examine the tiers one after another; 1 when one failed.
+
+    Raises ``ConfigError``, also when there is no tier to examine, or ``PluginError``.
+    """
     settings = load_settings(file=args.config)
+    without = settings.why_without_tiers()
+    if without is not None:
+        raise ConfigError(f"there is nothing to examine: {without}")
     reports = []
     for name in settings.enabled_tiers:
         reports.append(examine_tier(settings, name, args.timeout))
@@ -77,9 +84,6 @@ def _as_text(report: TierReport) -> str:
 
 
 def _summary(reports: Sequence[TierReport], disabled: Sequence[str]) -> str:
-    if not reports:
-        text = "no tier is configured: add a table [tiers.NAME] with a type that `kvtier list` names"
-    else:
-        failed = sum(not report.ok for report in reports)
-        text = f"{failed} of {len(reports)} tiers failed" if failed else f"all is well ({len(reports)} tiers)"
+    failed = sum(not report.ok for report in reports)
+    text = f"{failed} of {len(reports)} tiers failed" if failed else f"all is well ({len(reports)} tiers)"
     return text + (f"; not tried, because disabled: {', '.join(disabled)}" if disabled else "")

@@ -20,6 +20,7 @@ from kvtier_core.errors import KvtierError
 from kvtier_core.keys import OffloadKey, make_offload_key
 from kvtier_core.manager import TierManager
 from kvtier_core.manager.guard import text_of
+from kvtier_core.manager.tracebacks import log_traceback
 from kvtier_core.masking import mask_text
 from kvtier_core.namespace import GroupSpec, Namespace
 from kvtier_core.policies import LRU
@@ -41,6 +42,7 @@ _ADVICE = {
     "store": "see that its storage has room and may be written",
     "load": "see that its storage may be read and keeps what it is given",
     "answer in time": "see what its storage waits for, or raise these limits in [tiers.NAME.limits]",
+    "keep to the interface": "tell the tier's author: the blocks are right, but an engine counts this as a fault",
     "delete": "see that blocks may be deleted there; what stays takes room for good",
     "shut down": "see what its storage waits for; an engine that stops would leave this tier's threads behind",
 }
@@ -119,7 +121,8 @@ class _Examination:
     def run(self) -> None:
         """Try everything, in order, up to the first failure; then remove what was stored."""
         self._log.addHandler(self._messages)
-        self._log.propagate = False
+        # The report says it all, but for tracebacks.
+        self._log.propagate = self._log.isEnabledFor(logging.DEBUG)
         went_well = self._attempt(self._through_the_pool)
         if "open" in self._report.seconds and not self._attempt(self._clean_up):
             went_well = False
@@ -132,6 +135,7 @@ class _Examination:
         try:
             work()
         except BaseException as error:  # noqa: BLE001 - whatever a plugin raises is what this is here to find out
+            log_traceback(self._log, self._step, error, lambda text: mask_text(text, self._secrets))
             known = isinstance(error, KvtierError | _StepFailed)
             self._fail(text_of(error) if known else f"{type(error).__name__}: {text_of(error)}")
             return False
@@ -202,6 +206,10 @@ class _Examination:
         if not is_down:
             self._step = "shut down"
             raise _StepFailed("it did not confirm its shutdown")
+        manager.wait(0)  # takes in what the tier did up to its end
+        if manager.counters.tiers[self._name].faults:
+            self._step = "keep to the interface"
+            raise _StepFailed(self._messages.last or "the engine counts a fault")
 
     def _store(self, manager: TierManager, pool: Pool) -> None:
         request = RequestInfo(request_id="store")

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
+from kvtier_core.manager.tracebacks import log_traceback
 from kvtier_core.masking import mask_text
 
 _MAX_KINDS = 1000
@@ -63,6 +64,7 @@ class Guard:
             return function(**arguments)
         except BaseException as error:  # noqa: BLE001 - see the docstring
             kind = type(error).__name__
+            self.debug(hook, error)
             fault = self.report(hook, kind, f"{hook} raised {kind}: {text_of(error)}")
             _forget_frames(error)
             return fault
@@ -79,6 +81,12 @@ class Guard:
                 "%s: %s; it costs hits and nothing else. Seen %d times.", self._identity, fault.text, count
             )
         return fault
+
+    def debug(self, hook: str, error: BaseException) -> None:
+        """Log at debug level where *error* came from."""
+        log_traceback(
+            self._log, f"{self._identity}: {hook}", error, lambda text: mask_text(text, self._secrets)
+        )
 
     def mask(self, text: str) -> str:
         """*text* without the tier's secrets, and not longer than a message may be."""

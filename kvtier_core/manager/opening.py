@@ -63,6 +63,7 @@ class Opening:
         try:
             self._hooks.on_open(pool=self._pool)
         except BaseException as error:  # noqa: BLE001 - somebody else's code
+            self._guard.debug("on_open", error)
             kind = "" if isinstance(error, TierOpenError) else f"{type(error).__name__}: "
             text = self._guard.mask(kind + text_of(error))
             if self._retry_s is not None:

@@ -28,6 +28,7 @@ from kvtier_core.manager.guard import TierIdentity, text_of
 from kvtier_core.manager.host import TierHost
 from kvtier_core.manager.integrity import Integrity
 from kvtier_core.manager.tier_log import make_tier_log
+from kvtier_core.manager.tracebacks import log_traceback
 from kvtier_core.masking import mask_text
 from kvtier_core.namespace import Namespace, payload_sizes
 from kvtier_core.proof import Sealer
@@ -116,6 +117,7 @@ class Tiers:
         except KeyboardInterrupt:
             raise  # on the engine's own thread: somebody wants it to end
         except BaseException as error:  # noqa: BLE001 - a plugin's constructor, which may raise anything, secrets included
+            log_traceback(self._log, str(build.identity), error, lambda text: mask_text(text, build.secrets))
             text = mask_text(text_of(error), build.secrets)
             kind = ConfigError if isinstance(error, ConfigError) else TierOpenError
         raise kind(f"{build.identity} could not be built: {text}")

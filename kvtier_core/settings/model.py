@@ -1,4 +1,4 @@
-"""What a configuration may say, and the validated result. Reads nothing and imports no plugin."""
+"""What a configuration may say, and the validated result. Reads no file and imports no plugin."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -9,8 +9,11 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from kvtier_core.plugins.tier_types import TierType
 from kvtier_core.policies import PolicyFactory
+from kvtier_core.settings.layers import CONFIG_VARIABLE
 from kvtier_core.tier_settings import TierSettings
 from kvtier_core.units import Duration, Size
+
+_USUAL_FILE = Path("kvtier.toml")
 
 OnReset = Literal["all", "pool"]
 """What a cache reset forgets: every tier, or only the pool (for unchanged weights; persistent tiers keep theirs)."""
@@ -94,3 +97,18 @@ class Settings:
     def enabled_tiers(self) -> dict[str, TierSettings]:
         """The tiers that take part, in the order they are asked."""
         return {name: tier for name, tier in self.tiers.items() if tier.enabled}
+
+    def why_without_tiers(self) -> str | None:
+        """Why no tier takes part and what to do, in one line; ``None`` where one does. Looks for ``./kvtier.toml``."""
+        if self.enabled_tiers:
+            return None
+        disabled = [*self.tiers, *self.unavailable]
+        if disabled:
+            text = f"every tier is disabled ({', '.join(disabled)}): set enabled = true for one"
+        elif self.file is not None:
+            text = f'no tier is configured: add a table [tiers.NAME], type from "kvtier list", to {self.file}'
+        else:
+            text = f"no tier is configured, and no settings file was given: name one with --config or {CONFIG_VARIABLE}"
+        if self.file is None and _USUAL_FILE.is_file():
+            text += f"; ./{_USUAL_FILE} is there and was not read (--config {_USUAL_FILE})"
+        return text

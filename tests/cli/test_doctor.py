@@ -230,6 +230,48 @@ def test_c30_an_error_without_readable_text_is_named_by_its_type(tier, doctor):
     assert cold["problem"].startswith("Unreadable: ")
 
 
+@pytest.mark.parametrize("how", ["twice", "unknown", "no-result"])
+def test_c30_a_fault_that_the_engine_counts_is_not_well(install_tier, doctor, how):
+    answers = {
+        "twice": "results * 2",
+        "unknown": "results + [JobResult(job_id=99)]",
+        "no-result": "results + [None]",
+    }
+    # Only beside a result, and not at every poll.
+    source = HOOKS.replace("return results", f"return {answers[how]} if results else []")
+    install_tier("hooks", source=source)
+    status, reports = doctor(_cold(type_="hooks"))
+    cold = reports["cold"]
+    assert (status, cold["ok"], cold["failed_step"]) == (1, False, "keep to the interface")
+    assert "fits no job that this tier has under way" in cold["problem"]
+    assert "tell the tier's author" in cold["advice"]
+    assert set(cold["seconds"]) == {"open", "store", "load"}
+
+
+@pytest.mark.parametrize(
+    ("fail", "line"),
+    [
+        ("build:raise", 'self.do("build")'),
+        ("open:raise", 'self.do("open")'),
+        ("open:open-error", 'self.do("open")'),
+        ("store:raise", 'self.do("store")'),
+        ("load:raise", 'self.do("load")'),
+        ("delete:raise", 'self.do("delete")'),
+    ],
+)
+def test_k9_debug_shows_where_a_tier_raised_and_no_secret(tier, tmp_path, capsys, fail, line):
+    file = tmp_path / "kvtier.toml"
+    file.write_text(_cold(fail))
+    assert main(["doctor", "--config", str(file)]) == 1
+    out, err = capsys.readouterr()
+    assert "Traceback" not in out + err
+    assert main(["--debug", "doctor", "--config", str(file)]) == 1
+    out, err = capsys.readouterr()
+    assert "Traceback (most recent call last):" in err
+    assert line in err
+    assert SECRET not in out + err
+
+
 def test_c33_a_tier_slower_than_its_limits_is_told_as_that(tier, doctor):
     limits = "[tiers.cold.limits]\nload_timeout = '50ms'\n"
     status, reports = doctor(_cold("load:hang") + limits)
@@ -271,10 +313,25 @@ def test_for_people_each_tier_is_a_paragraph(tier, tmp_path, capsys):
     assert SECRET not in out
 
 
-def test_without_tiers_it_says_how_to_configure_one(tmp_path, capsys, monkeypatch):
+def test_c54_without_a_tier_there_is_nothing_to_examine_and_it_says_why(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert main(["doctor"]) == 0
-    assert "no tier is configured: add a table [tiers.NAME]" in capsys.readouterr().out
+    monkeypatch.delenv("KVTIER_CONFIG", raising=False)
+
+    def why(*arguments):
+        assert main(["doctor", *arguments]) == 2
+        out, err = capsys.readouterr()
+        assert out == ""
+        return err
+
+    assert "no settings file was given: name one with --config or KVTIER_CONFIG\n" in why()
+    file = tmp_path / "kvtier.toml"
+    file.write_text("[pool]\ncapacity = '1GiB'\n")
+    assert "./kvtier.toml is there and was not read (--config kvtier.toml)" in why("--json")
+    err = why("--config", "kvtier.toml")
+    assert 'add a table [tiers.NAME], type from "kvtier list", to kvtier.toml' in err
+    assert "not read" not in err
+    file.write_text("[tiers.off]\ntype = 'memory'\nenabled = false\n")
+    assert "every tier is disabled (off): set enabled = true" in why("--config", "kvtier.toml")
 
 
 def test_c50_a_broken_plugin_is_a_configuration_error(install_tier, tmp_path, capsys):

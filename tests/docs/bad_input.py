@@ -135,6 +135,16 @@ COMMAND_LINE = [
         status=2,
         says=("--timeout", 'such as "30s"'),
     ),
+    Case(
+        title="no settings file given",
+        command="kvtier doctor",
+        status=2,
+        says=(
+            "no settings file was given",
+            "name one with --config",
+            "./kvtier.toml is there and was not read",
+        ),
+    ),
 ]
 MODELS_AND_PROMPTS = [
     Case(

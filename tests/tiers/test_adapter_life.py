@@ -1,16 +1,20 @@
 """Opening, resetting and shutting down a blocking tier."""
 
+import gc
+import mmap
 import threading
+from collections.abc import Sequence
 
 import pytest
 
 from kvtier_core.errors import ClosedError, TierOpenError
+from kvtier_core.keys import OffloadKey
 from kvtier_core.manager.blocking import BlockTierAdapter
 from kvtier_core.testing.driving import PATIENCE_S
 from kvtier_core.testing.rows import similar_keys
 from kvtier_core.testing.tiers import assert_contents
-from kvtier_core.values import RequestInfo, TierContext, TierJob
-from tests.tiers.scripted import ROW, Gate, Script, ScriptedTier, drive, fail, row
+from kvtier_core.values import RequestInfo, TierContext, TierInfo, TierJob
+from tests.tiers.scripted import ROW, BatchTier, Gate, Script, ScriptedTier, drive, fail, row
 
 KEYS = similar_keys(8)
 A, B, C, D = KEYS[:4]
@@ -211,3 +215,35 @@ def test_c30_the_core_is_woken_for_every_result():
     assert {result.job_id for result in adapter.get_finished_jobs()} == {1, 2}
     assert adapter.get_finished_jobs() == []
     adapter.shutdown(timeout_s=PATIENCE_S)
+
+
+def keep_a_frame(method: str, _keys: Sequence[OffloadKey]) -> None:
+    """Leave a circle of an error and the frame it was caught in, as any list of outcomes does."""
+    outcomes: list[BaseException] = []
+    if method == "contains":
+        try:
+            fail(FileNotFoundError(method))
+        except FileNotFoundError as error:
+            outcomes.append(error)
+
+
+@pytest.mark.parametrize("base", [ScriptedTier, BatchTier])
+def test_c34_frames_that_a_tier_leaves_behind_hold_no_rows_after_its_jobs(base):
+    script = Script()
+    script.before = keep_a_frame
+    memory = mmap.mmap(-1, 4 * ROW)
+    buffers = [memoryview(memory)[index * ROW : (index + 1) * ROW] for index in range(4)]
+    gc.collect()
+    gc.disable()  # without it circles stay, as they may for long in an engine
+    try:
+        with drive(script, base, info=TierInfo(medium="memory", shared=True), threads=1) as tier:
+            assert tier.lookup([A, B, C]) == [False] * 3
+            assert script.count("contains"), "the tier was not asked"
+            assert tier.wait(tier.start_store(dict(zip([A, B], buffers[:2], strict=True)))).error is None
+            assert tier.wait(tier.start_load([A, C], buffers[2:])).missing == (C,)
+            assert tier.wait(tier.start_store({D: buffers[3]}, deadline=0)).failed == (D,)
+        for buffer in buffers:
+            buffer.release()
+        memory.close()  # raises BufferError while anything else holds a row
+    finally:
+        gc.enable()

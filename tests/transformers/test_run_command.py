@@ -49,6 +49,10 @@ def test_a_second_run_reuses_what_the_first_one_stored(tmp_path, model_path, cap
     assert [len(record["token_ids"]) for record in runs[0]] == [5, 3]
     assert [record["hits_by_tier"] for record in runs[0]] == [{}, {"pool": 128}]
     assert runs[1][0]["hits_by_tier"] == {"disk": 128}
+    assert [[record["misses"] for record in records] for records in runs] == [
+        [{"never_stored": 1}, {}],
+        [{}, {}],
+    ]
     assert runs[1][0]["hit_tokens"] == 128
     assert runs[1][0]["prompt_tokens"] == len(TEXT) + 1
 
@@ -84,6 +88,7 @@ def test_for_people_each_completion_says_what_was_restored(tmp_path, model_path,
     assert status == 0
     assert "[line 1] 135 prompt tokens, 0 restored, first token" in out
     assert "[line 2] 135 prompt tokens, 128 restored (128 from pool), first token" in out
+    assert out.endswith("\nblocks at which lookups ended, by why they missed: 1 never stored\n")
 
 
 def test_k9_mistakes_are_one_message_and_status_2(tmp_path, model_path, capsys):
@@ -167,3 +172,18 @@ def test_c54_a_pool_too_small_for_a_prompt_is_told_with_what_to_set(tmp_path, mo
     enough = err.split("at least ")[1].strip()
     status, _, err = run(capsys, *options, write_settings(tmp_path, capacity=enough))
     assert (status, err) == (0, "")
+
+
+def test_c54_a_run_without_a_tier_says_that_nothing_is_restored_and_why(
+    tmp_path, model_path, capsys, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("KVTIER_CONFIG", raising=False)
+    monkeypatch.setenv("KVTIER_POOL__CAPACITY", "4MiB")
+    prompts = write_prompts(tmp_path, {"prompt": "x", "max_tokens": 1})
+    status, _, err = run(capsys, "--model", model_path, "--prompts", prompts)
+    assert status == 0
+    assert err == (
+        "kvtier: nothing will be restored from a tier: no tier is configured, and no settings file was given: "
+        "name one with --config or KVTIER_CONFIG\n"
+    )

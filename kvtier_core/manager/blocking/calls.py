@@ -5,6 +5,7 @@ a tier raises or returns passes this module in any other form; an answer is read
 it may be computed, and fail, only then. Holds no state and decides nothing about keys.
 """
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -13,6 +14,7 @@ from typing import TypeVar
 
 from kvtier_core.blocktier import BlockTier, SupportsBatch, SupportsFollow
 from kvtier_core.keys import OffloadKey
+from kvtier_core.manager.tracebacks import log_traceback
 from kvtier_core.masking import mask_text
 
 _MAX_TEXT = 500  # characters of a tier's message that are passed on
@@ -57,8 +59,9 @@ class TierCalls:
     holds by then: before the row's proof is checked that makes a miss, after it wrong bytes.
     """
 
-    def __init__(self, name: str, tier: BlockTier) -> None:
+    def __init__(self, name: str, tier: BlockTier, log: logging.Logger) -> None:
         self._name = name
+        self._log = log
         self._tier = tier
         self._batch = tier if isinstance(tier, SupportsBatch) else None
 
@@ -131,6 +134,7 @@ class TierCalls:
             return self._raised(method, error)
 
     def _raised(self, method: str, error: BaseException) -> Fault:
+        log_traceback(self._log, f"tier {self._name!r}: {method}", error, mask_text)
         fault = self._fault(method, describe(error))
         return replace(fault, is_transient=isinstance(error, _TRANSIENT))
 

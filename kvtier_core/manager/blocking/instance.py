@@ -58,7 +58,7 @@ class TierInstance:
                 policies=dict(policies or {}),
             ),
         )
-        self._calls = TierCalls(context.name, self._tier)
+        self._calls = TierCalls(context.name, self._tier, context.log)
         # What a shared tier holds changes without us; listing all of it at the start would buy nothing lasting.
         scans = tier_class.info.bounded_by == "core" or not tier_class.info.shared
         self._scan = self._tier.scan if scans and isinstance(self._tier, SupportsScan) else None
@@ -110,7 +110,15 @@ class TierInstance:
         self._board.begin(job, kind)
         self.state.put(
             [
-                Unit(kind=kind, key=key, job_id=job.id, position=index, buffer=buffer, deadline=job.deadline)
+                Unit(
+                    kind=kind,
+                    key=key,
+                    job_id=job.id,
+                    position=index,
+                    # A view of our own, to be released when the unit ends: frames of the threads can outlive that.
+                    buffer=None if buffer is None else buffer[:],
+                    deadline=job.deadline,
+                )
                 for index, (key, buffer) in enumerate(zip(job.keys, buffers, strict=True))
             ]
         )
@@ -199,7 +207,15 @@ class TierInstance:
             fault = Fault(f"tier {self._name!r}: {reason}")
             self._settle([(unit, fault) for unit in units])
 
-    def _settle(self, ended: Iterable[tuple[Unit, Outcome]]) -> None:
+    def _settle(self, ended: Sequence[tuple[Unit, Outcome]]) -> None:
+        """Tell how units ended. First their views of the pool's rows are released.
+
+        An error that a tier keeps, or a circle of one and its frame, keeps the frames of the I/O thread as well, and
+        with them the units: until the garbage collector comes by, and the pool's mapping would stay in use as long.
+        """
+        for unit, _ in ended:
+            if unit.buffer is not None:
+                unit.buffer.release()
         self._board.settle(
             [(unit.job_id, unit.position, outcome) for unit, outcome in ended if unit.job_id is not None]
         )

@@ -24,7 +24,7 @@ class Kind(enum.IntEnum):
 
 
 class Unit(NamedTuple):
-    """One key's part of a job. A delete belongs to no job; only loads and stores have a buffer.
+    """One key's part of a job. A delete belongs to no job; only loads and stores have a buffer, valid until they end.
 
     A tuple, because one is made for every block that moves: it costs a fifth of a frozen dataclass.
     """

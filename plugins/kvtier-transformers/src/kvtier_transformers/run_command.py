@@ -10,7 +10,8 @@ import json
 import logging
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -80,6 +81,9 @@ def run(args: argparse.Namespace) -> int:
     on_broken = leave_out if args.keep_going else None
     lines = read_prompts(args.prompts, on_broken=on_broken)
     settings = load_settings(file=args.config)
+    without = settings.why_without_tiers()
+    if without is not None:
+        print(f"kvtier: nothing will be restored from a tier: {without}", file=sys.stderr)
 
     check_path(args.model)
     # Read when torch is loaded: its threads must not spin on cores that the copies to and from the pool need.
@@ -95,14 +99,18 @@ def run(args: argparse.Namespace) -> int:
     room = max(len(token_ids) + max_tokens for _, token_ids, max_tokens in prompts)
     with Engine.open(loaded.model, max_tokens=room, config=settings, files=loaded.files) as engine:
         _warn_of_small_pool(engine, settings.pool.block_size, prompts)
+        misses: Counter[str] = Counter()
         for line, token_ids, max_tokens in prompts:
             generation = engine.generate(token_ids, max_tokens=max_tokens, salt=line.salt)
             text = str(loaded.tokenizer.decode(generation.token_ids, skip_special_tokens=True))
+            before, misses = misses, Counter(engine.stats()["misses"])
             print(
-                json.dumps(_record(line, generation, text))
+                json.dumps(_record(line, generation, text, misses - before))
                 if args.json
                 else _paragraph(line, generation, text)
             )
+        if misses and not args.json:
+            print(_why_missed(misses))
         _hand_over(engine)
     return 1 if left_out else 0
 
@@ -149,7 +157,9 @@ def _warn_of_small_pool(engine: "Engine", block_size: int, prompts: Sequence[_To
         )
 
 
-def _record(line: PromptLine, generation: "Generation", text: str) -> dict[str, Any]:
+def _record(
+    line: PromptLine, generation: "Generation", text: str, misses: Mapping[str, int]
+) -> dict[str, Any]:
     return {
         "line": line.number,
         "text": text,
@@ -158,6 +168,7 @@ def _record(line: PromptLine, generation: "Generation", text: str) -> dict[str, 
         "prompt_tokens": generation.prompt_tokens,
         "hit_tokens": generation.hit_tokens,
         "hits_by_tier": dict(generation.hits_by_tier),
+        "misses": dict(misses),
         "ttft_s": generation.ttft_s,
         "seconds": generation.seconds,
     }
@@ -169,6 +180,11 @@ def _paragraph(line: PromptLine, generation: "Generation", text: str) -> str:
         f"[line {line.number}] {generation.prompt_tokens} prompt tokens, {generation.hit_tokens} restored"
         f"{f' ({sources})' if sources else ''}, first token {generation.ttft_s:.2f} s\n{text}\n"
     )
+
+
+def _why_missed(misses: Mapping[str, int]) -> str:
+    reasons = ", ".join(f"{count} {reason.replace('_', ' ')}" for reason, count in sorted(misses.items()))
+    return f"blocks at which lookups ended, by why they missed: {reasons}"
 
 
 def _hand_over(engine: "Engine") -> None:
