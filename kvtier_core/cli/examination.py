@@ -50,8 +50,8 @@ _ADVICE = {
 class TierReport:
     """What came of one tier.
 
-    ``seconds`` has the steps that went well; ``problem`` and ``advice`` are set if one did not. ``left_behind`` says
-    what could not be removed.
+    ``seconds`` has the steps that went well; ``problem`` is set if one did not, ``advice`` unless the problem
+    itself says what to do. ``left_behind`` says what could not be removed.
     """
 
     name: str
@@ -135,7 +135,10 @@ class _Examination:
         except BaseException as error:  # noqa: BLE001 - whatever a plugin raises is what this is here to find out
             log_traceback(self._log, self._step, error, lambda text: mask_text(text, self._secrets))
             known = isinstance(error, KvtierError | _StepFailed)
-            self._fail(str(error) if known else f"{type(error).__name__}: {error}")
+            self._fail(
+                str(error) if known else f"{type(error).__name__}: {error}",
+                is_explained=isinstance(error, KvtierError) and error.is_explained,
+            )
             return False
         return True
 
@@ -152,11 +155,11 @@ class _Examination:
     def _leftovers(self) -> str:
         return f"whatever it holds under {self._namespace.name}"
 
-    def _fail(self, problem: str) -> None:
+    def _fail(self, problem: str, *, is_explained: bool = False) -> None:
         if self._report.problem is None:  # what went wrong first explains what went wrong later
             self._report.failed_step = self._step
             self._report.problem = mask_text(problem, self._secrets)
-            self._report.advice = _ADVICE[self._step]
+            self._report.advice = None if is_explained else _ADVICE[self._step]
 
     @contextmanager
     def _timed(self, step: str) -> Iterator[None]:

@@ -191,7 +191,10 @@ def test_c33_a_failing_step_is_named_with_why_and_what_to_do(tier, doctor, fail,
     cold = reports["cold"]
     assert (cold["ok"], cold["failed_step"]) == (False, step)
     assert why in cold["problem"]
-    assert cold["advice"].startswith("see ")
+    if fail == "open:open-error":  # such an error says what to do, and nothing else may contradict it
+        assert cold["advice"] is None
+    else:
+        assert cold["advice"].startswith("see ")
     assert reports["good"]["ok"]
     if not fail.startswith(("delete", "remove")):
         assert all(not blocks for blocks in tier().BLOCKS.values()), "what it stored is removed all the same"
@@ -256,7 +259,7 @@ def test_c31_a_tier_that_hangs_is_reported_and_not_waited_for(tier, doctor, step
     assert status == 1
     cold = reports["cold"]
     assert not cold["ok"]
-    assert cold["advice"].startswith("see ")
+    assert cold["advice"].startswith("see ") if cold["advice"] else "check its storage" in cold["problem"]
     if step != "close":
         assert cold["failed_step"] == {"build": "open", "remove": "delete"}.get(step, step)
         assert "within 3 s" in cold["problem"]
