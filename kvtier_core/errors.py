@@ -8,6 +8,9 @@ Nothing here formats a secret: callers pass text that is already masked.
 class KvtierError(Exception):
     """Base of every error kvtier raises on purpose."""
 
+    is_explained = True
+    """Whether the message says what to do; not where it only repeats what somebody else's code raised."""
+
 
 class ConfigError(KvtierError, ValueError):
     """A setting is unknown, of the wrong type, or makes no sense together with another."""

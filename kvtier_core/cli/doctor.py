@@ -77,7 +77,9 @@ def _as_text(report: TierReport) -> str:
         f"{who}: {'ok' if report.ok else f'FAILED to {report.failed_step}'}{f' ({times})' if times else ''}"
     ]
     if report.problem is not None:
-        lines += [f"  why: {report.problem}", f"  what to do: {report.advice}"]
+        lines.append(f"  why: {report.problem}")
+    if report.advice is not None:
+        lines.append(f"  what to do: {report.advice}")
     if report.left_behind is not None:
         lines.append(f"  left behind: {report.left_behind}")
     return "\n".join(lines)

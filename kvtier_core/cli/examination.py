@@ -52,8 +52,8 @@ _ADVICE = {
 class TierReport:
     """What came of one tier.
 
-    ``seconds`` has the steps that went well; ``problem`` and ``advice`` are set if one did not. ``left_behind`` says
-    what could not be removed.
+    ``seconds`` has the steps that went well; ``problem`` is set if one did not, ``advice`` unless the problem
+    itself says what to do. ``left_behind`` says what could not be removed.
     """
 
     name: str
@@ -137,7 +137,10 @@ class _Examination:
         except BaseException as error:  # noqa: BLE001 - whatever a plugin raises is what this is here to find out
             log_traceback(self._log, self._step, error, lambda text: mask_text(text, self._secrets))
             known = isinstance(error, KvtierError | _StepFailed)
-            self._fail(text_of(error) if known else f"{type(error).__name__}: {text_of(error)}")
+            self._fail(
+                text_of(error) if known else f"{type(error).__name__}: {text_of(error)}",
+                is_explained=isinstance(error, KvtierError) and error.is_explained,
+            )
             return False
         return True
 
@@ -154,11 +157,11 @@ class _Examination:
     def _leftovers(self) -> str:
         return f"whatever it holds under {self._namespace.name}"
 
-    def _fail(self, problem: str) -> None:
+    def _fail(self, problem: str, *, is_explained: bool = False) -> None:
         if self._report.problem is None:  # what went wrong first explains what went wrong later
             self._report.failed_step = self._step
             self._report.problem = mask_text(problem, self._secrets)
-            self._report.advice = _ADVICE[self._step]
+            self._report.advice = None if is_explained else _ADVICE[self._step]
 
     @contextmanager
     def _timed(self, step: str) -> Iterator[None]:

@@ -45,6 +45,8 @@ class OpenFailed:
 
     tier: str
     error: str
+    is_explained: bool
+    """Whether *error* says what to do."""
     will_retry: bool
 
 

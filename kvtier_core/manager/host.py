@@ -220,7 +220,14 @@ class TierHost:
         elif self._opening.is_open:
             self._fault()
         elif not is_late:  # an engine that does nothing takes no events in: later tries tell it nothing new
-            self._emit(OpenFailed(self.identity.name, error, will_retry=self._opening.due is not None))
+            self._emit(
+                OpenFailed(
+                    self.identity.name,
+                    error,
+                    is_explained=self._opening.is_explained,
+                    will_retry=self._opening.due is not None,
+                )
+            )
 
     def _submit(self, hook: str, plan: JobPlan, load: LoadCheck | None) -> None:
         if plan.deadline <= self._clock():

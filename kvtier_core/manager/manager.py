@@ -64,7 +64,7 @@ class TierManager:
         self._events: SimpleQueue[Event] = SimpleQueue()
         self._tiers = Tiers(tiers, namespace, pool, clock, self._events.put, self._log)
         self._path_log = PathLog(self._log, self._tiers.identities)
-        self._failed_open: dict[str, str] = {}
+        self._failed_open: dict[str, OpenFailed] = {}
         self._opens_later = {build.identity.name for build in tiers if build.limits.open_retry is not None}
         """Tiers without which the engine starts."""
         self._tried: set[str] = set()
@@ -102,8 +102,10 @@ class TierManager:
             if not self._next_event(deadline):
                 self._go_on_without(waiting, timeout_s)
                 return
-        for name, error in self._failed_open.items():
-            raise TierOpenError(f"{self._tiers.identities[name]} could not open: {error}")
+        for name, failed in self._failed_open.items():
+            error = TierOpenError(f"{self._tiers.identities[name]} could not open: {failed.error}")
+            error.is_explained = failed.is_explained
+            raise error
 
     def _not_opened(self) -> list[str]:
         tiers = self._coordinator.state.tiers
@@ -331,7 +333,7 @@ class TierManager:
         if event.will_retry:
             self._tried.add(event.tier)
         else:
-            self._failed_open[event.tier] = event.error
+            self._failed_open[event.tier] = event
 
     # -- acting
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
-from kvtier_core.errors import TierOpenError
+from kvtier_core.errors import KvtierError, TierOpenError
 from kvtier_core.manager.guard import Guard, HookFault, text_of
 from kvtier_core.values import PoolView
 
@@ -37,6 +37,8 @@ class Opening:
         """Whether the tier has been opened; only then other hooks may be called."""
         self.due: float | None = None
         """When to try again; ``None`` when there is no need, or no use."""
+        self.is_explained = False
+        """Whether what the last ``attempt`` returned says what to do."""
 
     def want(self, namespace: str, description: Mapping[str, Any], generation: int) -> None:
         """The tier is to serve this namespace (C34). ``attempt`` makes it so."""
@@ -46,6 +48,7 @@ class Opening:
     def attempt(self) -> str | None:
         """Do what is still to be done. Why the tier does not serve yet, or ``None``: it does."""
         self.due = None
+        self.is_explained = False
         error = None if self.is_open else self._open()
         if error is None and self._go_over is not None:
             if not self._hooks.reset.get_hookimpls():
@@ -64,6 +67,7 @@ class Opening:
             self._hooks.on_open(pool=self._pool)
         except BaseException as error:  # noqa: BLE001 - somebody else's code
             self._guard.debug("on_open", error)
+            self.is_explained = isinstance(error, KvtierError) and error.is_explained
             kind = "" if isinstance(error, TierOpenError) else f"{type(error).__name__}: "
             text = self._guard.mask(kind + text_of(error))
             if self._retry_s is not None:

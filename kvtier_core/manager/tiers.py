@@ -21,7 +21,7 @@ from kvtier_core.coordinator import (
     TellStepEnd,
     TellTouched,
 )
-from kvtier_core.errors import ConfigError, TierOpenError
+from kvtier_core.errors import ConfigError, KvtierError, TierOpenError
 from kvtier_core.keys import OffloadKey
 from kvtier_core.manager.events import Event
 from kvtier_core.manager.guard import TierIdentity, text_of
@@ -120,7 +120,10 @@ class Tiers:
             log_traceback(self._log, str(build.identity), error, lambda text: mask_text(text, build.secrets))
             text = mask_text(text_of(error), build.secrets)
             kind = ConfigError if isinstance(error, ConfigError) else TierOpenError
-        raise kind(f"{build.identity} could not be built: {text}")
+            is_explained = isinstance(error, KvtierError) and error.is_explained
+        failed = kind(f"{build.identity} could not be built: {text}")
+        failed.is_explained = is_explained
+        raise failed
 
     def _context(self, build: TierBuild, host: TierHost) -> TierContext:
         return TierContext(

@@ -208,7 +208,10 @@ def test_c33_a_failing_step_is_named_with_why_and_what_to_do(tier, doctor, fail,
     cold = reports["cold"]
     assert (cold["ok"], cold["failed_step"]) == (False, step)
     assert why in cold["problem"]
-    assert cold["advice"].startswith("see ")
+    if fail == "open:open-error":  # such an error says what to do, and nothing else may contradict it
+        assert cold["advice"] is None
+    else:
+        assert cold["advice"].startswith("see ")
     assert reports["good"]["ok"]
     if not fail.startswith(("delete", "remove")):
         assert all(not blocks for blocks in tier().BLOCKS.values()), "what it stored is removed all the same"
@@ -220,7 +223,10 @@ def test_c33_a_tier_without_which_an_engine_may_start_is_examined_all_the_same(t
     status, reports = doctor(_cold(fail) + retry, "--timeout", "3s")
     cold = reports["cold"]
     assert (status, cold["failed_step"]) == (1, "open")
-    assert cold["advice"].startswith("see that its storage is there")
+    if fail == "open:hang":
+        assert cold["problem"].endswith("check its storage")
+    else:
+        assert cold["advice"].startswith("see that its storage is there")
 
 
 def test_c30_an_error_without_readable_text_is_named_by_its_type(tier, doctor):
@@ -289,7 +295,7 @@ def test_c31_a_tier_that_hangs_is_reported_and_not_waited_for(tier, doctor, step
     assert status == 1
     cold = reports["cold"]
     assert not cold["ok"]
-    assert cold["advice"].startswith("see ")
+    assert cold["advice"].startswith("see ") if cold["advice"] else "check its storage" in cold["problem"]
     if step != "close":
         assert cold["failed_step"] == {"build": "open", "remove": "delete"}.get(step, step)
         assert "within 3 s" in cold["problem"]

@@ -195,7 +195,9 @@ class BlockTierAdapter:
                 self._why_closed = f"could not be opened: {describe(error)}"
             if isinstance(error, KvtierError) or not isinstance(error, Exception):
                 raise
-            raise TierOpenError(f"tier {name!r} could not be opened: {describe(error)}") from error
+            raw = TierOpenError(f"tier {name!r} could not be opened: {describe(error)}")
+            raw.is_explained = False
+            raise raw from error
         with self._lock:
             self._current = instance
 
