@@ -65,6 +65,7 @@ def _limits(settings: Settings, num_rows: int) -> PoolLimits:
         lease_timeout_s=settings.pool.lease_timeout,
         device_timeout_s=settings.pool.device_timeout,
         max_events=settings.pool.max_events,
+        check_threads=settings.pool.check_threads,
         store_threshold=settings.pool.store_threshold,
         max_tracker_size=settings.pool.max_tracker_size,
         break_even_margin=settings.pool.break_even_margin,

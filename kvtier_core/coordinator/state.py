@@ -81,7 +81,7 @@ class RequestState:
 
 @dataclass(frozen=True, kw_only=True)
 class PoolLimits:
-    """The pool's limits, in rows and seconds."""
+    """The pool's limits, in rows, seconds and threads."""
 
     max_promotion_rows: int
     max_cascade_rows: int
@@ -91,6 +91,8 @@ class PoolLimits:
     """Rows that loads from all tiers may hold, those that are overdue included."""
     max_events: int = 65_536
     """Changes of the pool's contents kept for whoever takes events."""
+    check_threads: int = 2
+    """Threads that check the proofs of loaded rows."""
     store_threshold: int = 1
     """Offers from which on the pool stores a block."""
     max_tracker_size: int = 64_000

@@ -1,12 +1,13 @@
-"""Proofs (C03) are made and checked here, on two threads of their own: never on the engine's, nor on a tier's.
+"""Proofs (C03) are made and checked here, on threads of their own: never on the engine's, nor on a tier's.
 
-The sealing thread is also the one line in which everything that must not overtake a store waits: the store jobs
+The one sealing thread is also the one line in which everything that must not overtake a store waits: the store jobs
 themselves, the news that a request is finished, and resets.
 """
 
 import logging
 import threading
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from itertools import islice
 from queue import SimpleQueue
@@ -21,24 +22,28 @@ from kvtier_core.values import JobResult
 _NO_PROOF = bytes(PROOF_BYTES)
 
 
-class WorkThread:
-    """A daemon thread that runs callables one after another."""
+class WorkThreads:
+    """Daemon threads that run callables in the order posted; where it is one, each after the end of the one before."""
 
-    def __init__(self, name: str, log: logging.Logger) -> None:
+    def __init__(self, name: str, log: logging.Logger, count: int = 1) -> None:
         self._log = log
         self._queue: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
-        self._thread.start()
+        self._threads = [threading.Thread(target=self._run, name=name, daemon=True) for _ in range(count)]
+        for thread in self._threads:
+            thread.start()
 
     def post(self, work: Callable[[], None]) -> None:
-        """Run *work* after everything posted before."""
+        """Begin *work* after everything posted before."""
         self._queue.put(work)
 
     def stop(self, timeout_s: float) -> bool:
         """Finish what was posted, then end. Whether that was within *timeout_s*. Twice is fine."""
-        self._queue.put(None)
-        self._thread.join(timeout_s)
-        return not self._thread.is_alive()
+        deadline = time.monotonic() + timeout_s
+        for _ in self._threads:
+            self._queue.put(None)
+        for thread in self._threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
+        return not any(thread.is_alive() for thread in self._threads)
 
     def _run(self) -> None:
         while (work := self._queue.get()) is not None:
@@ -49,42 +54,56 @@ class WorkThread:
 
 
 class LoadCheck:
-    """One load job: which of its blocks the tier said have arrived, and which of these were found right."""
+    """One load job: which of its blocks the tier said have arrived, and which of these were found right.
+
+    From any thread. After ``end``, and all ``checked`` that it was behind, it changes no more.
+    """
 
     def __init__(self, plan: JobPlan, sealer: Sealer) -> None:
         self.plan = plan
         self.sealer = sealer
-        self.right: set[int] = set()
-        """Positions. Of the checking thread."""
-        self._lock = threading.Lock()  # guards the three below
+        self.result: JobResult | None = None
+        self._lock = threading.Lock()  # guards result and the four below
         self._told: set[int] = set()
         self._doubtful: set[int] = set()
-        self._ended = False
+        self._right: set[int] = set()
+        self._under_way = 0
 
     def tell(self, positions: Sequence[int]) -> list[int]:
         """The tier says that these have arrived. Returns those that it had not named before, none after ``end``.
 
-        A block that is named again was touched again, as far as anybody knows: it has to be checked with the result.
-        From any thread.
+        Where it returns some, ``checked`` must follow. A block that is named again was touched again, as far as anybody
+        knows: it has to be checked with the result.
         """
         with self._lock:
-            if self._ended:
+            if self.result is not None:
                 return []
             fresh = [position for position in dict.fromkeys(positions) if position not in self._told]
             if len(fresh) < len(positions):
                 self._doubtful.update(set(positions).difference(fresh))
             self._told.update(fresh)
+            self._under_way += bool(fresh)
             return fresh
 
-    def end(self) -> None:
-        """The tier has answered the job, or will not: what it says of blocks from now on counts for nothing."""
+    def checked(self, right: Iterable[int]) -> bool:
+        """Of what one ``tell`` returned these are right. Whether that was the last the job's end was waiting for."""
         with self._lock:
-            self._ended = True
+            self._right.update(right)
+            self._under_way -= 1
+            return self.result is not None and not self._under_way
+
+    def end(self, result: JobResult) -> bool:
+        """The tier has answered the job, or will not: what it says of blocks from now on counts for nothing.
+
+        Whether nothing is being checked any more.
+        """
+        with self._lock:
+            self.result = result
+            return not self._under_way
 
     def is_proven(self, position: int) -> bool:
-        """Whether the block needs no further look, once the job has ended. Of the checking thread."""
-        with self._lock:
-            return position in self.right and position not in self._doubtful
+        """Whether the block needs no further look, once nothing changes any more."""
+        return position in self._right and position not in self._doubtful
 
 
 class Integrity:
@@ -98,14 +117,15 @@ class Integrity:
         emit: Callable[[Finished | Sealed], None],
         discard: Callable[[str, Sequence[OffloadKey]], None],
         log: logging.Logger,
+        check_threads: int,
     ) -> None:
         self._pool = pool
         self._payload_bytes = payload_bytes
         self._emit = emit
         self._discard = discard
         self._log = log
-        self._sealing = WorkThread("kvtier-seal", log)
-        self._checking = WorkThread("kvtier-check", log)
+        self._sealing = WorkThreads("kvtier-seal", log)
+        self._checking = WorkThreads("kvtier-check", log, check_threads)
 
     def seal(self, sealer: Sealer, plan: JobPlan) -> None:
         """Give each row of *plan* its proof, after everything posted before, and report it as ``Sealed``."""
@@ -126,8 +146,8 @@ class Integrity:
 
     def verify(self, load: LoadCheck, result: JobResult) -> None:
         """Check the rows of *load* that *result* says are loaded, but for those found right before, and report it."""
-        load.end()
-        self._checking.post(partial(self._check, load, result))
+        if load.end(result):
+            self._checking.post(partial(self._check, load))
 
     def verify_early(self, load: LoadCheck, positions: Sequence[int]) -> None:
         """Check some rows of *load* before its result is there. What is wrong then is checked again with the result.
@@ -146,7 +166,7 @@ class Integrity:
             self._checking.post(partial(self._check_early, load, fresh))
 
     def stop(self, timeout_s: float) -> bool:
-        """End both threads after what was posted; whether that was within *timeout_s* each."""
+        """End all threads after what was posted; whether that was within *timeout_s* each way."""
         return all([self._sealing.stop(timeout_s), self._checking.stop(timeout_s)])
 
     def _payload(self, key: OffloadKey) -> int:
@@ -158,15 +178,21 @@ class Integrity:
         self._emit(Sealed(plan.id))
 
     def _check_early(self, load: LoadCheck, positions: Sequence[int]) -> None:
-        load.right.update(position for position in positions if self._is_right(load, position))
+        right: list[int] = []
+        try:
+            right += [position for position in positions if self._is_right(load, position)]
+        finally:
+            if load.checked(right):
+                self._check(load)
 
     def _is_right(self, load: LoadCheck, position: int) -> bool:
         # The rows are asked of the pool anew: the job's own buffers have been in the tier's hands.
         key, row = load.plan.keys[position], load.plan.rows[position]
         return load.sealer.check(key, self._pool.row(row), self._payload(key))
 
-    def _check(self, load: LoadCheck, result: JobResult) -> None:
-        plan = load.plan
+    def _check(self, load: LoadCheck) -> None:
+        plan, result = load.plan, load.result
+        assert result is not None, "a load was checked before its end"
         not_loaded = {*result.missing, *result.failed}
         if result.error is not None and not not_loaded:
             not_loaded = set(plan.keys)

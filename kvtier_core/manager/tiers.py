@@ -65,6 +65,7 @@ class Tiers:
         clock: Callable[[], float],
         emit: Callable[[Event], None],
         log: logging.Logger,
+        check_threads: int,
     ) -> None:
         self._builds = builds
         self._namespace = namespace
@@ -74,7 +75,12 @@ class Tiers:
         self._log = log
         self._sealer = Sealer(namespace.name)
         self._integrity = Integrity(
-            pool, payload_sizes(namespace.groups), emit=emit, discard=self._discard, log=log
+            pool,
+            payload_sizes(namespace.groups),
+            emit=emit,
+            discard=self._discard,
+            log=log,
+            check_threads=check_threads,
         )
         self.hosts = {build.identity.name: self._host(build) for build in builds}
         self.identities = {name: host.identity for name, host in self.hosts.items()}

@@ -53,6 +53,8 @@ class PoolSettings(BaseModel):
     """How much longer loading may take than computing, as a factor, where the engine says what computing costs."""
     break_even_probe: Duration = 10.0
     """Seconds between loads from a tier that is slower than that, to see whether it still is."""
+    check_threads: Annotated[int, Field(ge=1, le=64)] = 2
+    """Threads that check the proofs of loaded blocks."""
     max_cascade: Annotated[float, Field(gt=0, le=1)] = 0.5
     """Fraction of the pool that may be pinned for stores to all tiers together."""
 

@@ -2,6 +2,7 @@
 
 import threading
 from collections import Counter
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -12,6 +13,9 @@ from kvtier_core.manager.blocking.work import Kind
 from kvtier_core.proof import Sealer
 from kvtier_core.values import JobResult, RequestInfo, TierJob
 from tests.manager.conftest import PATIENCE_S, Bench, key
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 class HeldLoad:
@@ -35,9 +39,11 @@ class HeldLoad:
         ((_, self.job, _),) = self.tier.held
         self.checks: Counter[OffloadKey] = Counter()
         self._checked = threading.Condition()
+        self.before_check: Callable[[OffloadKey], object] = lambda of: None
         check = Sealer.check
 
         def counting(sealer: Sealer, of: OffloadKey, row: memoryview, payload_bytes: int) -> bool:
+            self.before_check(of)
             found = check(sealer, of, row, payload_bytes)
             with self._checked:
                 self.checks[of] += 1
@@ -64,11 +70,15 @@ class HeldLoad:
                 lambda: self.checks.total() >= before + len(positions), timeout=PATIENCE_S
             )
 
-    def finish(self) -> list[bool]:
-        """The tier says that all is loaded; whether each block that the request gets is right."""
+    def answer(self) -> None:
+        """The tier says that all is loaded."""
         self.tier.held.clear()
         self.tier._results.append(JobResult(job_id=self.job.id))
         self.tier.context.wake()
+
+    def finish(self) -> list[bool]:
+        """The tier says that all is loaded; whether each block that the request gets is right."""
+        self.answer()
         return self.bench.load("second", 1, 2)
 
 
@@ -143,9 +153,7 @@ def test_c30_what_is_named_after_the_result_is_not_looked_at(load):
     load.fill(1)
     assert load.finish() == [True, True]
     load.job.arrived([0, 1])
-    checked = threading.Event()
-    load.bench.manager._tiers._integrity._checking.post(checked.set)
-    assert checked.wait(PATIENCE_S)
+    assert load.bench.manager._tiers._integrity._checking.stop(PATIENCE_S)
     assert load.checks == {key(1): 1, key(2): 1}
 
 
@@ -154,6 +162,42 @@ def test_c30_more_positions_than_blocks_are_the_tiers_mistake(load):
         load.job.arrived([0, 0, 0])
     load.fill(0)
     load.fill(1)
+    assert load.finish() == [True, True]
+
+
+def test_c03_the_result_waits_for_a_check_under_way_on_another_thread(load):
+    begun, may_go_on = threading.Event(), threading.Event()
+
+    def hold(of: OffloadKey) -> None:
+        if of == key(1):
+            begun.set()
+            assert may_go_on.wait(PATIENCE_S)
+
+    load.before_check = hold
+    load.fill(0)
+    load.fill(1)
+    load.job.buffers[0][0] ^= 1
+    load.job.arrived([0])
+    assert begun.wait(PATIENCE_S)
+    load.arrived(1)  # meanwhile another thread goes on
+    load.answer()
+    load.bench.manager.wait(0.2)
+    assert not load.bench.manager.lookup("second", [key(1), key(2)]).is_settled
+    may_go_on.set()
+    assert load.bench.load("second", 1, 2) == []
+    assert load.bench.manager.counters.tiers["one"].integrity == 1
+
+
+def test_c30_a_check_that_could_not_be_made_early_is_made_with_the_result(load):
+    def fail_once(of: OffloadKey) -> None:
+        load.before_check = lambda of: None
+        raise MemoryError
+
+    load.before_check = fail_once
+    load.fill(0)
+    load.fill(1)
+    load.job.arrived([0])
+    load.arrived(1)
     assert load.finish() == [True, True]
 
 

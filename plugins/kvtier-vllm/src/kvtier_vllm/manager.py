@@ -2,11 +2,10 @@
 
 Translates between vLLM's calls, which name sets of keys, and the coordinator's jobs; remembers per request what one
 batched lookup said, for as long as the step lasts. Decides nothing about blocks, does no I/O and never waits but in
-``shutdown``. Runs on the scheduler's thread.
+``shutdown``, and a moment at the end of a step that has nothing to run. Runs on the scheduler's thread.
 """
 
 import logging
-import time
 from collections import defaultdict, deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -31,6 +30,7 @@ from vllm.v1.metrics.cache_hit_source import CacheHitSource
 from kvtier_core import LookupState, OffloadKey, TierManager
 from kvtier_core.transfer import Direction, Pool
 from kvtier_vllm.figures import Figures
+from kvtier_vllm.idle import Waiters
 from kvtier_vllm.kv_events import EventTranslator
 from kvtier_vllm.order import Asked, AskedGroups, AskedPrefix, Positions
 from kvtier_vllm.places import TierPlace
@@ -47,9 +47,6 @@ _RESULTS = {
     LookupState.MISS: LookupResult.MISS,
 }
 _PENDING = (LookupResult.HIT_PENDING, LookupResult.RETRY)
-_YIELD_S = 1e-4
-"""A step in which somebody waits for a tier lets the tiers' threads run: vLLM may do such steps one after another, and
-would keep the interpreter for itself, 5 ms at a time."""
 
 
 @dataclass(eq=False)
@@ -103,8 +100,7 @@ class KvtierManager(OffloadingManager):
         """Store jobs under way, oldest first. vLLM names a job by its keys alone."""
         self._numbers = count(1)
         self._step = 0
-        self._somebody_waits = False
-        """In this step a request was told to ask again."""
+        self._waiters = Waiters()
         self._is_closed = False
 
     # -- requests
@@ -116,6 +112,7 @@ class KvtierManager(OffloadingManager):
         request = _Request(id=request_id, asked=self._asked(request_id, positions))
         req_context.set_state(request)
         self._not_run[req_context.req_id] = request
+        self._waiters.begin(request)
         info = begin_request(
             self._tiers, request_id, req_context, self._allowed(req_context.load_tier_filter)
         )
@@ -143,6 +140,7 @@ class KvtierManager(OffloadingManager):
         request = _request(req_context)
         if self._not_run.get(req_context.req_id) is request:
             del self._not_run[req_context.req_id]
+        self._waiters.end(request)
         self._tiers.request_finished(request.id)
 
     # -- loads
@@ -153,9 +151,11 @@ class KvtierManager(OffloadingManager):
         if request.must_wait(self._step):
             return LookupResult.RETRY
         result = _RESULTS[request.asked.answer(key, self._step)]
-        is_pending = result in _PENDING
-        request.settled_in = None if is_pending else self._step
-        self._somebody_waits |= is_pending
+        if result in _PENDING:
+            request.settled_in = None
+            self._waiters.wait(request)
+        else:
+            request.settled_in = self._step
         return result
 
     def get_load_source(self, key: OffloadKey, req_context: ReqContext) -> CacheHitSource:
@@ -225,9 +225,8 @@ class KvtierManager(OffloadingManager):
         self._release_settled()
         self._tiers.end_step()
         self._step += 1
-        if self._somebody_waits:
-            self._somebody_waits = False
-            time.sleep(_YIELD_S)
+        if pause_s := self._waiters.end_step(self._loads):
+            self._tiers.wait(pause_s)
 
     def has_pending_work(self) -> bool:
         """Whether the engine has to go on stepping: only for transfers that a reset left behind.

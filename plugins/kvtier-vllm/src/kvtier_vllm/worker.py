@@ -19,12 +19,13 @@ from vllm.v1.kv_offload.base import (
 )
 
 from kvtier_core.transfer import Device, Direction, GroupTransfer, KVGroup, KVLayout, Pool
+from kvtier_vllm.idle import IDLE_WAIT_S
 
 _log = logging.getLogger("kvtier.vllm")
 _WARN_S = 30.0
-_YIELD_S = 1e-4
-"""A worker that is asked again and again for the end of a load lets the thread that copies run: on a CPU it needs the
-interpreter now and then, which a loop around this would keep for itself, 5 ms at a time."""
+_IDLE_S = 2e-3
+"""A worker on a CPU that is asked again within so long has computed nothing in between: it then waits a moment for the
+end of a load, so that the thread that copies gets to run."""
 
 
 class PoolRows(BlockIDsLoadStoreSpec):
@@ -83,6 +84,7 @@ class KvtierWorker(OffloadingWorker):
         self._last = {direction: pool.control.get_last_started(rank, direction) for direction in Direction}
         self._numbers: dict[int, tuple[Direction, int]] = {}
         self._jobs: dict[tuple[Direction, int], int] = {}
+        self._asked_at = 0.0
 
     def submit_store(self, job_id: int, src_spec: GPULoadStoreSpec, dst_spec: LoadStoreSpec) -> bool:
         """Copy device blocks to rows. Returns at once."""
@@ -121,6 +123,7 @@ class KvtierWorker(OffloadingWorker):
 
     def get_finished(self) -> list[TransferResult]:
         """The jobs that ended since the last call. A failed one makes vLLM stop the engine: no wrong KV."""
+        self._wait_if_idle()
         results = []
         for result in self._device.get_finished():
             job_id = self._jobs.pop((result.direction, result.job_id))
@@ -135,12 +138,16 @@ class KvtierWorker(OffloadingWorker):
                     transfer_time=result.seconds,
                 )
             )
-        if not results and self._device_type == "cpu" and self._is_loading():
-            time.sleep(_YIELD_S)
         return results
 
-    def _is_loading(self) -> bool:
-        return any(direction is Direction.LOAD for direction, _ in self._jobs)
+    def _wait_if_idle(self) -> None:
+        """Wait a moment for the oldest load, where vLLM does nothing but ask for it."""
+        now, last = time.monotonic(), self._asked_at
+        self._asked_at = now
+        loads = [number for direction, number in self._jobs if direction is Direction.LOAD]
+        if loads and self._device_type == "cpu" and now - last < _IDLE_S:
+            self._device.wait(Direction.LOAD, [min(loads)], IDLE_WAIT_S)
+            self._asked_at = time.monotonic()
 
     def wait(self, job_ids: set[int]) -> None:
         """Block until none of these jobs is under way: vLLM is about to reuse their device blocks."""
