@@ -83,7 +83,7 @@ class TierSettings(BaseModel):
     store_threshold: Annotated[int, Field(ge=1)] = 1
     """Offers for storing from which on the tier is given a block; each request counts once."""
     threads: Annotated[int, Field(ge=1, le=256)] = 4
-    """I/O threads of a tier on the blocking interface."""
+    """I/O threads of a tier on the blocking interface. Where there are several, one is kept from stores."""
     limits: TierLimits = TierLimits()
     """How long the core waits for the tier and how much it lends to it."""
 

@@ -42,6 +42,20 @@ def test_c28_loads_go_before_lookups_before_deletes_before_stores():
     assert methods(script) == ["store", "load", "contains", "delete", "store"]
 
 
+def test_c28_one_thread_of_several_is_kept_from_stores_so_that_no_load_waits_for_one():
+    script = Script()
+    with drive(script, info=ASKED, threads=3, seed=rows(A)) as tier:
+        script.before = gate = Gate("store")
+        stores = [tier.start_store(rows(key)) for key in (B, C, D)]
+        gate.wait_entered(2)
+        assert tier.load([A]).rows == rows(A)
+        assert script.count("store") == 2
+        gate.open()
+        for store in stores:
+            assert tier.wait(store).error is None
+        assert tier.load([B, C, D]).rows == rows(B, C, D)
+
+
 def test_c52_a_block_that_is_stored_already_is_not_stored_again():
     script = Script()
     with drive(script) as tier:

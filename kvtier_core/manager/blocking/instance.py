@@ -74,7 +74,8 @@ class TierInstance:
             kind: Limit(at_least=count, most=most[kind], threads=self._threads)
             for kind, count in always.items()
         }
-        self.state = TierState(context.name, contents, batch, clocks)
+        # The last thread is kept from stores, so that no load waits for one to end.
+        self.state = TierState(context.name, contents, batch, clocks, max_storing=max(1, self._threads - 1))
         limits = settings.limits
         self._retries = Retries(limit=limits.retries, first_pause_s=limits.retry_pause)
         self._count_lock = threading.Lock()

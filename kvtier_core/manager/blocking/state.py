@@ -38,11 +38,16 @@ class StorePlan:
 class TierState:
     """Queue and contents of one tier instance. Safe from any thread."""
 
-    def __init__(self, name: str, contents: Contents, batch: Mapping[Kind, Limit], clocks: Clocks) -> None:
+    def __init__(
+        self, name: str, contents: Contents, batch: Mapping[Kind, Limit], clocks: Clocks, *, max_storing: int
+    ) -> None:
+        """At most *max_storing* calls store at a time: where there are more threads, no load waits for one."""
         self._name = name
         self._contents = contents
         self._batch = batch
         self._clocks = clocks
+        self._max_storing = max_storing
+        self._storing = 0
         self._lock = threading.Lock()
         self._work_ready = threading.Condition(self._lock)
         self._queue = WorkQueue()
@@ -67,8 +72,9 @@ class TierState:
         with self._lock:
             while not self._retired:
                 now = self._clocks.monotonic()
-                units = self._queue.take(self._batch, now)
+                units = self._queue.take(self._batch, now, stores=self._storing < self._max_storing)
                 if units:
+                    self._storing += units[0].kind is Kind.STORE
                     return units
                 due = self._queue.next_due
                 self._work_ready.wait(None if due is None else max(0.0, due - now))
@@ -77,6 +83,7 @@ class TierState:
     def done(self, units: Sequence[Unit]) -> None:
         """The calls for these units have ended. A load is a use of its block; a lookup or a delete is none."""
         with self._lock:
+            self._storing -= units[0].kind is Kind.STORE
             self._contents.touch(unit.key for unit in units if unit.kind is Kind.LOAD)
             self._unpin(units)
             self._free([unit.key for unit in units])

@@ -86,14 +86,16 @@ class WorkQueue:
         """When the first unit that was put for later is due."""
         return self._later[0][0] if self._later else None
 
-    def take(self, limits: Mapping[Kind, Limit], now: float) -> list[Unit]:
+    def take(self, limits: Mapping[Kind, Limit], now: float, *, stores: bool = True) -> list[Unit]:
         """The next units to work on, all of one kind, at most its limit; their keys are busy until ``done``.
 
-        Empty when nothing can be done at *now*.
+        Empty when nothing can be done at *now*, without *stores* also when there are only stores.
         """
         while self._later and self._later[0][0] <= now:
             self.put(heapq.heappop(self._later)[2])
         for kind, ready in self._ready.items():
+            if kind is Kind.STORE and not stores:
+                break
             taken: list[Unit] = []
             limit = limits[kind].at(len(ready))
             while ready and len(taken) < limit:
