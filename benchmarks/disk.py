@@ -5,10 +5,13 @@ blocks of the same size, past the page cache, in jobs of the same size, one afte
 round only warms up. What is printed are medians. fio (Debian's package) writes and reads a file that is there already,
 once with 16 blocks in flight and one sync at the end, and once (``fio_synced``) as a tier has to: threads with one call
 each, and a sync after every call. vLLM's tier (``BENCH_VLLM_PYTHON`` names an interpreter that has vLLM 0.32) makes its
-directories as it goes, and its files are removed between rounds, which is not timed. ``bare`` is what our tier does
-without index and proofs: its processor time is the least there is here.
+directories as it goes, and its files are removed between rounds, which is not timed. ``bare`` makes our tier's calls
+with nothing around them: its processor time is the least there is here.
 
-Decides what is measured; the contenders are in ``contenders``.
+``integrity_and_index_cost`` is how much longer our tier takes with its index and the core's proofs
+(``ours_with_proofs``) than without both (``ours_plain``), as a fraction.
+
+Decides what is measured; the contenders are in ``disk_contenders`` and ``disk_ours``.
 """
 
 import argparse
@@ -22,7 +25,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
-from disk_contenders import Bare, Contender, Fio, FioSynced, Measured, Ours, Rows, Vllm
+from disk_contenders import Bare, Contender, Fio, FioSynced, Measured, Rows, Vllm
+from disk_ours import Ours, OursPlain, OursWithProofs
 
 SIZES = {"128KiB": 128 << 10, "1MiB": 1 << 20, "8MiB": 8 << 20}
 JOB_BYTES = 4 << 20
@@ -82,7 +86,8 @@ def run(arguments: argparse.Namespace, directory: Path) -> dict[str, object]:
             Fio(directory),
             FioSynced(directory, arguments.threads),
             Bare(directory, arguments.threads),
-            Ours(directory, arguments.threads, proofs=True),
+            OursWithProofs(directory, arguments.threads),
+            OursPlain(directory, arguments.threads),
         ]
         if arguments.against == "vllm":
             contenders.append(Vllm(directory, os.environ["BENCH_VLLM_PYTHON"]))
@@ -96,7 +101,8 @@ def run(arguments: argparse.Namespace, directory: Path) -> dict[str, object]:
         for what in ("store", "load"):
             for other in ("fio", "fio_synced", "bare"):
                 ratios[f"{what}_{size}_vs_{other}"] = ratio(measured, what, "ours", other)
-            cost[f"{what}_{size}"] = round(1 / ratio(measured, what, "ours_with_proofs", "bare") - 1, 3)
+            ratios[f"{what}_{size}_with_proofs_vs_bare"] = ratio(measured, what, "ours_with_proofs", "bare")
+            cost[f"{what}_{size}"] = round(1 / ratio(measured, what, "ours_with_proofs", "ours_plain") - 1, 3)
             if arguments.against == "vllm":
                 ratios[f"{what}_{size}_vs_vllm"] = ratio(measured, what, "ours", "vllm")
             cpu[f"{what}_{size}"] = round(

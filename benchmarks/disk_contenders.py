@@ -1,7 +1,7 @@
-"""Those whose speed ``disk.py`` compares: our tier, our tier without index and proofs, fio, vLLM's ``fs`` tier.
+"""Those that ``disk.py`` compares our tier with: bare calls, fio, vLLM's ``fs`` tier.
 
-Each stores and loads the same rows; ours and the bare calls from and into a pool, fio and vLLM's tier from and into
-memory of their own. Decides how each is driven.
+Each stores and loads the same rows; the bare calls from and into a pool, fio and vLLM's tier from and into memory of
+their own. Decides how each is driven.
 """
 
 import gc
@@ -22,11 +22,10 @@ import numpy as np
 
 from kvtier_core import Sealer
 from kvtier_core.keys import OffloadKey, make_offload_key
-from kvtier_core.testing.driving import TierDriver
+from kvtier_core.proof import PROOF_BYTES
 from kvtier_core.transfer import Pool, PoolGeometry
-from kvtier_disk import DiskTier
 
-_NAMESPACE = "bench"
+NAMESPACE = "bench"
 _PREFAULT_S = 60.0
 
 
@@ -47,31 +46,36 @@ class Rows:
         self.count = total_bytes // row_bytes
         self.total_bytes = self.count * row_bytes
         self.per_job = max(1, job_bytes // row_bytes)
-        self._pool = Pool.create(PoolGeometry(num_rows=self.count, row_bytes=row_bytes), huge_pages=True)
-        self._pool.prefault().wait(_PREFAULT_S)
-        self.array = self._pool.rows_array.reshape(-1)
+        self.pool = Pool.create(PoolGeometry(num_rows=self.count, row_bytes=row_bytes), huge_pages=True)
+        self.pool.prefault().wait(_PREFAULT_S)
+        self.array = self.pool.rows_array.reshape(-1)
         self.array[:] = np.random.default_rng(0).integers(0, 256, self.total_bytes, np.uint8)
-        self.sealer = Sealer(_NAMESPACE)
+        self.sealer = Sealer(NAMESPACE)
 
     def view(self, index: int) -> memoryview:
         """One row."""
-        return self._pool.row(index)
+        return self.pool.row(index)
 
     def keys(self, number: int) -> list[OffloadKey]:
         """The keys of one round: like hashes, in no order."""
         rng = np.random.default_rng([number, self.row_bytes])
         return [make_offload_key(rng.bytes(32), 0) for _ in range(self.count)]
 
-    def seal(self, keys: Sequence[OffloadKey], first: int = 0) -> None:
+    @property
+    def payload_bytes(self) -> int:
+        """Bytes of a row without its proof."""
+        return self.row_bytes - PROOF_BYTES
+
+    def seal(self, keys: Sequence[OffloadKey]) -> None:
         """Give each row its proof."""
         for index, key in enumerate(keys):
-            self.sealer.seal(key, self.view(first + index), self.row_bytes - 64)
+            self.sealer.seal(key, self.view(index), self.payload_bytes)
 
-    def check(self, keys: Sequence[OffloadKey], first: int = 0) -> None:
+    def check(self, keys: Sequence[OffloadKey]) -> None:
         """Raise unless each row has its proof."""
         for index, key in enumerate(keys):
-            if not self.sealer.check(key, self.view(first + index), self.row_bytes - 64):
-                raise RuntimeError(f"row {first + index} came back wrong")
+            if not self.sealer.check(key, self.view(index), self.payload_bytes):
+                raise RuntimeError(f"row {index} came back wrong")
 
     def jobs(self) -> Iterator[range]:
         """The rows of each job."""
@@ -87,7 +91,7 @@ class Rows:
         """Free the memory."""
         del self.array
         gc.collect()
-        self._pool.close()  # a row that is still about keeps it, until the process ends
+        self.pool.close()  # a row that is still about keeps it, until the process ends
 
 
 class Contender(Protocol):
@@ -112,89 +116,14 @@ class Contender(Protocol):
         ...
 
 
-def _timed(work: Callable[[], object]) -> Measured:
+def timed(work: Callable[[], object]) -> Measured:
+    """What *work* takes."""
     gc.collect()  # what the preparations left is not the work's
     before, started = resource.getrusage(resource.RUSAGE_SELF), time.perf_counter()
     work()
     seconds, after = time.perf_counter() - started, resource.getrusage(resource.RUSAGE_SELF)
     kernel_s = after.ru_stime - before.ru_stime
     return Measured(seconds, after.ru_utime - before.ru_utime + kernel_s, kernel_s)
-
-
-class Ours:
-    """The disk tier through the core's adapter. With *proofs* they are made and checked as the core does, beside it."""
-
-    def __init__(self, directory: Path, threads: int, *, proofs: bool = False) -> None:
-        self._threads = threads
-        self.name = "ours_with_proofs" if proofs else "ours"
-        self._root = directory / self.name
-        self._proofs = proofs
-
-    def _open(self, rows: Rows) -> TierDriver:
-        values = {"type": "disk", "root": self._root, "min_free": 0, "threads": self._threads}
-        settings = DiskTier.Settings.model_validate(values)
-        # Room for two rounds: from the third on, slots are recycled.
-        capacity = int(2.1 * rows.total_bytes) + (160 << 20)
-        driver = TierDriver(
-            DiskTier, settings, row_bytes=rows.row_bytes, namespace=_NAMESPACE, capacity_bytes=capacity
-        )
-        driver.poll_s = (
-            1.0  # the tier wakes its host, as it does in the core: looking oftener only costs time
-        )
-        return driver
-
-    def store(self, rows: Rows, number: int) -> Measured:
-        """Store all rows."""
-        keys = rows.keys(number)
-        rows.seal(keys)
-        with self._open(rows) as driver:
-
-            def work() -> None:
-                jobs = []
-                for job in rows.jobs():
-                    if self._proofs:
-                        rows.seal([keys[index] for index in job], job.start)
-                    jobs.append(driver.start_store({keys[index]: rows.view(index) for index in job}))
-                for job_id in jobs:
-                    result = driver.wait(job_id)
-                    if result.error is not None:
-                        raise RuntimeError(result.error)
-
-            return _timed(work)
-
-    def load(self, rows: Rows, number: int) -> Measured:
-        """Load all rows."""
-        keys = rows.keys(number)
-        rows.wipe()
-        with self._open(rows) as driver:
-
-            def work() -> None:
-                jobs = [
-                    (
-                        job,
-                        driver.start_load(
-                            [keys[index] for index in job], [rows.view(index) for index in job]
-                        ),
-                    )
-                    for job in rows.jobs()
-                ]
-                for job, job_id in jobs:
-                    result = driver.wait(job_id)
-                    if result.error is not None or result.missing:
-                        raise RuntimeError(result.error or f"{len(result.missing)} blocks are missing")
-                    if self._proofs:
-                        rows.check([keys[index] for index in job], job.start)
-
-            measured = _timed(work)
-        rows.check(keys)
-        return measured
-
-    def clear(self) -> None:
-        """Nothing: what is stored is evicted in time."""
-
-    def close(self) -> None:
-        """Leave nothing."""
-        shutil.rmtree(self._root, ignore_errors=True)
 
 
 class Bare:
@@ -239,7 +168,7 @@ class Bare:
                 thread.join()
 
         try:
-            return _timed(work)
+            return timed(work)
         finally:
             os.close(fd)
 

@@ -102,9 +102,10 @@ class TierDriver:
         buffers: Sequence[bytearray | memoryview],
         *,
         deadline: float = float("inf"),
+        arrived: Callable[[Sequence[int]], None] | None = None,
     ) -> int:
-        """Submit a load into *buffers*, one a key; returns the job's id."""
-        job = self._job(keys, [memoryview(buffer) for buffer in buffers], deadline)
+        """Submit a load into *buffers*, one a key; returns the job's id. *arrived* hears what the tier says early."""
+        job = self._job(keys, [memoryview(buffer) for buffer in buffers], deadline, arrived)
         self.hooks.submit_load(job=job)
         return job.id
 
@@ -138,7 +139,13 @@ class TierDriver:
         self.collect()
         return set(self._due)
 
-    def _job(self, keys: Sequence[OffloadKey], buffers: Sequence[memoryview], deadline: float) -> TierJob:
+    def _job(
+        self,
+        keys: Sequence[OffloadKey],
+        buffers: Sequence[memoryview],
+        deadline: float,
+        arrived: Callable[[Sequence[int]], None] | None = None,
+    ) -> TierJob:
         job_id = self._next_id
         self._next_id += 1
         self._due.add(job_id)
@@ -149,6 +156,7 @@ class TierDriver:
             rows=tuple(range(len(buffers))),
             buffers=tuple(buffers),
             deadline=deadline,
+            arrived=arrived,
         )
 
     def _take(self, result: JobResult) -> None:

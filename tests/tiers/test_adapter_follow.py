@@ -20,7 +20,7 @@ A, B, C, D = KEYS = similar_keys(4)
 class Followed(BlockTier):
     """Holds what ``others`` put there; says so when it is asked to follow."""
 
-    info = TierInfo(medium="memory", persistent=True, bounded_by="tier", store_batch=3)
+    info = TierInfo(medium="memory", persistent=True, bounded_by="tier")
     follow_interval = 0.01
 
     def __init__(self, settings, context):
@@ -130,21 +130,6 @@ def test_following_has_a_thread_of_its_own_that_ends_with_the_tier(driver):
 def test_uses_are_handed_on_to_a_tier_that_bounds_itself(driver):
     driver.hooks.touch(keys=[A, B])
     assert tier_of(driver).touched == [A, B]
-
-
-def test_a_tier_may_be_given_larger_batches_of_stores(driver):
-    rows = {key: MAKER.make(key) for key in KEYS[1:]}
-    hold = threading.Event()
-    tier = tier_of(driver)
-    tier.may_load = hold
-    load = driver.start_load(
-        [A], [bytearray(MAKER.row_bytes)]
-    )  # so that the stores wait for their thread together
-    store = driver.start_store(rows)
-    hold.set()
-    driver.wait(load)
-    assert driver.wait(store).error is None
-    assert tier.batches == [3]
 
 
 class Chooses(Followed):

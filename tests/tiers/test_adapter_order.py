@@ -156,6 +156,24 @@ def test_c52_loads_are_in_larger_calls_where_every_thread_gets_as_much(threads, 
         assert sorted(sizes[threads:], reverse=True) == calls
 
 
+@pytest.mark.parametrize(
+    ("store_batch", "waiting", "calls"),
+    [(1, 3, [1, 1, 1]), (8, 3, [2, 1]), (8, 12, [6, 3, 2, 1]), (8, 40, [8, 8, 8, 8, 4, 2, 2])],
+)
+def test_c52_a_tier_may_be_given_larger_batches_of_stores(store_batch, waiting, calls):
+    script, keys = Script(), similar_keys(1 + waiting)
+    info = TierInfo(medium="memory", persistent=True, bounded_by="tier", store_batch=store_batch)
+    with drive(script, BatchTier, threads=1, info=info, limits={"max_batch": ROW}) as tier:
+        script.before = gate = Gate("store_many", keys=keys[:1])
+        jobs = [tier.start_store({keys[0]: row(0)})]
+        gate.wait_entered()
+        jobs.append(tier.start_store({key: row(0) for key in keys[1:]}))
+        gate.open()
+        for job in jobs:
+            assert tier.wait(job).error is None
+    assert [len(keys) for method, keys in script.calls if method == "store_many"] == [1, *calls]
+
+
 def test_c52_jobs_that_end_with_one_call_wake_the_core_once():
     script, wakes = Script(), []
     with drive(script, BatchTier, threads=1, limits={"max_batch": 3 * ROW}) as tier:

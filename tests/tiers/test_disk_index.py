@@ -68,6 +68,22 @@ def test_c32_slots_hold_just_the_keys_they_were_given_whatever_their_lengths_and
     assert set(index.pairs_of(namespace)) == {*stored[:20], *stored[80:]}
 
 
+def test_c13_what_is_evicted_beyond_the_slots_asked_for_leaves_free_ones(index, namespace, owner):
+    pairs = [(key_of(36), place) for place in index.claim(namespace, owner, SLOTS)]
+    assert index.publish(namespace, owner, pairs, [], 5.0) == [True] * SLOTS
+    victims = random.Random(0).sample(pairs, 50)
+    places = sorted(place for _, place in victims)
+    assert index.claim(namespace, owner, 10, lambda _: victims) == places[:10]
+    assert set(index.pairs_of(namespace)) == set(pairs) - set(victims)
+
+    def none_needed(_: int) -> list:
+        raise AssertionError("there are free slots")
+
+    other = index.add_owner("other", namespace)
+    assert index.claim(namespace, other, 30, none_needed) == places[10:40]
+    assert index.claim(namespace, owner, 30) == places[40:]
+
+
 def test_c32_slots_that_are_another_owners_by_now_are_not_published(index, namespace, owner):
     other = index.add_owner("other", namespace)
     places = index.claim(namespace, owner, 12)

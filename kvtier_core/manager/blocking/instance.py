@@ -66,14 +66,7 @@ class TierInstance:
         self._touched = self._tier if isinstance(self._tier, SupportsTouch) else None
         enumerable = self._scan is not None or self._followed is not None
         contents = Contents(tier_class.info, settings, context, enumerable=enumerable, policies=policies)
-        blocks = max(1, settings.limits.max_batch // context.row_bytes) if self._calls.batches else 1
-        stored = blocks * tier_class.info.store_batch
-        always = {Kind.LOAD: blocks, Kind.STORE: stored, Kind.LOOKUP: _KEYS_A_CALL, Kind.DELETE: _KEYS_A_CALL}
-        most = always | {Kind.LOAD: blocks * tier_class.info.load_batch if self._calls.batches else 1}
-        batch = {
-            kind: Limit(at_least=count, most=most[kind], threads=self._threads)
-            for kind, count in always.items()
-        }
+        batch = self._batch_limits(settings.limits.max_batch // context.row_bytes)
         # The last thread is kept from stores, so that no load waits for one to end.
         self.state = TierState(context.name, contents, batch, clocks, max_storing=max(1, self._threads - 1))
         limits = settings.limits
@@ -83,6 +76,22 @@ class TierInstance:
         self._closing = False
         self._retired = threading.Event()
         self._closed = threading.Event()
+
+    def _batch_limits(self, blocks: int) -> dict[Kind, Limit]:
+        """How much goes into a call, where *blocks* make a batch."""
+        info = self._tier.info
+        blocks = max(1, blocks) if self._calls.batches else 1
+        loads, stores = (info.load_batch, info.store_batch) if self._calls.batches else (1, 1)
+        limits = {
+            Kind.LOAD: (blocks, blocks * loads, self._threads),
+            Kind.LOOKUP: (_KEYS_A_CALL, _KEYS_A_CALL, 1),
+            Kind.DELETE: (_KEYS_A_CALL, _KEYS_A_CALL, 1),
+            Kind.STORE: (blocks * -(-stores // 4), blocks * stores, 2),
+        }
+        return {
+            kind: Limit(at_least=least, most=most, shares=shares)
+            for kind, (least, most, shares) in limits.items()
+        }
 
     def open(self) -> None:
         """Open the tier, learn what it holds, make it fit its capacity, start the I/O threads.

@@ -45,12 +45,12 @@ class Limit:
 
     at_least: int
     most: int
-    threads: int
-    """How many share the queue: beyond ``at_least`` none takes more than its share."""
+    shares: int
+    """Beyond ``at_least`` no call takes more than one of so many equal parts of the queue."""
 
     def at(self, waiting: int) -> int:
         """The limit while so many wait."""
-        return max(self.at_least, min(self.most, waiting // self.threads))
+        return max(self.at_least, min(self.most, waiting // self.shares))
 
 
 class WorkQueue:

@@ -50,7 +50,7 @@ class DiskTier(BlockTier):
         persistent=True,
         bounded_by="tier",
         default_capacity=DEFAULT_CAPACITY,
-        store_batch=8,
+        store_batch=16,
         load_batch=4,
     )
 

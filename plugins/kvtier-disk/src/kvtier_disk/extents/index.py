@@ -139,7 +139,8 @@ class Index:
     ) -> list[int]:
         """Make up to *count* slots the owner's: free ones, then those of *victims*, which are evicted by that.
 
-        *victims* is asked for as many blocks as there are free slots too few. Returns places in order.
+        *victims* is asked for as many blocks as there are free slots too few; what it gives beyond leaves free slots.
+        Returns places in order.
         """
         with self.database.transaction(for_store=True) as connection:
             places = [place for (place,) in connection.execute(FIND_FREE, (namespace, count))]
@@ -148,8 +149,10 @@ class Index:
                 [(owner, first, first + length - 1) for first, length in runs(places)],
             )
             if victims is not None and len(places) < count:
-                evicted = sorted(victims(count - len(places)), key=_place)
-                places += change(connection, CLAIM_RUN, evicted, owner=owner)
+                missing = count - len(places)
+                evicted = sorted(victims(missing), key=_place)
+                places += change(connection, CLAIM_RUN, evicted[:missing], owner=owner)
+                change(connection, FREE_RUN, evicted[missing:])
                 self._log.record(connection, namespace, owner, stored=False, pairs=evicted)
         return sorted(places)
 

@@ -19,6 +19,9 @@ from kvtier_disk.extents.index import Index
 from kvtier_disk.extents.root import Membership
 
 Outcome = bool | Exception
+_AHEAD, _AHEAD_OF = 15, 32
+"""So many times as many blocks as have to go are evicted as well, at most one of so many that there are: with many free
+slots at a time batches find neighbouring ones. With few, every batch inherits the pieces of two others."""
 
 
 @dataclass(kw_only=True)
@@ -115,7 +118,8 @@ class BlockStore:
         victims: list[Pair] = []
 
         def choose(missing: int) -> list[Pair]:
-            victims.extend(opened.contents.victims(missing))
+            ahead = min(_AHEAD * missing, len(opened.contents) // _AHEAD_OF)
+            victims.extend(opened.contents.victims(missing + ahead))
             return victims
 
         with self.lock:
