@@ -102,7 +102,10 @@ class Memory:
         self.tensors = [torch.ones(self.num_blocks, size, dtype=torch.uint8, device=place) for size in pages]
         self.plain = torch.ones(self.num_blocks * self.block_bytes, dtype=torch.uint8, device=place)
         row_bytes = self.block_bytes + 4096  # the proof, and padding to a page
-        self.pool = Pool.create(PoolGeometry(num_rows=self.num_blocks, row_bytes=row_bytes))
+        self.pool = Pool.create(PoolGeometry(num_rows=self.num_blocks, row_bytes=row_bytes), huge_pages=True)
+        self.pool.prefault().wait(
+            TIMEOUT_S
+        )  # as an engine's, which is in huge pages where the kernel gives them
         self.pool.rows_array[:] = 1
         self.rows = torch.from_numpy(self.pool.rows_array)
         kind = CUDADevice if place == "cuda" else CPUDevice
