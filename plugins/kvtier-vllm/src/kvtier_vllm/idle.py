@@ -1,8 +1,7 @@
 """How long the end of a scheduler's step waits for the tiers, so that their threads get to run.
 
 vLLM asks again and again for what is being loaded, and a loop in Python keeps the interpreter for itself, 5 ms at a
-time.
-Pure.
+time. Pure.
 """
 
 from collections.abc import Collection
