@@ -174,6 +174,31 @@ def test_c52_a_tier_may_be_given_larger_batches_of_stores(store_batch, waiting, 
     assert [len(keys) for method, keys in script.calls if method == "store_many"] == [1, *calls]
 
 
+@pytest.mark.parametrize(
+    ("threads", "capacity_blocks", "calls"),
+    [(1, 80, [8, 6, 3, 2, 1]), (1, 12, [3, 3, 3, 3, 3, 2, 2, 1]), (1, 3, [1] * 20)],
+)
+def test_c13_what_is_stored_at_once_is_a_small_part_of_the_tier(threads, capacity_blocks, calls):
+    script, keys = Script(), similar_keys(21)
+    info = TierInfo(medium="memory", persistent=True, bounded_by="tier", store_batch=8)
+    with drive(
+        script,
+        BatchTier,
+        threads=threads,
+        info=info,
+        capacity_blocks=capacity_blocks,
+        limits={"max_batch": ROW},
+    ) as tier:
+        script.before = gate = Gate("store_many", keys=keys[:1])
+        jobs = [tier.start_store({keys[0]: row(0)})]
+        gate.wait_entered()
+        jobs.append(tier.start_store({key: row(0) for key in keys[1:]}))
+        gate.open()
+        for job in jobs:
+            assert tier.wait(job).error is None
+    assert [len(keys) for method, keys in script.calls if method == "store_many"] == [1, *calls]
+
+
 def test_c52_jobs_that_end_with_one_call_wake_the_core_once():
     script, wakes = Script(), []
     with drive(script, BatchTier, threads=1, limits={"max_batch": 3 * ROW}) as tier:

@@ -4,15 +4,28 @@ import random
 import sys
 import threading
 import timeit
+from collections.abc import Sequence
 
 import pytest
 
+from kvtier_core.keys import OffloadKey
 from kvtier_core.manager.blocking import PresenceSet
 from kvtier_core.testing.driving import PATIENCE_S, TierDriver
 from kvtier_core.testing.rows import similar_keys
 from kvtier_core.testing.tiers import assert_contents
 from kvtier_core.values import TierInfo
-from tests.tiers.scripted import ROW, Clock, Gate, ScanningTier, Script, ScriptedTier, drive, fail, row
+from tests.tiers.scripted import (
+    ROW,
+    BatchTier,
+    Clock,
+    Gate,
+    ScanningTier,
+    Script,
+    ScriptedTier,
+    drive,
+    fail,
+    row,
+)
 
 KEYS = similar_keys(20)
 A, B, C, D = KEYS[:4]
@@ -147,6 +160,26 @@ def test_c52_a_tier_that_bounds_itself_reports_what_it_dropped():
         del script.blocks[A]
         script.contexts[-1].report_evicted([A, D])
         assert tier.lookup([A, B]) == [False, True]
+
+
+def test_c52_a_block_that_the_tier_drops_before_its_store_has_ended_is_not_taken_to_be_there():
+    script = Script()
+    info = TierInfo(medium="memory", bounded_by="tier")
+
+    def drop(method: str, keys: Sequence[OffloadKey]) -> list[bool] | None:
+        if method != "store_many":
+            return None
+        script.blocks[B] = rows(B)[B]
+        script.contexts[-1].report_evicted([A])  # for another one's sake
+        return [True] * len(keys)
+
+    with drive(script, BatchTier, info=info) as tier:
+        script.before = drop
+        assert tier.store(rows(A, B)).error is None
+        assert tier.lookup([A, B]) == [False, True]
+        script.before = lambda _method, _keys: None
+        assert tier.store(rows(A)).error is None
+        assert_contents(tier, rows(A, B))
 
 
 def test_c03_discarded_blocks_are_gone_at_once_and_then_from_the_tier():

@@ -84,6 +84,21 @@ def test_c13_what_is_evicted_beyond_the_slots_asked_for_leaves_free_ones(index, 
     assert index.claim(namespace, owner, 30) == places[40:]
 
 
+def test_c13_blocks_evicted_ahead_are_no_more_than_the_journal_has_room_for(tmp_path):
+    rng, buffer = random.Random(0), memoryview(bytearray(4096))
+    tier = direct(tmp_path, capacity=256 * MIB, row_bytes=4096)
+    contents = tier._opened().opened.contents
+    held = [0]
+    while held[-1] >= held[-2:][0]:
+        keys = [OffloadKey(rng.randbytes(36)) for _ in range(1000)]
+        assert tier.store_many(keys, [buffer] * 1000) == [True] * 1000
+        held.append(len(contents))
+    slots = sum(row.slots for row in tier._opened().opened.index.extents())
+    assert slots // 32 > 1024
+    assert held[-1] == slots - 1024
+    tier.close()
+
+
 def test_c32_slots_that_are_another_owners_by_now_are_not_published(index, namespace, owner):
     other = index.add_owner("other", namespace)
     places = index.claim(namespace, owner, 12)

@@ -27,6 +27,9 @@ from kvtier_core.values import BlockInfo, TierContext, TierJob
 _KEYS_A_CALL = (
     256  # keys asked for or deleted in one call: enough to share its cost, few enough to stay quick
 )
+_CALLS_OF_CAPACITY = (
+    4  # so many times what all threads store at once fits into the tier, where calls are large
+)
 
 
 class TierInstance:
@@ -66,7 +69,7 @@ class TierInstance:
         self._touched = self._tier if isinstance(self._tier, SupportsTouch) else None
         enumerable = self._scan is not None or self._followed is not None
         contents = Contents(tier_class.info, settings, context, enumerable=enumerable, policies=policies)
-        batch = self._batch_limits(settings.limits.max_batch // context.row_bytes)
+        batch = self._batch_limits(settings.limits.max_batch // context.row_bytes, context)
         # The last thread is kept from stores, so that no load waits for one to end.
         self.state = TierState(context.name, contents, batch, clocks, max_storing=max(1, self._threads - 1))
         limits = settings.limits
@@ -77,16 +80,21 @@ class TierInstance:
         self._retired = threading.Event()
         self._closed = threading.Event()
 
-    def _batch_limits(self, blocks: int) -> dict[Kind, Limit]:
+    def _batch_limits(self, blocks: int, context: TierContext) -> dict[Kind, Limit]:
         """How much goes into a call, where *blocks* make a batch."""
         info = self._tier.info
         blocks = max(1, blocks) if self._calls.batches else 1
         loads, stores = (info.load_batch, info.store_batch) if self._calls.batches else (1, 1)
+        most = blocks * stores
+        if context.capacity_bytes is not None:
+            # What is being stored takes room and can't be evicted: all calls together leave most of the tier alone.
+            share = context.capacity_bytes // context.row_bytes // (_CALLS_OF_CAPACITY * self._threads)
+            most = max(blocks, min(most, share))
         limits = {
             Kind.LOAD: (blocks, blocks * loads, self._threads),
             Kind.LOOKUP: (_KEYS_A_CALL, _KEYS_A_CALL, 1),
             Kind.DELETE: (_KEYS_A_CALL, _KEYS_A_CALL, 1),
-            Kind.STORE: (blocks * -(-stores // 4), blocks * stores, 2),
+            Kind.STORE: (min(most, blocks * -(-stores // 4)), most, 2),
         }
         return {
             kind: Limit(at_least=least, most=most, shares=shares)

@@ -51,6 +51,7 @@ class TierState:
         self._lock = threading.Lock()
         self._work_ready = threading.Condition(self._lock)
         self._queue = WorkQueue()
+        self._arriving: set[OffloadKey] = set()  # being stored, and not said to be gone again meanwhile
         self._condemned: set[OffloadKey] = set()  # to be deleted, unless stored anew before
         self._retired = False
 
@@ -132,6 +133,7 @@ class TierState:
     def gone(self, keys: Sequence[OffloadKey]) -> None:
         """These blocks are not in the tier (any more)."""
         with self._lock:
+            self._arriving.difference_update(keys)
             self._contents.gone(keys)
 
     def appeared(self, keys: Sequence[OffloadKey]) -> None:
@@ -184,6 +186,7 @@ class TierState:
                     outcomes.append(Fault(f"tier {self._name!r}: full, and every block in it is in use"))
                     continue
                 self._condemned.discard(unit.key)
+                self._arriving.add(unit.key)
                 victims += evict
                 outcomes.append(None)
             working = {unit.key for unit in units}
@@ -201,14 +204,15 @@ class TierState:
             self._free(plan.claimed)
 
     def stored(self, keys: Sequence[OffloadKey], outcomes: Sequence[Outcome]) -> None:
-        """How the stores of keys that had been given room ended."""
+        """How the stores of keys that had been given room ended. What has gone again meanwhile is not there."""
         with self._lock:
-            done = [key for key, outcome in zip(keys, outcomes, strict=True) if outcome is True]
-            self._contents.stored(done, self._clocks.wall())
-            if len(done) < len(keys):
-                self._contents.not_stored(
-                    [key for key, outcome in zip(keys, outcomes, strict=True) if outcome is not True]
-                )
+            there = {
+                key: outcome is True and key in self._arriving
+                for key, outcome in zip(keys, outcomes, strict=True)
+            }
+            self._arriving.difference_update(keys)
+            self._contents.stored([key for key in keys if there[key]], self._clocks.wall())
+            self._contents.not_stored([key for key in keys if not there[key]])
 
     def touch(self, keys: Sequence[OffloadKey]) -> None:
         """Count a use of each block."""

@@ -22,6 +22,8 @@ Outcome = bool | Exception
 _AHEAD, _AHEAD_OF = 15, 32
 """So many times as many blocks as have to go are evicted as well, at most one of so many that there are: with many free
 slots at a time batches find neighbouring ones. With few, every batch inherits the pieces of two others."""
+_MOST_AHEAD = 1024
+"""A claim is one transaction, which others wait for: scattered slots of more would outgrow the journal."""
 
 
 @dataclass(kw_only=True)
@@ -118,7 +120,7 @@ class BlockStore:
         victims: list[Pair] = []
 
         def choose(missing: int) -> list[Pair]:
-            ahead = min(_AHEAD * missing, len(opened.contents) // _AHEAD_OF)
+            ahead = min(_AHEAD * missing, len(opened.contents) // _AHEAD_OF, _MOST_AHEAD)
             victims.extend(opened.contents.victims(missing + ahead))
             return victims
 
