@@ -199,6 +199,16 @@ def test_c13_what_is_stored_at_once_is_a_small_part_of_the_tier(threads, capacit
     assert [len(keys) for method, keys in script.calls if method == "store_many"] == [1, *calls]
 
 
+def test_c28_a_call_stores_a_thousand_blocks_at_most_however_small_they_are():
+    script, keys = Script(), similar_keys(2600)
+    info = TierInfo(medium="memory", persistent=True, bounded_by="tier", store_batch=10_000)
+    with drive(script, BatchTier, threads=1, info=info, limits={"max_batch": ROW}) as tier:
+        assert tier.wait(tier.start_store({key: row(0) for key in keys})).error is None
+    sizes = [len(keys) for method, keys in script.calls if method == "store_many"]
+    assert sum(sizes) == 2600
+    assert max(sizes) == 1024
+
+
 def test_c52_jobs_that_end_with_one_call_wake_the_core_once():
     script, wakes = Script(), []
     with drive(script, BatchTier, threads=1, limits={"max_batch": 3 * ROW}) as tier:

@@ -27,6 +27,7 @@ from kvtier_core.values import BlockInfo, TierContext, TierJob
 _KEYS_A_CALL = (
     256  # keys asked for or deleted in one call: enough to share its cost, few enough to stay quick
 )
+_BLOCKS_A_STORE = 1024  # what a tier writes down of them is one transaction, and others wait for its end
 _CALLS_OF_CAPACITY = (
     4  # so many times what all threads store at once fits into the tier, where calls are large
 )
@@ -85,7 +86,7 @@ class TierInstance:
         info = self._tier.info
         blocks = max(1, blocks) if self._calls.batches else 1
         loads, stores = (info.load_batch, info.store_batch) if self._calls.batches else (1, 1)
-        most = blocks * stores
+        most = min(blocks * stores, _BLOCKS_A_STORE)
         if context.capacity_bytes is not None:
             # What is being stored takes room and can't be evicted: all calls together leave most of the tier alone.
             share = context.capacity_bytes // context.row_bytes // (_CALLS_OF_CAPACITY * self._threads)
