@@ -44,8 +44,8 @@ RELOADS = 3
 """In a round: they take a fraction of the cold run's time, and differ by more than what is measured."""
 PLACES = ("pool_s", "cached_disk_s", "disk_s")
 SITTING = 6
-"""Rounds of reloads with the same processes: one computes up to a tenth faster than another for as long as it lives,
-whatever it runs, so several of each have to be seen."""
+"""Rounds of reloads with the same processes: one seems to compute up to a tenth faster than another for as long as it
+lives, so several of each have to be seen."""
 SHARES = {"shared0": 0.0, "shared80": 0.8}
 """The parts on throughput, and what of their prompts is shared."""
 PARTS = ("reload", *SHARES)
