@@ -262,4 +262,4 @@ def _submit_later(
 
 def _good(result: JobResult) -> None:
     if result.error is not None or result.missing or result.failed:
-        raise RuntimeError(result.error or f"{len(result.missing)} blocks are missing")
+        raise RuntimeError(result.error or f"{len(result.missing) + len(result.failed)} blocks are missing")

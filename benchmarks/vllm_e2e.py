@@ -11,8 +11,8 @@ copy, so the comparison is not about the copy.
 
 ``excess`` is the time to first token of a reload minus that of the same engine with the prompt in the device's cache.
 ``limit`` is one copy of as many bytes, for ``disk`` after one read of them past the page cache: no tier can be faster.
-``disk`` is with the files dropped from the page cache, ``cached_disk`` with them as the engine left them: vLLM's tier
-reads through the page cache, kvtier's past it.
+``disk`` is with the files dropped from the page cache, ``cached_disk`` with them as the engine left them: both tiers
+read past the page cache where the file system allows it.
 Printed are medians over the rounds, and ratios of medians (ours over theirs), with 95 % intervals by resampling rounds.
 """
 

@@ -156,38 +156,13 @@ def test_c52_loads_are_in_larger_calls_where_every_thread_gets_as_much(threads, 
         assert sorted(sizes[threads:], reverse=True) == calls
 
 
-@pytest.mark.parametrize(
-    ("store_batch", "waiting", "calls"),
-    [(1, 3, [1, 1, 1]), (8, 3, [2, 1]), (8, 12, [6, 3, 2, 1]), (8, 40, [8, 8, 8, 8, 4, 2, 2])],
-)
-def test_c52_a_tier_may_be_given_larger_batches_of_stores(store_batch, waiting, calls):
+def store_calls(store_batch: int, waiting: int, capacity_blocks: int | None = None) -> list[int]:
+    """How many blocks each call of one thread stores, of so many that wait for it together."""
     script, keys = Script(), similar_keys(1 + waiting)
     info = TierInfo(medium="memory", persistent=True, bounded_by="tier", store_batch=store_batch)
-    with drive(script, BatchTier, threads=1, info=info, limits={"max_batch": ROW}) as tier:
-        script.before = gate = Gate("store_many", keys=keys[:1])
-        jobs = [tier.start_store({keys[0]: row(0)})]
-        gate.wait_entered()
-        jobs.append(tier.start_store({key: row(0) for key in keys[1:]}))
-        gate.open()
-        for job in jobs:
-            assert tier.wait(job).error is None
-    assert [len(keys) for method, keys in script.calls if method == "store_many"] == [1, *calls]
-
-
-@pytest.mark.parametrize(
-    ("threads", "capacity_blocks", "calls"),
-    [(1, 80, [8, 6, 3, 2, 1]), (1, 12, [3, 3, 3, 3, 3, 2, 2, 1]), (1, 3, [1] * 20)],
-)
-def test_c13_what_is_stored_at_once_is_a_small_part_of_the_tier(threads, capacity_blocks, calls):
-    script, keys = Script(), similar_keys(21)
-    info = TierInfo(medium="memory", persistent=True, bounded_by="tier", store_batch=8)
+    limits = {"max_batch": ROW}
     with drive(
-        script,
-        BatchTier,
-        threads=threads,
-        info=info,
-        capacity_blocks=capacity_blocks,
-        limits={"max_batch": ROW},
+        script, BatchTier, threads=1, info=info, limits=limits, capacity_blocks=capacity_blocks
     ) as tier:
         script.before = gate = Gate("store_many", keys=keys[:1])
         jobs = [tier.start_store({keys[0]: row(0)})]
@@ -196,17 +171,31 @@ def test_c13_what_is_stored_at_once_is_a_small_part_of_the_tier(threads, capacit
         gate.open()
         for job in jobs:
             assert tier.wait(job).error is None
-    assert [len(keys) for method, keys in script.calls if method == "store_many"] == [1, *calls]
+    first, *calls = (len(keys) for method, keys in script.calls if method == "store_many")
+    assert first == 1
+    return calls
+
+
+@pytest.mark.parametrize(
+    ("store_batch", "waiting", "calls"),
+    [(1, 3, [1, 1, 1]), (8, 3, [2, 1]), (8, 12, [6, 3, 2, 1]), (8, 40, [8, 8, 8, 8, 4, 2, 2])],
+)
+def test_c52_a_tier_may_be_given_larger_batches_of_stores(store_batch, waiting, calls):
+    assert store_calls(store_batch, waiting) == calls
+
+
+@pytest.mark.parametrize(
+    ("capacity_blocks", "calls"),
+    [(80, [8, 6, 3, 2, 1]), (12, [3, 3, 3, 3, 3, 2, 2, 1]), (3, [1] * 20)],
+)
+def test_c13_what_is_stored_at_once_is_a_small_part_of_the_tier(capacity_blocks, calls):
+    assert store_calls(8, 20, capacity_blocks=capacity_blocks) == calls
 
 
 def test_c28_a_call_stores_a_thousand_blocks_at_most_however_small_they_are():
-    script, keys = Script(), similar_keys(2600)
-    info = TierInfo(medium="memory", persistent=True, bounded_by="tier", store_batch=10_000)
-    with drive(script, BatchTier, threads=1, info=info, limits={"max_batch": ROW}) as tier:
-        assert tier.wait(tier.start_store({key: row(0) for key in keys})).error is None
-    sizes = [len(keys) for method, keys in script.calls if method == "store_many"]
-    assert sum(sizes) == 2600
-    assert max(sizes) == 1024
+    calls = store_calls(10_000, 2600)
+    assert sum(calls) == 2600
+    assert max(calls) == 1024
 
 
 def test_c52_jobs_that_end_with_one_call_wake_the_core_once():

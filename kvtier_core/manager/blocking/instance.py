@@ -24,13 +24,12 @@ from kvtier_core.tier_settings import TierSettings
 from kvtier_core.transfer.waiting import bounded
 from kvtier_core.values import BlockInfo, TierContext, TierJob
 
-_KEYS_A_CALL = (
-    256  # keys asked for or deleted in one call: enough to share its cost, few enough to stay quick
-)
-_BLOCKS_A_STORE = 1024  # what a tier writes down of them is one transaction, and others wait for its end
-_CALLS_OF_CAPACITY = (
-    4  # so many times what all threads store at once fits into the tier, where calls are large
-)
+_KEYS_A_CALL = 256
+"""Keys asked for or deleted in one call: enough to share its cost, few enough to stay quick."""
+_BLOCKS_A_STORE = 1024
+"""Blocks stored in one call: what a tier writes down of them is one transaction, and others wait for its end."""
+_STORED_AT_ONCE = 4
+"""All threads together store at most one of so many parts of the tier at a time, where their calls are large."""
 
 
 class TierInstance:
@@ -89,7 +88,7 @@ class TierInstance:
         most = min(blocks * stores, _BLOCKS_A_STORE)
         if context.capacity_bytes is not None:
             # What is being stored takes room and can't be evicted: all calls together leave most of the tier alone.
-            share = context.capacity_bytes // context.row_bytes // (_CALLS_OF_CAPACITY * self._threads)
+            share = context.capacity_bytes // context.row_bytes // (_STORED_AT_ONCE * self._threads)
             most = max(blocks, min(most, share))
         limits = {
             Kind.LOAD: (blocks, blocks * loads, self._threads),
