@@ -133,16 +133,18 @@ class OursWithProofs(Ours):
 
     def _load(self, driver: TierDriver, rows: Rows, keys: Sequence[OffloadKey]) -> None:
         integrity = self._proving(rows)
-        loads = []
+        loads: dict[int, LoadCheck] = {}
         for job in rows.jobs():
             load = LoadCheck(_plan(keys, job), rows.sealer)
             integrity.begin(load)
             arrived: Callable[[Sequence[int]], None] = partial(integrity.verify_early, load)
             buffers = [rows.view(index) for index in job]
-            loads.append((load, driver.start_load(load.plan.keys, buffers, arrived=arrived)))
-        for load, job_id in loads:
-            integrity.verify(load, driver.wait(job_id))
-        for _ in loads:
+            loads[driver.start_load(load.plan.keys, buffers, arrived=arrived)] = load
+        count = len(loads)
+        while loads:
+            result = driver.wait_any(loads)
+            integrity.verify(loads.pop(result.job_id), result)
+        for _ in range(count):
             while not isinstance(event := self._checked.get(), Finished):
                 pass  # what was sealed
             _good(event.result)

@@ -37,8 +37,9 @@ class Sealer:
     def __init__(self, namespace: str) -> None:
         self._namespace = xxhash.xxh3_128_digest(namespace.encode())
 
-    def _proof(self, key: OffloadKey, row: memoryview, payload_bytes: int) -> bytes:
-        return _PROOF.pack(
+    def _end(self, key: OffloadKey, row: memoryview, payload_bytes: int) -> bytes:
+        """What follows the payload: padding and proof."""
+        proof = _PROOF.pack(
             _MAGIC,
             FORMAT_VERSION,
             0,
@@ -47,12 +48,11 @@ class Sealer:
             xxhash.xxh3_128_digest(key),
             xxhash.xxh3_128_digest(row[:payload_bytes]),
         )
+        return proof.rjust(len(row) - payload_bytes, b"\0")
 
     def seal(self, key: OffloadKey, row: memoryview, payload_bytes: int) -> None:
         """Zero the padding of *row* and write the proof at its end."""
-        padding = len(row) - PROOF_BYTES - payload_bytes
-        row[payload_bytes : payload_bytes + padding] = bytes(padding)
-        row[-PROOF_BYTES:] = self._proof(key, row, payload_bytes)
+        row[payload_bytes:] = self._end(key, row, payload_bytes)
 
     def names(self, key: OffloadKey, tail: bytes) -> bool | None:
         """Whose row it is that ends in *tail* (its last 64 bytes): ``True`` for this namespace and *key*.
@@ -67,7 +67,5 @@ class Sealer:
 
     def check(self, key: OffloadKey, row: memoryview, payload_bytes: int) -> bool:
         """Whether *row* is exactly what ``seal`` left for this namespace, key and payload size."""
-        padding = row[payload_bytes:-PROOF_BYTES]
-        if padding != bytes(len(padding)):
-            return False
-        return bytes(row[-PROOF_BYTES:]) == self._proof(key, row, payload_bytes)
+        end = bytes(row[payload_bytes:])  # a memoryview is compared item by item: 20 us for a page of padding
+        return end == self._end(key, row, payload_bytes)

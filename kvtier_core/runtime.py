@@ -184,7 +184,9 @@ def open_session(
         pool.close()
         raise
     try:
-        device = open_device(layout, pool, on_finished=manager.notify)
+        device = open_device(
+            layout, pool, on_finished=manager.notify, copy_threads=settings.pool.copy_threads
+        )
     except BaseException:
         _shut_down(manager, pool, open_timeout_s)
         pool.close()

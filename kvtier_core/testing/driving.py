@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
@@ -119,15 +119,20 @@ class TierDriver:
 
     def wait(self, job_id: int) -> JobResult:
         """The result of one job. Fails when it does not come, comes twice, or another comes that is not due."""
+        return self.wait_any([job_id])
+
+    def wait_any(self, job_ids: Collection[int]) -> JobResult:
+        """The result of the first of these jobs to have one, as ``wait``."""
         give_up = time.monotonic() + PATIENCE_S
-        while job_id not in self._results:
-            assert job_id in self._due, f"job {job_id} was never submitted, or its result has been waited for"
+        while (ready := next((job_id for job_id in job_ids if job_id in self._results), None)) is None:
+            strange = [job_id for job_id in job_ids if job_id not in self._due]
+            assert not strange, f"jobs {strange} were never submitted, or their results have been waited for"
             self._woken.clear()
             self.collect()
-            if job_id not in self._results:
-                assert time.monotonic() < give_up, f"no result of job {job_id} after {PATIENCE_S} s"
+            if self._results.keys().isdisjoint(job_ids):
+                assert time.monotonic() < give_up, f"no result of jobs {list(job_ids)} after {PATIENCE_S} s"
                 self._woken.wait(self.poll_s)
-        return self._results.pop(job_id)
+        return self._results.pop(ready)
 
     def collect(self) -> None:
         """Take the results that are ready, without waiting."""

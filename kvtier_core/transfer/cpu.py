@@ -1,11 +1,12 @@
 """The CPU device: the same interface as a GPU's, over tensors in host memory (C42).
 
-It decides how pages travel: as few and as large copies as the ids and the tensors' places in memory allow, one thread
-per direction. numpy copies, not torch: torch would share its threads with the engine, and a busy engine then slows
-both. numpy lets the interpreter go on during a copy of more than 500 bytes.
+It decides how pages travel: as few and as large copies as the ids and the tensors' places in memory allow, and those of
+a large transfer on several threads. numpy copies, not torch: torch would share its threads with the engine, and a busy
+engine then slows both. numpy lets the interpreter go on during a copy of more than 500 bytes.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -13,11 +14,17 @@ import numpy.typing as npt
 import torch
 
 from kvtier_core.transfer.control import ControlPage
+from kvtier_core.transfer.helpers import Helpers
 from kvtier_core.transfer.lanes import LaneDevice, worker_parts
 from kvtier_core.transfer.layout import KVGroup, KVLayout
-from kvtier_core.transfer.plan import Runs
+from kvtier_core.transfer.plan import Runs, split_runs
 from kvtier_core.transfer.pool import Pool
 from kvtier_core.transfer.spans import Span, join
+
+_SHARE_BYTES = 4 << 20
+"""A thread is given so much at least: less is copied by the time it has woken up."""
+_CALL_BYTES = 16 << 10
+"""In calls of fewer bytes, threads wait for the interpreter more than they copy."""
 
 _Bytes = npt.NDArray[np.uint8]
 
@@ -45,8 +52,12 @@ class CPUDevice(LaneDevice):
         control: ControlPage,
         worker: int = 0,
         on_finished: Callable[[], None] | None = None,
+        copy_threads: int = 2,
     ) -> None:
-        """Raises ``ValueError``: tensors not in host memory, or what ``LaneDevice`` refuses."""
+        """*copy_threads* share a large transfer, if its pieces are large as well.
+
+        Raises ``ValueError``: tensors not in host memory, or what ``LaneDevice`` refuses.
+        """
         if layout.device.type != "cpu":
             raise ValueError(f"the CPU device needs tensors in host memory, not on {layout.device}")
         parts = worker_parts(layout, pool, worker)
@@ -61,27 +72,44 @@ class CPUDevice(LaneDevice):
             ]
             for layer in sorted({layer for group in layout.groups for layer in group.layers})
         }
+        self._helpers = Helpers(copy_threads - 1, f"kvtier-copy-{worker}")
         super().__init__(layout, pool, control, worker, on_finished)
 
     def _store(self, plan: dict[int, Runs]) -> None:
-        for group, runs in plan.items():
-            blocks, places = self._indices(runs)
-            for pages, slots in self._whole[group]:
-                for block, place in zip(blocks, places, strict=True):
-                    slots[place] = pages[block]
+        self._helpers.run([partial(_fill_slots, share, self._whole) for share in self._shares(plan)])
 
     def _load(self, plan: dict[int, Runs], reached: Callable[[int], None] | None) -> None:
-        indices = {group: self._indices(runs) for group, runs in plan.items()}
         if reached is None:
-            _fill(indices, self._whole)
+            self._helpers.run([partial(_fill_pages, share, self._whole) for share in self._shares(plan)])
             return
+        indices = self._all_indices(plan)
         for layer, pairs in self._by_layer.items():
-            _fill(indices, pairs)
+            _fill_pages(indices, pairs)
             reached(layer)
 
     def _let_go(self) -> None:
+        self._helpers.stop()
         self._whole.clear()
         self._by_layer.clear()
+
+    def _shares(self, plan: dict[int, Runs]) -> list[dict[int, _Indices]]:
+        """What each thread is to copy, of all groups and layers."""
+        calls = sum(runs.shape[1] * len(self._whole[group]) for group, runs in plan.items())
+        total = self._bytes(plan)
+        count = min(self._helpers.count + 1, total // _SHARE_BYTES)
+        if count <= 1 or total < calls * _CALL_BYTES:
+            return [self._all_indices(plan)]
+        shares: list[dict[int, _Indices]] = [{} for _ in range(count)]
+        for group, runs in plan.items():
+            parts = split_runs(runs, count, by_slot=self._limits.factor > 1)
+            for share, part in zip(
+                shares, parts, strict=False
+            ):  # a group of few blocks goes to the first ones
+                share[group] = self._indices(part)
+        return shares
+
+    def _all_indices(self, plan: dict[int, Runs]) -> dict[int, _Indices]:
+        return {group: self._indices(runs) for group, runs in plan.items()}
 
     def _indices(self, runs: Runs) -> _Indices:
         """What to index ``_Pair.pages`` and ``_Pair.slots`` with, a run each."""
@@ -96,7 +124,14 @@ class CPUDevice(LaneDevice):
         ]
 
 
-def _fill(indices: Mapping[int, _Indices], pairs: Sequence[Sequence[_Pair]]) -> None:
+def _fill_slots(indices: Mapping[int, _Indices], pairs: Sequence[Sequence[_Pair]]) -> None:
+    for group, (blocks, places) in indices.items():
+        for pages, slots in pairs[group]:
+            for block, place in zip(blocks, places, strict=True):
+                slots[place] = pages[block]
+
+
+def _fill_pages(indices: Mapping[int, _Indices], pairs: Sequence[Sequence[_Pair]]) -> None:
     for group, (blocks, places) in indices.items():
         for pages, slots in pairs[group]:
             for block, place in zip(blocks, places, strict=True):

@@ -5,7 +5,7 @@ sides goes as one. Vectorised: no step of it visits the blocks one by one. All g
 device blocks are numbered one group after another, with a gap, so that nothing of two groups is neighbouring.
 """
 
-from array import array
+import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -16,6 +16,9 @@ import numpy as np
 import numpy.typing as npt
 
 from kvtier_core.transfer.direction import Direction
+
+_SHORT = 1 << 16
+"""Numbers below this are sorted in a third of the time, for numpy sorts 16 bits by their digits."""
 
 _Numbers = npt.NDArray[np.int64]
 Ids = Sequence[int] | npt.NDArray[np.integer[Any]]
@@ -142,11 +145,10 @@ def _as_array(values: Ids) -> _Numbers:
     """Whole numbers only: numpy would round a fraction down."""
     if not isinstance(values, np.ndarray):
         try:
-            # half the time of numpy's own; what is neither list nor tuple could be taken for raw bytes
-            numbers = array("q", values if isinstance(values, (list, tuple)) else iter(values))
-        except (TypeError, OverflowError) as error:
+            packed = struct.pack(f"{len(values)}q", *values)  # a third of the time of numpy's own
+        except (TypeError, struct.error) as error:
             raise TypeError(f"block ids, rows, groups and slots must be whole numbers: {error}") from None
-        return np.frombuffer(numbers, dtype=np.int64)
+        return np.frombuffer(packed, dtype=np.int64)
     if values.dtype.kind not in "iu":
         raise TypeError(f"block ids, rows, groups and slots must be whole numbers, not {values.dtype}")
     if values.ndim != 1:
@@ -189,7 +191,10 @@ def _merge(direction: Direction, numbers: _Numbers, slots: _Numbers, limits: Tra
     """The runs, with blocks numbered over all groups."""
     factor = limits.factor
     is_store = direction is Direction.STORE
-    order = np.argsort(slots if is_store else numbers, kind="stable")
+    written = slots if is_store else numbers
+    if int(written.max(initial=0)) < _SHORT:
+        written = written.astype(np.uint16)
+    order = np.argsort(written, kind="stable")
     numbers, slots = numbers[order], slots[order]
     block_steps, slot_steps = numbers[1:] - numbers[:-1], slots[1:] - slots[:-1]
     written_steps = slot_steps if is_store else block_steps
@@ -211,6 +216,25 @@ def _merge(direction: Direction, numbers: _Numbers, slots: _Numbers, limits: Tra
     edges = begins.nonzero()[0]
     starts = edges[:-1]
     return np.array((numbers[starts], *np.divmod(slots[starts], factor), edges[1:] - starts))
+
+
+def split_runs(runs: Runs, parts: int, *, by_slot: bool) -> list[Runs]:
+    """Runs of one group in *parts* of about as many device blocks each; none is empty. Cuts runs where it must.
+
+    *by_slot*: a row has several slots, so that a run is of one row.
+    """
+    ends = np.cumsum(runs[3])
+    cuts = np.unique(int(ends[-1]) * np.arange(1, parts) // parts)
+    cuts = cuts[cuts > 0]
+    edges = np.union1d(ends, cuts)  # where a run ends or is cut
+    begins = np.concatenate(([0], edges[:-1]))
+    sources = np.searchsorted(ends, begins, side="right")
+    into = begins - (ends - runs[3])[sources]  # how far into its run each begins
+    pieces = runs[:, sources]
+    pieces[0] += into
+    pieces[2 if by_slot else 1] += into
+    pieces[3] = edges - begins
+    return np.split(pieces, np.searchsorted(edges, cuts) + 1, axis=1)
 
 
 def _by_group(runs: Runs, direction: Direction, limits: TransferLimits) -> dict[int, Runs]:

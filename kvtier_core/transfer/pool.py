@@ -23,7 +23,7 @@ import weakref
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import Self
 
 import numpy as np
@@ -74,7 +74,7 @@ class PoolGeometry:
         if self.row_bytes < PAGE_BYTES or self.row_bytes % PAGE_BYTES:
             raise ValueError(f"row_bytes must be a positive multiple of {PAGE_BYTES}: {self}")
 
-    @property
+    @cached_property
     def rows_offset(self) -> int:
         """Bytes before row 0, a multiple of 4096."""
         return -(-(_HEADER_BYTES + control_words_bytes(self.num_workers)) // PAGE_BYTES) * PAGE_BYTES

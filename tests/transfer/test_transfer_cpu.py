@@ -5,7 +5,7 @@ import random
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pytest
 import torch
@@ -18,6 +18,7 @@ from kvtier_core.transfer import (
     Pool,
     TransferResult,
 )
+from kvtier_core.transfer.helpers import Helpers
 from tests.transfer.conftest import TIMEOUT_S
 from tests.transfer.kv import BLOCKS, DTYPES, LAYOUTS, Gate, one, payload, random_tensor, row_bytes
 
@@ -70,6 +71,35 @@ def test_c42_a_store_and_a_load_give_every_byte_back(
         (STORE, True, 15 * layout.payload_bytes[0]),
         (LOAD, True, 15 * layout.payload_bytes[0]),
     ]
+
+
+@pytest.mark.parametrize("direction", Direction)
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_a_large_transfer_is_shared_by_as_many_threads_as_there_are(
+    make_pool: MakePool, direction: Direction, threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tensors = [torch.ones(24, 1 << 20, dtype=torch.uint8)]
+    pool = make_pool(num_rows=24, row_bytes=(1 << 20) + 4096)
+    pool.rows_array[:] = 2
+    shared: list[int] = []
+    run = Helpers.run
+
+    def counted(helpers: Helpers, parts: Sequence[Callable[[], None]]) -> None:
+        shared.append(len(parts))
+        run(helpers, parts)
+
+    monkeypatch.setattr(Helpers, "run", counted)
+    device = CPUDevice(KVLayout(tensors), pool, pool.control, copy_threads=threads)
+    for job_id, count in enumerate((24, 7), start=1):
+        if direction is STORE:
+            device.submit_store(job_id, one(range(count), range(count)), epoch=0)
+        else:
+            device.submit_load(job_id, one(range(count), range(count)), epoch=0)
+    assert device.wait(direction, [1, 2], TIMEOUT_S)
+    assert shared == [threads, 1], "7 MiB are not worth a second thread"
+    assert (pool.rows_array[:, : 1 << 20] == (1 if direction is STORE else 2)).all()
+    assert (tensors[0] == (1 if direction is STORE else 2)).all()
+    assert device.shutdown(TIMEOUT_S)
 
 
 def test_a_store_leaves_the_rest_of_the_row_alone(
@@ -268,7 +298,7 @@ def test_c36_a_load_of_an_old_epoch_writes_no_block(
             [0, 1],
             (
                 "TypeError: block ids, rows, groups and slots must be whole numbers: "
-                "'float' object cannot be interpreted as an integer"
+                "required argument is not an integer"
             ),
         ),
     ],

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from kvtier_core.transfer import CPUDevice, Direction, GroupTransfer, KVGroup, KVLayout, Pool
+from kvtier_core.transfer import CPUDevice, Direction, GroupTransfer, KVGroup, KVLayout, Pool, cpu
 from tests.transfer.conftest import TIMEOUT_S
 from tests.transfer.kv import DTYPES
 from tests.transfer.round_trip import round_trip
@@ -17,16 +17,20 @@ _SEEDS = range(4)
 @pytest.mark.parametrize("seed", _SEEDS)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("factor", range(1, 9))
-@pytest.mark.parametrize("by_layer", [False, True])
+@pytest.mark.parametrize("how", ["whole", "by_layer", "shared_out"])
 def test_c41_c43_every_byte_goes_to_its_slot_and_comes_back(
     make_pool: Callable[..., Pool],
     make_device: Callable[..., CPUDevice],
     factor: int,
     dtype: torch.dtype,
     seed: int,
-    by_layer: bool,  # noqa: FBT001 - a parameter of the test
+    how: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    round_trip(make_pool, make_device, factor=factor, dtype=dtype, seed=seed, by_layer=by_layer)
+    if how == "shared_out":  # as if every block were large
+        monkeypatch.setattr(cpu, "_SHARE_BYTES", 1)
+        monkeypatch.setattr(cpu, "_CALL_BYTES", 0)
+    round_trip(make_pool, make_device, factor=factor, dtype=dtype, seed=seed, by_layer=how == "by_layer")
 
 
 def test_a_result_counts_the_bytes_of_all_groups(

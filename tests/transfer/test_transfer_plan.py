@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvtier_core.transfer import Direction, GroupTransfer
-from kvtier_core.transfer.plan import Ids, Runs, TransferLimits, plan_transfer
+from kvtier_core.transfer.plan import Ids, Runs, TransferLimits, plan_transfer, split_runs
 
 STORE, LOAD = Direction.STORE, Direction.LOAD
 _BLOCKS, _ROWS = 12, 10  # few, so that neighbours on one side, on both and on neither all come up
@@ -103,6 +103,45 @@ def test_runs_come_in_the_order_of_what_they_write(
             (row, slot) if direction is STORE else (block, 0) for block, row, slot, _ in runs.T.tolist()
         ]
         assert written == sorted(written)
+
+
+@given(_transfers(), st.sampled_from(Direction), st.integers(1, 5))
+def test_parts_of_runs_move_the_same_in_the_same_order_and_nearly_as_much_each(
+    transfer: tuple[list[GroupTransfer], int], direction: Direction, count: int
+) -> None:
+    parts, factor = transfer
+    for group, runs in plan_transfer(direction, parts, _limits(factor)).items():
+        shares = split_runs(runs, count, by_slot=factor > 1)
+        moved = [_expand({group: share}, factor) for share in shares]
+        assert [move for share in moved for move in share] == _expand({group: runs}, factor)
+        sizes = [len(share) for share in moved]
+        assert len(sizes) == min(count, sum(sizes))
+        assert max(sizes) - min(sizes) <= 1
+        # A run is cut only where a share ends.
+        assert sum(share.shape[1] for share in shares) <= runs.shape[1] + len(shares) - 1
+
+
+@given(_transfers(), st.sampled_from(Direction))
+def test_large_numbers_are_planned_as_small_ones_are(
+    transfer: tuple[list[GroupTransfer], int], direction: Direction
+) -> None:
+    parts, factor = transfer
+    far = 1 << 20
+    moved = [
+        GroupTransfer(
+            group=part.group,
+            block_ids=[block + far for block in part.block_ids],
+            rows=[row + far for row in part.rows],
+            first_slot=part.first_slot,
+        )
+        for part in parts
+    ]
+    limits = TransferLimits(num_blocks=(far + _BLOCKS,) * 3, num_rows=far + _ROWS, factor=factor)
+    expected = plan_transfer(direction, parts, _limits(factor))
+    found = plan_transfer(direction, moved, limits)
+    assert found.keys() == expected.keys()
+    for group, runs in expected.items():
+        assert (found[group] == runs + np.array([[far], [far], [0], [0]])).all()
 
 
 @given(_transfers())
