@@ -293,7 +293,7 @@ def vllm(session: nox.Session) -> None:
     if not marker.exists() or marker.read_text() != digest:
         marker.unlink(missing_ok=True)
         session.install(VLLM)
-        session.run("python", "-m", "pip", "uninstall", "-q", "-y", *NO_PLACE_BESIDE_VLLM)
+        session.run_install("python", "-m", "pip", "uninstall", "-q", "-y", *NO_PLACE_BESIDE_VLLM)
         session.install(*_editable([".", *tiers]), *test)
         marker.write_text(digest)
     session.run("pytest", *(session.posargs or ["tests/vllm"]))

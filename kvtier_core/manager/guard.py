@@ -16,6 +16,8 @@ _MAX_KINDS = 1000
 
 _MAX_TEXT = 2000
 """Characters of a tier's own words that a message repeats."""
+_MAX_MASKED = 4 * _MAX_TEXT
+"""Characters that are looked through for secrets: the end of one that is cut here is not among those repeated."""
 
 _CAUSE, _CONTEXT = BaseException.__dict__["__cause__"], BaseException.__dict__["__context__"]
 _TRACEBACK = BaseException.__dict__["__traceback__"]
@@ -90,8 +92,9 @@ class Guard:
 
     def mask(self, text: str) -> str:
         """*text* without the tier's secrets, and not longer than a message may be."""
-        masked = mask_text(text[:_MAX_TEXT], self._secrets)
-        return masked if len(text) <= _MAX_TEXT else f"{masked}..."
+        masked = mask_text(text[:_MAX_MASKED], self._secrets)
+        is_whole = len(text) <= _MAX_MASKED and len(masked) <= _MAX_TEXT
+        return masked if is_whole else f"{masked[:_MAX_TEXT]}..."
 
 
 def _forget_frames(error: BaseException) -> None:

@@ -107,3 +107,13 @@ def test_k8_an_error_that_is_its_own_context_does_not_hang_the_guard():
 
     caller: Callable[[], None] = fail
     assert guard.call("lookup", caller).text == "lookup raised ValueError: one"
+
+
+@pytest.mark.parametrize("begins_at", range(1980, 2003))
+def test_no_part_of_a_secret_is_told_where_a_long_text_is_cut(begins_at: int) -> None:
+    identity = TierIdentity(name="a", type="t", distribution="d", version="1")
+    guard = Guard(identity, ("sesame-open",), logging.getLogger("kvtier"))
+    told = guard.mask("x" * begins_at + "sesame-open" + "y" * 20_000)
+    assert "se" not in told
+    assert told.endswith("...")
+    assert len(told) == 2003
