@@ -16,8 +16,8 @@ _MAX_KINDS = 1000
 
 _MAX_TEXT = 2000
 """Characters of a tier's own words that a message repeats."""
-_MAX_MASKED = 4 * _MAX_TEXT
-"""Characters that are looked through for secrets: the end of one that is cut here is not among those repeated."""
+_MAX_READ = 10 * _MAX_TEXT
+"""Characters that are looked through for secrets."""
 
 _CAUSE, _CONTEXT = BaseException.__dict__["__cause__"], BaseException.__dict__["__context__"]
 _TRACEBACK = BaseException.__dict__["__traceback__"]
@@ -92,8 +92,12 @@ class Guard:
 
     def mask(self, text: str) -> str:
         """*text* without the tier's secrets, and not longer than a message may be."""
-        masked = mask_text(text[:_MAX_MASKED], self._secrets)
-        is_whole = len(text) <= _MAX_MASKED and len(masked) <= _MAX_TEXT
+        masked = mask_text(text[:_MAX_READ], self._secrets)
+        if len(text) > _MAX_READ:
+            # A secret that is cut here is not known for one: neither the last word nor the end of several is told.
+            masked = masked.rpartition(" ")[0]
+            masked = masked[: max(0, len(masked) - max(map(len, self._secrets), default=0))]
+        is_whole = len(text) <= _MAX_READ and len(masked) <= _MAX_TEXT
         return masked if is_whole else f"{masked[:_MAX_TEXT]}..."
 
 

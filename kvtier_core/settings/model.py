@@ -56,7 +56,7 @@ class PoolSettings(BaseModel):
     check_threads: Annotated[int, Field(ge=1, le=64)] = 2
     """Threads that check the proofs of loaded blocks."""
     copy_threads: Annotated[int, Field(ge=1, le=64)] = 2
-    """Threads that share a large copy between engine and pool where the engine's KV is in host memory."""
+    """Threads that share a copy of 8 MiB or more between engine and pool where the engine's KV is in host memory."""
     max_cascade: Annotated[float, Field(gt=0, le=1)] = 0.5
     """Fraction of the pool that may be pinned for stores to all tiers together."""
 

@@ -123,6 +123,7 @@ class TierDriver:
 
     def wait_any(self, job_ids: Collection[int]) -> JobResult:
         """The result of the first of these jobs to have one, as ``wait``."""
+        assert job_ids, "no job to wait for"
         give_up = time.monotonic() + PATIENCE_S
         while (ready := next((job_id for job_id in job_ids if job_id in self._results), None)) is None:
             strange = [job_id for job_id in job_ids if job_id not in self._due]

@@ -5,6 +5,7 @@ a large transfer on several threads. numpy copies, not torch: torch would share 
 engine then slows both. numpy lets the interpreter go on during a copy of more than 500 bytes.
 """
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
@@ -17,12 +18,12 @@ from kvtier_core.transfer.control import ControlPage
 from kvtier_core.transfer.helpers import Helpers
 from kvtier_core.transfer.lanes import LaneDevice, worker_parts
 from kvtier_core.transfer.layout import KVGroup, KVLayout
-from kvtier_core.transfer.plan import Runs, split_runs
+from kvtier_core.transfer.plan import Runs, share_out
 from kvtier_core.transfer.pool import Pool
 from kvtier_core.transfer.spans import Span, join
 
 _SHARE_BYTES = 4 << 20
-"""A thread is given so much at least: less is copied by the time it has woken up."""
+"""A thread is given about so much at least: less is copied by the time it has woken up."""
 _CALL_BYTES = 16 << 10
 """In calls of fewer bytes, threads wait for the interpreter more than they copy."""
 
@@ -54,10 +55,13 @@ class CPUDevice(LaneDevice):
         on_finished: Callable[[], None] | None = None,
         copy_threads: int = 2,
     ) -> None:
-        """*copy_threads* share a large transfer, if its pieces are large as well.
+        """*copy_threads* share a transfer of 8 MiB and more, if it is of large pieces and not loaded layer by layer.
 
-        Raises ``ValueError``: tensors not in host memory, or what ``LaneDevice`` refuses.
+        They are no more than the processors that this thread may use. Raises ``ValueError``: no thread, tensors not in
+        host memory, or what ``LaneDevice`` refuses.
         """
+        if copy_threads < 1:
+            raise ValueError(f"copy_threads must be at least 1, not {copy_threads}")
         if layout.device.type != "cpu":
             raise ValueError(f"the CPU device needs tensors in host memory, not on {layout.device}")
         parts = worker_parts(layout, pool, worker)
@@ -72,8 +76,13 @@ class CPUDevice(LaneDevice):
             ]
             for layer in sorted({layer for group in layout.groups for layer in group.layers})
         }
-        self._helpers = Helpers(copy_threads - 1, f"kvtier-copy-{worker}")
-        super().__init__(layout, pool, control, worker, on_finished)
+        threads = min(copy_threads, len(os.sched_getaffinity(0)))
+        self._helpers = Helpers(threads - 1, f"kvtier-copy-{worker}")
+        try:
+            super().__init__(layout, pool, control, worker, on_finished)
+        except BaseException:
+            self._helpers.stop()
+            raise
 
     def _store(self, plan: dict[int, Runs]) -> None:
         self._helpers.run([partial(_fill_slots, share, self._whole) for share in self._shares(plan)])
@@ -99,14 +108,9 @@ class CPUDevice(LaneDevice):
         count = min(self._helpers.count + 1, total // _SHARE_BYTES)
         if count <= 1 or total < calls * _CALL_BYTES:
             return [self._all_indices(plan)]
-        shares: list[dict[int, _Indices]] = [{} for _ in range(count)]
-        for group, runs in plan.items():
-            parts = split_runs(runs, count, by_slot=self._limits.factor > 1)
-            for share, part in zip(
-                shares, parts, strict=False
-            ):  # a group of few blocks goes to the first ones
-                share[group] = self._indices(part)
-        return shares
+        sizes = [group.block_bytes for group in self._layout.groups]
+        shares = share_out(plan, sizes, count, by_slot=self._limits.factor > 1)
+        return [self._all_indices(share) for share in shares]
 
     def _all_indices(self, plan: dict[int, Runs]) -> dict[int, _Indices]:
         return {group: self._indices(runs) for group, runs in plan.items()}

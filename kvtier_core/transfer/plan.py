@@ -5,6 +5,7 @@ sides goes as one. Vectorised: no step of it visits the blocks one by one. All g
 device blocks are numbered one group after another, with a gap, so that nothing of two groups is neighbouring.
 """
 
+import reprlib
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -146,14 +147,28 @@ def _as_array(values: Ids) -> _Numbers:
     if not isinstance(values, np.ndarray):
         try:
             packed = struct.pack(f"{len(values)}q", *values)  # a third of the time of numpy's own
-        except (TypeError, struct.error) as error:
-            raise TypeError(f"block ids, rows, groups and slots must be whole numbers: {error}") from None
+        except (TypeError, struct.error):
+            raise TypeError(
+                "block ids, rows, groups and slots must be whole numbers of 64 bits, not "
+                f"{reprlib.repr(_first_strange(values))}"
+            ) from None
         return np.frombuffer(packed, dtype=np.int64)
     if values.dtype.kind not in "iu":
         raise TypeError(f"block ids, rows, groups and slots must be whole numbers, not {values.dtype}")
     if values.ndim != 1:
         raise ValueError(f"block ids and rows must be one sequence of numbers, not of shape {values.shape}")
     return values.astype(np.int64, copy=False)
+
+
+def _first_strange(values: object) -> object:
+    """The first of *values* that is no whole number of 64 bits; *values* where they are no sequence."""
+    if isinstance(values, Sequence):
+        for value in values:
+            try:
+                struct.pack("q", value)
+            except struct.error:
+                return value
+    return values
 
 
 def _refuse_outside(name: str, values: _Numbers, limits: _Numbers | int) -> None:
@@ -218,23 +233,42 @@ def _merge(direction: Direction, numbers: _Numbers, slots: _Numbers, limits: Tra
     return np.array((numbers[starts], *np.divmod(slots[starts], factor), edges[1:] - starts))
 
 
-def split_runs(runs: Runs, parts: int, *, by_slot: bool) -> list[Runs]:
-    """Runs of one group in *parts* of about as many device blocks each; none is empty. Cuts runs where it must.
+def share_out(
+    plan: dict[int, Runs], block_bytes: Sequence[int], count: int, *, by_slot: bool
+) -> list[dict[int, Runs]]:
+    """The same moves in at most *count* parts of about as many bytes each, none empty. Cuts runs where it must.
 
-    *by_slot*: a row has several slots, so that a run is of one row.
+    *block_bytes* are those of a device block, by group. *by_slot*: a row has several slots, so a run is of one row.
     """
+    num_blocks = {group: int(runs[3].sum()) for group, runs in plan.items()}
+    total = sum(block_bytes[group] * blocks for group, blocks in num_blocks.items())
+    shares: list[dict[int, Runs]] = [{} for _ in range(count)]
+    before = 0  # bytes of the groups that came before
+    for group, runs in plan.items():
+        size, blocks = block_bytes[group], num_blocks[group]
+        cuts = [
+            min(max(0, (total * i // count - before + size // 2) // size), blocks) for i in range(1, count)
+        ]
+        for share, part in zip(shares, _cut(runs, cuts, by_slot=by_slot), strict=True):
+            if part.shape[1]:
+                share[group] = part
+        before += size * blocks
+    return [share for share in shares if share]
+
+
+def _cut(runs: Runs, cuts: Sequence[int], *, by_slot: bool) -> list[Runs]:
+    """*runs* parted after so many device blocks, in ascending order."""
     ends = np.cumsum(runs[3])
-    cuts = np.unique(int(ends[-1]) * np.arange(1, parts) // parts)
-    cuts = cuts[cuts > 0]
-    edges = np.union1d(ends, cuts)  # where a run ends or is cut
+    edges = np.union1d(ends, np.array(cuts, dtype=np.int64))  # where a run ends or is cut
+    edges = edges[edges > 0]
     begins = np.concatenate(([0], edges[:-1]))
     sources = np.searchsorted(ends, begins, side="right")
-    into = begins - (ends - runs[3])[sources]  # how far into its run each begins
     pieces = runs[:, sources]
+    into = begins - (ends - runs[3])[sources]  # how far into its run each begins
     pieces[0] += into
     pieces[2 if by_slot else 1] += into
     pieces[3] = edges - begins
-    return np.split(pieces, np.searchsorted(edges, cuts) + 1, axis=1)
+    return np.split(pieces, np.searchsorted(edges, cuts, side="right"), axis=1)
 
 
 def _by_group(runs: Runs, direction: Direction, limits: TransferLimits) -> dict[int, Runs]:

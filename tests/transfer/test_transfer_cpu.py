@@ -1,6 +1,7 @@
 """The CPU device: bytes, order, waiting, dropping, failing, and shutting down."""
 
 import inspect
+import os
 import random
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from kvtier_core.transfer import (
     KVLayout,
     Pool,
     TransferResult,
+    open_device,
 )
 from kvtier_core.transfer.helpers import Helpers
 from tests.transfer.conftest import TIMEOUT_S
@@ -73,33 +75,67 @@ def test_c42_a_store_and_a_load_give_every_byte_back(
     ]
 
 
+@pytest.fixture
+def shared(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The number of threads that each transfer was shared by, as it is carried out."""
+    seen: list[int] = []
+    run = Helpers.run
+
+    def noted(helpers: Helpers, works: Sequence[Callable[[], None]]) -> None:
+        seen.append(len(works))
+        run(helpers, works)
+
+    monkeypatch.setattr(Helpers, "run", noted)
+    return seen
+
+
 @pytest.mark.parametrize("direction", Direction)
-@pytest.mark.parametrize("threads", [1, 2, 3])
+@pytest.mark.parametrize(
+    ("copy_threads", "processors", "expected"), [(1, 8, 1), (2, 8, 2), (3, 8, 3), (3, 2, 2), (2, 1, 1)]
+)
 def test_a_large_transfer_is_shared_by_as_many_threads_as_there_are(
-    make_pool: MakePool, direction: Direction, threads: int, monkeypatch: pytest.MonkeyPatch
+    make_pool: MakePool,
+    monkeypatch: pytest.MonkeyPatch,
+    shared: list[int],
+    direction: Direction,
+    copy_threads: int,
+    processors: int,
+    expected: int,
 ) -> None:
     tensors = [torch.ones(24, 1 << 20, dtype=torch.uint8)]
     pool = make_pool(num_rows=24, row_bytes=(1 << 20) + 4096)
     pool.rows_array[:] = 2
-    shared: list[int] = []
-    run = Helpers.run
-
-    def counted(helpers: Helpers, parts: Sequence[Callable[[], None]]) -> None:
-        shared.append(len(parts))
-        run(helpers, parts)
-
-    monkeypatch.setattr(Helpers, "run", counted)
-    device = CPUDevice(KVLayout(tensors), pool, pool.control, copy_threads=threads)
-    for job_id, count in enumerate((24, 7), start=1):
-        if direction is STORE:
-            device.submit_store(job_id, one(range(count), range(count)), epoch=0)
-        else:
-            device.submit_load(job_id, one(range(count), range(count)), epoch=0)
+    monkeypatch.setattr("os.sched_getaffinity", lambda _pid: range(processors))
+    device = open_device(KVLayout(tensors), pool, copy_threads=copy_threads)
+    submit = device.submit_store if direction is STORE else device.submit_load
+    submit(1, one(range(24), range(24)), epoch=0)
+    submit(2, one(range(7), range(7)), epoch=0)
     assert device.wait(direction, [1, 2], TIMEOUT_S)
-    assert shared == [threads, 1], "7 MiB are not worth a second thread"
+    assert shared == [expected, 1], "7 MiB are not worth a second thread"
     assert (pool.rows_array[:, : 1 << 20] == (1 if direction is STORE else 2)).all()
     assert (tensors[0] == (1 if direction is STORE else 2)).all()
     assert device.shutdown(TIMEOUT_S)
+
+
+def test_a_transfer_of_small_pieces_is_not_shared(
+    make_pool: MakePool, make_device: MakeDevice, shared: list[int]
+) -> None:
+    device = make_device(
+        KVLayout([torch.ones(4096, 4096, dtype=torch.uint8)]), make_pool(num_rows=4096, row_bytes=8192)
+    )
+    scattered = list(range(0, 4096, 2)) + list(range(1, 4096, 2))
+    device.submit_store(1, one(scattered, range(4096)), epoch=0)
+    device.submit_store(2, one(range(4096), range(4096)), epoch=0)  # as large, in one piece
+    assert device.wait(STORE, [1, 2], TIMEOUT_S)
+    assert shared == [1, min(2, len(os.sched_getaffinity(0)))]
+
+
+@pytest.mark.parametrize("copy_threads", [0, -1])
+def test_a_device_without_a_thread_that_copies_is_refused(
+    pool: Pool, small: list[torch.Tensor], copy_threads: int
+) -> None:
+    with pytest.raises(ValueError, match=f"copy_threads must be at least 1, not {copy_threads}"):
+        open_device(KVLayout(small), pool, copy_threads=copy_threads)
 
 
 def test_a_store_leaves_the_rest_of_the_row_alone(
@@ -296,10 +332,7 @@ def test_c36_a_load_of_an_old_epoch_writes_no_block(
         (
             [0, 0.5],
             [0, 1],
-            (
-                "TypeError: block ids, rows, groups and slots must be whole numbers: "
-                "required argument is not an integer"
-            ),
+            "TypeError: block ids, rows, groups and slots must be whole numbers of 64 bits, not 0.5",
         ),
     ],
 )

@@ -153,15 +153,17 @@ def test_c36_another_pools_control_page_is_refused(make_pool: MakePool) -> None:
         CPUDevice(KVLayout([torch.zeros(4, 16)]), pool, other.control)
 
 
-def test_c30_a_device_whose_second_thread_can_not_start_leaves_neither_the_first_nor_its_number(
-    make_device: MakeDevice, pool: Pool, kv: list[torch.Tensor], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("most", [0, 1, 2])
+def test_c30_a_device_that_lacks_a_thread_leaves_neither_the_others_nor_its_number(
+    make_device: MakeDevice, pool: Pool, kv: list[torch.Tensor], most: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As where a control group limits processes."""
+    monkeypatch.setattr("os.sched_getaffinity", lambda _pid: range(2))  # for a helper and two lanes
     started: list[threading.Thread] = []
     real = threading.Thread.start
 
     def start(thread: threading.Thread) -> None:
-        if started:
+        if len(started) == most:
             raise RuntimeError("can't start new thread")
         started.append(thread)
         real(thread)
@@ -170,8 +172,9 @@ def test_c30_a_device_whose_second_thread_can_not_start_leaves_neither_the_first
         patched.setattr(threading.Thread, "start", start)
         with pytest.raises(RuntimeError, match="can't start new thread"):
             CPUDevice(KVLayout(kv), pool, pool.control)
-    started[0].join(TIMEOUT_S)
-    assert not started[0].is_alive()
+    for thread in started:
+        thread.join(TIMEOUT_S)
+    assert not any(thread.is_alive() for thread in started)
     device = make_device(KVLayout(kv), pool)
     device.submit_store(1, one([0], [0]), epoch=0)
     assert device.wait(STORE, [1], TIMEOUT_S)

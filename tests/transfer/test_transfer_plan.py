@@ -1,6 +1,7 @@
 """The copy plan against a plain oracle."""
 
 import re
+import reprlib
 import sys
 from collections import Counter
 from collections.abc import Sequence
@@ -11,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvtier_core.transfer import Direction, GroupTransfer
-from kvtier_core.transfer.plan import Ids, Runs, TransferLimits, plan_transfer, split_runs
+from kvtier_core.transfer.plan import Ids, Runs, TransferLimits, plan_transfer, share_out
 
 STORE, LOAD = Direction.STORE, Direction.LOAD
 _BLOCKS, _ROWS = 12, 10  # few, so that neighbours on one side, on both and on neither all come up
@@ -105,28 +106,41 @@ def test_runs_come_in_the_order_of_what_they_write(
         assert written == sorted(written)
 
 
-@given(_transfers(), st.sampled_from(Direction), st.integers(1, 5))
-def test_parts_of_runs_move_the_same_in_the_same_order_and_nearly_as_much_each(
-    transfer: tuple[list[GroupTransfer], int], direction: Direction, count: int
+@given(_transfers(), st.sampled_from(Direction), st.integers(1, 5), st.tuples(*[st.integers(1, 9)] * 3))
+def test_shares_move_the_same_in_the_same_order_and_about_as_many_bytes_each(
+    transfer: tuple[list[GroupTransfer], int],
+    direction: Direction,
+    count: int,
+    block_bytes: tuple[int, int, int],
 ) -> None:
     parts, factor = transfer
-    for group, runs in plan_transfer(direction, parts, _limits(factor)).items():
-        shares = split_runs(runs, count, by_slot=factor > 1)
-        moved = [_expand({group: share}, factor) for share in shares]
-        assert [move for share in moved for move in share] == _expand({group: runs}, factor)
-        sizes = [len(share) for share in moved]
-        assert len(sizes) == min(count, sum(sizes))
-        assert max(sizes) - min(sizes) <= 1
-        # A run is cut only where a share ends.
-        assert sum(share.shape[1] for share in shares) <= runs.shape[1] + len(shares) - 1
+    plan = plan_transfer(direction, parts, _limits(factor))
+    shares = share_out(plan, block_bytes, count, by_slot=factor > 1)
+    moved = [_expand(share, factor) for share in shares]
+    for group in range(3):
+        of_group = [move for share in moved for move in share if move[0] == group]
+        assert of_group == [move for move in _expand(plan, factor) if move[0] == group]
+    sizes = [sum(block_bytes[move[0]] for move in share) for share in moved]
+    assert all(sizes)
+    assert len(sizes) <= count
+    assert all(abs(size - sum(sizes) / count) <= max(block_bytes) for size in sizes)
+    # A run is cut only where a share ends.
+    runs = sum(runs.shape[1] for runs in plan.values())
+    assert sum(runs.shape[1] for share in shares for runs in share.values()) <= runs + count - 1
 
 
-@given(_transfers(), st.sampled_from(Direction))
+def test_many_groups_of_one_block_are_shared_out_as_well() -> None:
+    limits = TransferLimits(num_blocks=(4,) * 16, num_rows=16)
+    parts = [GroupTransfer(group=group, block_ids=[0], rows=[group]) for group in range(16)]
+    shares = share_out(plan_transfer(STORE, parts, limits), [1] * 16, 2, by_slot=False)
+    assert [sorted(share) for share in shares] == [list(range(8)), list(range(8, 16))]
+
+
+@given(_transfers(), st.sampled_from(Direction), st.sampled_from([1 << 20, (1 << 16) - 6]))
 def test_large_numbers_are_planned_as_small_ones_are(
-    transfer: tuple[list[GroupTransfer], int], direction: Direction
+    transfer: tuple[list[GroupTransfer], int], direction: Direction, far: int
 ) -> None:
     parts, factor = transfer
-    far = 1 << 20
     moved = [
         GroupTransfer(
             group=part.group,
@@ -227,6 +241,12 @@ def test_groups_and_slots_are_whole_numbers_too() -> None:
     for wrong in ({"group": 0.5}, {"first_slot": 0.5}, {"group": None}):
         with pytest.raises(TypeError, match="whole numbers"):
             plan_transfer(STORE, [GroupTransfer(block_ids=[0], rows=[0], **wrong)], _limits())
+
+
+@pytest.mark.parametrize("wrong", [1.5, "3", None, 1 << 63, -(1 << 63) - 1])
+def test_an_id_that_is_no_number_is_named(wrong: object) -> None:
+    with pytest.raises(TypeError, match=re.escape(f"whole numbers of 64 bits, not {reprlib.repr(wrong)}")):
+        _one([0, wrong, 2.5], [0, 1, 2])  # type: ignore[list-item]
 
 
 def test_the_error_names_the_offender_of_its_own_group() -> None:
