@@ -316,8 +316,11 @@ def main() -> None:
             {
                 "ratios": found,
                 "plan_1000_us": plan_us,
+                "date": time.strftime("%Y-%m-%d"),
                 "machine": {
                     "processor": platform.machine(),
+                    "card": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+                    "cuda": torch.version.cuda,
                     "torch": torch.__version__,
                     "numpy": np.__version__,
                 },

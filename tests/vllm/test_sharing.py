@@ -55,6 +55,30 @@ def test_c43_without_a_worker_on_this_host_the_scheduler_says_so(engine_id):
         open_as_scheduler(engine_id, 0.2)
 
 
+@pytest.mark.parametrize("there", [0, 1])
+def test_c43_a_worker_that_is_elsewhere_is_missed_and_its_engine_refused(engine_id, there):
+    """As on another host, where it makes a pool of its own: nothing else tells, with Ray not even vLLM."""
+    with (
+        worker(engine_id, there, TWO),
+        pytest.raises(PoolError, match=f"worker {1 - there} did not join the pool within .* on this machine"),
+    ):
+        open_as_scheduler(engine_id, 0.2)
+
+
+def test_c43_a_worker_that_is_late_is_waited_for(engine_id):
+    found = []
+    thread = threading.Thread(target=lambda: found.append(open_as_scheduler(engine_id, PATIENCE_S)))
+    with worker(engine_id, 0, TWO):
+        thread.start()
+        thread.join(0.1)
+        assert not found
+        with worker(engine_id, 1, TWO):
+            thread.join(PATIENCE_S)
+            ((scheduler, _),) = found
+            with scheduler:
+                assert not scheduler.missing_members()
+
+
 def test_k1_a_worker_with_other_facts_is_refused(engine_id):
     with (
         worker(engine_id, 0, TWO),

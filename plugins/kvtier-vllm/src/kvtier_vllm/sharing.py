@@ -6,6 +6,7 @@ which sees neither vLLM's resolved configuration nor the KV. Decides that all wo
 """
 
 import hashlib
+import time
 
 from kvtier_core import PoolError
 from kvtier_core.transfer import SCHEDULER, Pool, PoolGeometry
@@ -47,10 +48,12 @@ def open_as_worker(
 
 
 def open_as_scheduler(engine_id: str, timeout_s: float) -> tuple[Pool, EngineFacts]:
-    """The pool that the workers share, and what they say of the engine.
+    """The pool that the workers share, and what they say of the engine. All of them have joined.
 
-    Raises ``PoolError`` when no worker offers it in time, as when the workers are on other hosts.
+    vLLM has started every worker before. Raises ``PoolError`` when one has not joined in time, as when it is on another
+    host: it would fill the rows of a pool of its own, and the part of this one's rows that is its would be anything.
     """
+    deadline = time.monotonic() + timeout_s
     try:
         pool = Pool.open(None, _name(engine_id), SCHEDULER, timeout_s=timeout_s)
     except (OSError, ValueError) as error:
@@ -58,4 +61,11 @@ def open_as_scheduler(engine_id: str, timeout_s: float) -> tuple[Pool, EngineFac
             f"the scheduler of the engine {engine_id!r} found no pool: {error}. Workers on other hosts, or in other "
             "network namespaces, are not supported"
         ) from error
-    return pool, EngineFacts.from_bytes(pool.note)
+    try:
+        pool.wait_for_members(max(0.0, deadline - time.monotonic()))
+        return pool, EngineFacts.from_bytes(pool.note)
+    except BaseException as error:
+        pool.close()
+        if isinstance(error, TimeoutError):
+            raise PoolError(f"the scheduler of the engine {engine_id!r}: {error}") from error
+        raise
