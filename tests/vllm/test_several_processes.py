@@ -1,14 +1,23 @@
 """Real vLLM as it is served: the front end, the scheduler and the workers are processes of their own."""
 
+import time
+
 import pytest
 
 from tests.vllm.engines import BLOCK, connector, disk, needs_vllm, prompt
+
+PATIENCE_S = 120.0
 
 pytestmark = [needs_vllm, pytest.mark.timeout(2400)]
 
 
 def external_hits(engine):
     return engine.call("metrics").get("vllm:external_prefix_cache_hits", 0)
+
+
+def last_write(root):
+    """When an extent was last written to, in nanoseconds."""
+    return max(file.stat().st_mtime_ns for file in root.rglob("*.ext"))
 
 
 def test_c32_k7_an_engine_killed_in_mid_traffic_leaves_hits_for_the_next(start, tmp_path, plain):
@@ -19,7 +28,12 @@ def test_c32_k7_an_engine_killed_in_mid_traffic_leaves_hits_for_the_next(start, 
     assert first.call("reset", connector=True)
     assert first.generate(wanted[0]) == expected[0:1]
     assert external_hits(first) >= 10 * BLOCK  # the disk has it: what follows is not a race with the store
+    before = last_write(tmp_path)
     first.send("generate", prompts=[prompt(seed) for seed in range(20, 60)])
+    give_up = time.monotonic() + PATIENCE_S
+    while last_write(tmp_path) == before:  # until blocks of these are being stored, while others are computed
+        assert time.monotonic() < give_up, "none of the prompts was stored"
+        time.sleep(0.001)
     first.kill()
 
     second = start(connector(disk(tmp_path)), processes=3)
