@@ -62,7 +62,7 @@ class Engine:
         self.soaks = 0
         self.published: list[Any] = []
 
-    def generate(self, prompts, max_tokens=8, params=None):
+    def generate(self, prompts, max_tokens=8, params=None, salt=None):
         from vllm import SamplingParams
 
         sampling = SamplingParams(
@@ -73,7 +73,9 @@ class Engine:
             extra_args=None if params is None else {"kv_transfer_params": params},
         )
         outputs = self.llm.generate(
-            [{"prompt_token_ids": prompt} for prompt in prompts], sampling, use_tqdm=False
+            [{"prompt_token_ids": prompt, **({"cache_salt": salt} if salt else {})} for prompt in prompts],
+            sampling,
+            use_tqdm=False,
         )
         return [{"tokens": list(o.outputs[0].token_ids), "cached": o.num_cached_tokens} for o in outputs]
 

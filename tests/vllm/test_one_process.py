@@ -35,6 +35,20 @@ def test_a_prefix_evicted_from_the_device_comes_back_from_the_pool(engine, plain
     assert engine.call("books")["hits"]["pool"] == hits + 10
 
 
+def test_c02_requests_with_other_salts_share_no_block(engine, plain):
+    wanted = prompt(3)
+    expected = plain.generate(wanted)
+    assert engine.generate(wanted, salt="one tenant") == expected
+    engine.call("settle")
+    before = external_hits(engine)
+    assert engine.call("reset", connector=True)
+    for salt in ("another", None):
+        assert engine.generate(wanted, salt=salt) == expected
+        assert external_hits(engine) == before
+    assert engine.generate(wanted, salt="one tenant") == expected
+    assert external_hits(engine) == before + 10 * BLOCK
+
+
 def test_c34_a_prefix_dropped_from_device_and_pool_comes_back_from_the_disk(engine, plain):
     wanted = prompt(2)
     expected = plain.generate(wanted)
