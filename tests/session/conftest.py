@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator
 import pytest
 import torch
 
-from kvtier_core.namespace import GroupSpec, Namespace
 from kvtier_core.plugins import TierType
 from kvtier_core.proof import row_bytes_for
 from kvtier_core.runtime import open_session
@@ -14,7 +13,7 @@ from kvtier_core.settings import PoolSettings, Settings
 from kvtier_core.testing.faulty import FaultyTier
 from kvtier_core.tier_settings import TierLimits, TierSettings
 from kvtier_core.transfer import CPUDevice, KVLayout
-from tests.session.toy import LAYERS, PATIENCE_S, TOKENS, Toy
+from tests.session.toy import LAYERS, PATIENCE_S, TOKENS, Toy, namespace_of
 
 
 @pytest.fixture
@@ -53,14 +52,7 @@ def make_toy(monkeypatch: pytest.MonkeyPatch, tiers: dict[str, FaultyTier]) -> I
                 for name in names
             },
         )
-        namespace = Namespace(
-            model="toy",
-            kv_dtype="float32",
-            tokens_per_block=TOKENS,
-            groups=(GroupSpec(layers=("0", "1", "2"), block_bytes=layout.payload_bytes[0]),),
-            layout="toy",
-            weights_digest="w",
-        )
+        namespace = namespace_of(layout, "0", "1", "2")
         toy = Toy(open_session(settings, namespace, layout), kv, gate)
         toys.append(toy)
         return toy

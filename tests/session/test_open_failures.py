@@ -8,7 +8,6 @@ import torch
 
 from kvtier_core.errors import TierOpenError
 from kvtier_core.hookspecs import hookimpl
-from kvtier_core.namespace import GroupSpec, Namespace
 from kvtier_core.plugins import TierType
 from kvtier_core.proof import row_bytes_for
 from kvtier_core.runtime import open_session
@@ -16,6 +15,7 @@ from kvtier_core.settings import PoolSettings, Settings
 from kvtier_core.testing.faulty import FaultyTier
 from kvtier_core.tier_settings import TierSettings
 from kvtier_core.transfer import KVLayout
+from tests.session.toy import namespace_of
 
 
 def is_mapped(address: int) -> bool:
@@ -46,14 +46,7 @@ def test_c34_the_pool_stays_mapped_for_a_tier_that_hangs_while_it_opens(caplog, 
         tiers={"one": TierSettings(type="mine")},
         tier_types={"one": TierType(name="mine", cls=Tier, distribution="test", version="1")},
     )
-    namespace = Namespace(
-        model="toy",
-        kv_dtype="float32",
-        tokens_per_block=4,
-        groups=(GroupSpec(layers=("0",), block_bytes=payload),),
-        layout="toy",
-        weights_digest="w",
-    )
+    namespace = namespace_of(layout, "0")
     with pytest.raises(TierOpenError, match="did not open within" if hangs else "no storage"):
         open_session(settings, namespace, layout, open_timeout_s=0.2)
     assert is_mapped(views[0].address) is hangs

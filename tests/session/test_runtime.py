@@ -7,11 +7,11 @@ import pytest
 import torch
 
 from kvtier_core.errors import ConfigError
-from kvtier_core.namespace import GroupSpec, Namespace
 from kvtier_core.proof import row_bytes_for
 from kvtier_core.runtime import open_session, plan_tier
 from kvtier_core.settings import PoolSettings, Settings, load_settings
 from kvtier_core.transfer import KVLayout
+from tests.session.toy import namespace_of
 
 
 def planned(tmp_path: Path, tier: str, row_bytes: int = 4096) -> int | None:
@@ -36,14 +36,7 @@ def test_c42_as_many_threads_share_copies_as_the_settings_say(monkeypatch, copy_
     monkeypatch.setattr("os.sched_getaffinity", lambda _pid: range(8))
     layout = KVLayout([torch.zeros(4, 4, 8)])
     (payload,) = layout.payload_bytes
-    namespace = Namespace(
-        model="toy",
-        kv_dtype="float32",
-        tokens_per_block=4,
-        groups=(GroupSpec(layers=("0",), block_bytes=payload),),
-        layout="toy",
-        weights_digest="w",
-    )
+    namespace = namespace_of(layout, "0")
     pool = PoolSettings(capacity=4 * row_bytes_for(payload), copy_threads=copy_threads)
     with open_session(Settings(pool=pool, tiers={}, tier_types={}), namespace, layout):
         names = [thread.name for thread in threading.enumerate()]

@@ -5,12 +5,26 @@ import threading
 import torch
 
 from kvtier_core.keys import RequestIdentity
+from kvtier_core.namespace import GroupSpec, Namespace
 from kvtier_core.session import EngineSession
+from kvtier_core.transfer import KVLayout
 
 TOKENS = 4
 LAYERS = 3
 PATIENCE_S = 20.0
 NOBODY = RequestIdentity()
+
+
+def namespace_of(layout: KVLayout, *layers: str) -> Namespace:
+    """The namespace of a toy with these layers, all in the one group of *layout*."""
+    return Namespace(
+        model="toy",
+        kv_dtype="float32",
+        tokens_per_block=TOKENS,
+        groups=(GroupSpec(layers=layers, block_bytes=layout.payload_bytes[0]),),
+        layout="toy",
+        weights_digest="w",
+    )
 
 
 class Toy:
