@@ -36,7 +36,7 @@ def test_a_prefix_evicted_from_the_device_comes_back_from_the_pool(engine, plain
 
 
 def test_c02_requests_with_other_salts_share_no_block(engine, plain):
-    wanted = prompt(3)
+    wanted = prompt(35)
     expected = plain.generate(wanted)
     assert engine.generate(wanted, salt="one tenant") == expected
     engine.call("settle")
