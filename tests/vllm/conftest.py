@@ -68,12 +68,12 @@ class Awkward:
         new.write_text(json.dumps(orders))
         new.rename(self._orders)
 
-    def settings(self, *, pool: str = "4MiB", **limits: object) -> dict[str, Any]:
+    def settings(self, *, pool: str = "4MiB", on_reset: str = "pool", **limits: object) -> dict[str, Any]:
         """kvtier's settings with a pool and this tier."""
         tier = {"type": "awkward", "orders": str(self._orders), "limits": limits}
         return {
             "pool": {"capacity": pool},
-            "on_reset": "pool",
+            "on_reset": on_reset,
             "tiers": {"awkward": tier},
             "lookup_order": ["awkward"],
         }

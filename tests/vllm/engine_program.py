@@ -84,6 +84,7 @@ class Engine:
 
         *aborts* maps a request's number to the steps after which it is aborted; after each number of finished requests
         in *resets*, everything cached is reset and what runs is preempted; without *reset_connector* kvtier keeps all.
+        The program ends when one of the resets could not be.
         """
         engine = self.llm.llm_engine
         said: dict[int, list[int]] = {}
@@ -106,6 +107,7 @@ class Engine:
                     del age[number]
             if resets and len(said) >= resets[0] and self._reset_all(reset_connector):
                 resets.pop(0)
+        assert not resets, f"never reset after {resets} requests"
         self.soaks += 1
         return [None if str(number) in aborts else said[number] for number in range(len(requests))]
 
@@ -229,6 +231,9 @@ class Engine:
             "misses": {reason.value: n for reason, n in tiers.counters.misses.items()},
             "integrity": {name: tier.integrity for name, tier in tiers.counters.tiers.items()},
             "stored": {name: tier.stored for name, tier in tiers.counters.tiers.items()},
+            "load_failed": {name: tier.load_failed for name, tier in tiers.counters.tiers.items()},
+            "store_failed": {name: tier.store_failed for name, tier in tiers.counters.tiers.items()},
+            "timeouts": {name: tier.timeouts for name, tier in tiers.counters.tiers.items()},
         }
 
     def close(self):

@@ -50,6 +50,7 @@ def test_every_reason_is_told_at_once():
     ("change", "says"),
     [
         ({"hash_algorithm": "xxhash"}, "'xxhash' is not cryptographic"),
+        ({"hash_seed_digest": None}, "PYTHONHASHSEED"),
         ({"has_lora": True}, "LoRA"),
         (
             {"weights_elsewhere": "load_format = 'tensorizer'"},

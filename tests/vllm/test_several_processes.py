@@ -56,3 +56,21 @@ def test_c43_two_workers_fill_one_row(start, tmp_path, plain):
     assert engine.generate(wanted[0]) == expected[:1]  # from the disk
     assert external_hits(engine) == 4 * 10 * BLOCK
     assert engine.close() == 0
+
+
+def test_k1_o3_two_workers_of_an_engine_with_randomly_seeded_hashes_share_tiers_that_end_with_it(start, plain):
+    wanted = prompt(1)
+    settings = {
+        "pool": {"capacity": "4MiB"},
+        "on_reset": "pool",
+        "tiers": {"memory": {"type": "memory", "capacity": "64MiB"}},
+        "lookup_order": ["memory"],
+    }
+    engine = start(
+        connector(settings), processes=4, tensor_parallel_size=2, prefix_caching_hash_algo="xxhash"
+    )
+    assert engine.store(wanted) == plain.generate(wanted)
+    assert engine.call("reset")
+    assert engine.generate(wanted) == plain.generate(wanted)
+    assert external_hits(engine) == 10 * BLOCK
+    assert engine.close() == 0

@@ -36,6 +36,7 @@ class EngineFacts:
 
     ``weights_digest`` is ``None`` where nothing identifies the weights, ``config_digest``, which covers what else
     changes the KV of the same weights, where nothing identifies that: nothing is reused across restarts then.
+    ``hash_seed_digest`` is ``None`` where vLLM draws the seed of its block hashes anew each time it starts.
     ``weights_elsewhere`` names the setting that has vLLM load weights from where kvtier does not look. ``layout`` says
     in words how a page is laid out.
     """
@@ -50,7 +51,7 @@ class EngineFacts:
     blocks_per_chunk: int
     layout: str
     hash_algorithm: str
-    hash_seed_digest: str
+    hash_seed_digest: str | None
     has_lora: bool
     has_draft_model: bool
     canonical_layout: bool
@@ -104,6 +105,11 @@ def _persistence_objections(facts: EngineFacts, tiers: str) -> Iterator[str]:
             f"prefix_caching_hash_algo = {facts.hash_algorithm!r} is not cryptographic: blocks of other runs in "
             f"{tiers} could be taken for this one's; choose one of {', '.join(CRYPTOGRAPHIC_HASHES)}"
         )
+    if facts.hash_seed_digest is None:
+        yield (
+            f"vLLM draws the seed of its block hashes anew each time it starts, so {tiers} would never be of use to "
+            "another run: set PYTHONHASHSEED"
+        )
     if facts.weights_elsewhere is not None:
         yield (
             f"{facts.weights_elsewhere}: kvtier does not see which weights vLLM loads, and {tiers} would serve the KV "
@@ -147,7 +153,7 @@ def make_namespace(facts: EngineFacts) -> Namespace:
         groups=_group_specs(facts),
         layout=facts.layout,
         parallel=(("tensor", facts.tensor_parallel),),
-        hash_algorithm=f"vllm-{facts.hash_algorithm}-{facts.hash_seed_digest}",
+        hash_algorithm=f"vllm-{facts.hash_algorithm}-{facts.hash_seed_digest or 'random'}",
     )
 
 

@@ -99,7 +99,7 @@ def _layout(vllm_config: VllmConfig, config: OffloadingConfig) -> str:
     return f"vllm {release} {current_platform.device_type} {config.kv_cache_layout} {' '.join(backends)}"
 
 
-def _hash_seed_digest(algorithm: str) -> str:
-    """Stands for the seed of vLLM's block hashes; a random seed is never the same twice."""
-    seed = resolve_none_hash_seed(get_hash_fn_by_name(algorithm))
-    return hashlib.sha256(seed.encode()).hexdigest()[:16]
+def _hash_seed_digest(algorithm: str) -> str | None:
+    """Stands for the seed of vLLM's block hashes; ``None`` for a random one, which each process is told anew."""
+    seed, again = (resolve_none_hash_seed(get_hash_fn_by_name(algorithm)) for _ in range(2))
+    return hashlib.sha256(seed.encode()).hexdigest()[:16] if seed == again else None
