@@ -58,7 +58,9 @@ def test_c43_two_workers_fill_one_row(start, tmp_path, plain):
     assert engine.close() == 0
 
 
-def test_k1_o3_two_workers_of_an_engine_with_randomly_seeded_hashes_share_tiers_that_end_with_it(start, plain):
+def test_k1_o3_two_workers_of_an_engine_with_randomly_seeded_hashes_share_tiers_that_end_with_it(
+    start, plain
+):
     wanted = prompt(1)
     settings = {
         "pool": {"capacity": "4MiB"},
