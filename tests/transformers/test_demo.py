@@ -241,6 +241,7 @@ def test_c03_the_demo_survives_corruption_with_identical_answers_and_leaves_noth
         out, err = process.communicate()
     assert process.returncode == 0, err
     summary = json.loads(out.splitlines()[-1])
+    assert "question 3" in err  # no terminal shows its bar: what it does is told line by line
     assert summary["identical"] is True
     assert summary["integrity_misses"] >= 1
     assert summary["corrupted_files"] >= 1

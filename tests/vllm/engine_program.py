@@ -8,7 +8,6 @@ import os
 import sys
 import time
 from contextlib import nullcontext
-from typing import Any
 from unittest.mock import patch
 
 
@@ -60,7 +59,6 @@ class Engine:
         self.llm = LLM(**options)
         self.core = self.llm.llm_engine.engine_core
         self.soaks = 0
-        self.published: list[Any] = []
 
     def generate(self, prompts, max_tokens=8, params=None, salt=None):
         from vllm import SamplingParams
@@ -182,18 +180,6 @@ class Engine:
 
     def is_asynchronous(self):
         return self.core.engine_core.batch_queue is not None
-
-    def note_events(self):
-        """Keep what is published from now on."""
-        self.published = []
-        self.core.engine_core.scheduler.kv_event_publisher.publish = self.published.append
-
-    def noted_events(self):
-        """Kind, medium and hashes of each event published since ``note_events``."""
-        events = [event for batch in self.published for event in batch.events]
-        return [
-            [type(event).__name__, event.medium, [str(h) for h in event.block_hashes]] for event in events
-        ]
 
     def hashes_in_pool(self):
         """The last 64 bits of the block hashes of what can be loaded from the pool, as vLLM's events have them."""
