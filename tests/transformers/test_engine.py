@@ -66,6 +66,8 @@ def test_c10_the_second_time_comes_from_the_pool(model, settings):
     check(model, prompt, second)
     assert (first.hit_tokens, first.hits_by_tier) == (0, {})
     assert (second.hit_tokens, second.hits_by_tier) == (96, {"pool": 96})
+    assert first.misses == [{"from_token": 0, "group": 0, "reason": "never_stored"}]
+    assert second.misses == []
     assert first.prompt_tokens == second.prompt_tokens == 100
     assert 0 < second.load_s <= second.ttft_s <= second.seconds
 
@@ -354,7 +356,7 @@ def test_c26_calls_of_one_request_come_in_order(model):
         *["new_request", "wait_loadable", "load"],
         *["computed", "end_step"],
         *["append", "computed", "end_step"] * 2,
-        *["request_hits", "finish"],
+        *["request_hits", "explain", "finish"],
     ]
 
 

@@ -52,6 +52,8 @@ class Generation:
     """Prompt tokens whose KV was loaded instead of computed."""
     hits_by_tier: Mapping[str, int]
     """The same by where they were found: ``pool`` or a tier's name."""
+    misses: Sequence[Mapping[str, Any]] = ()
+    """Why no more was loaded: what ``EngineSession.explain`` says of the request."""
     ttft_s: float
     """Seconds from the call to the first token."""
     load_s: float
@@ -178,6 +180,7 @@ class Engine:
                 prompt_tokens=len(prompt_ids),
                 hit_tokens=hit_tokens,
                 hits_by_tier=self._session.request_hits(request_id),
+                misses=self._session.explain(request_id),
                 ttft_s=ttft_s,
                 load_s=load_s,
                 seconds=time.perf_counter() - started,

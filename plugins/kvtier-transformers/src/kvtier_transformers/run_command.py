@@ -99,18 +99,19 @@ def run(args: argparse.Namespace) -> int:
     room = max(len(token_ids) + max_tokens for _, token_ids, max_tokens in prompts)
     with Engine.open(loaded.model, max_tokens=room, config=settings, files=loaded.files) as engine:
         _warn_of_small_pool(engine, settings.pool.block_size, prompts)
-        misses: Counter[str] = Counter()
+        all_misses: Counter[str] = Counter()
         for line, token_ids, max_tokens in prompts:
             generation = engine.generate(token_ids, max_tokens=max_tokens, salt=line.salt)
             text = str(loaded.tokenizer.decode(generation.token_ids, skip_special_tokens=True))
-            before, misses = misses, Counter(engine.stats()["misses"])
+            misses = Counter(miss["reason"] for miss in generation.misses)
+            all_misses += misses
             print(
-                json.dumps(_record(line, generation, text, misses - before))
+                json.dumps(_record(line, generation, text, misses))
                 if args.json
                 else _paragraph(line, generation, text)
             )
-        if misses and not args.json:
-            print(_why_missed(misses))
+        if all_misses and not args.json:
+            print(_why_missed(all_misses))
         _hand_over(engine)
     return 1 if left_out else 0
 
