@@ -28,6 +28,7 @@ class Prefault:
         """Start at once. *mapping*, which begins at *address*, is kept until the pass has ended: its owner may be gone.
 
         It is not to be closed before ``stop`` has returned. *huge_pages*, of the same bytes, is finished at the end.
+        Raises ``RuntimeError`` where no thread can be had.
         """
         self._mapping = mapping
         self._address = address
@@ -35,7 +36,11 @@ class Prefault:
         self._huge_pages = huge_pages
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="kvtier-prefault", daemon=True)
-        self._thread.start()
+        try:
+            self._thread.start()
+        except RuntimeError:
+            self._finish()
+            raise
 
     def stop(self) -> None:
         """End the pass where it is, and return when it no longer touches the mapping. Twice is fine."""
@@ -61,5 +66,8 @@ class Prefault:
             if error.errno != errno.EINVAL:  # EINVAL: a kernel before 5.14
                 _log.warning("the pool's memory is taken as it is used: %s", error.strerror)
         finally:
-            if self._huge_pages is not None:
-                self._huge_pages.finish()
+            self._finish()
+
+    def _finish(self) -> None:
+        if self._huge_pages is not None:
+            self._huge_pages.finish()

@@ -80,6 +80,23 @@ def test_rows_are_used_while_their_pages_are_moved() -> None:
         assert (pool.rows_array[:, :64] == 7).all()
 
 
+def test_a_pass_for_which_there_is_no_thread_leaves_no_addresses_in_use(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def start(_thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    def mappings() -> int:
+        return Path("/proc/self/maps").read_text().count("memfd:kvtier")
+
+    with Pool.create(_GEOMETRY, huge_pages=True) as pool:
+        before = mappings()
+        monkeypatch.setattr(threading.Thread, "start", start)
+        with pytest.raises(RuntimeError, match="can't start"):
+            pool.prefault()
+        assert mappings() == before > 0
+
+
 @pytest.mark.parametrize("code", [errno.EINVAL, errno.EAGAIN, errno.ENOMEM])
 def test_a_kernel_that_refuses_is_one_warning_and_the_pool_works(
     code: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
