@@ -1,8 +1,8 @@
 """How fast the disk tier is, beside fio and, with ``--against vllm``, vLLM's ``fs`` tier, in one run.
 
 ``python benchmarks/disk.py [--json] [--against vllm] [--directory DIR]``. Every contender moves the same bytes with
-blocks of the same size, past the page cache, in jobs of the same size, one after another in every round; the first
-round only warms up. What is printed are medians. fio (Debian's package) writes and reads a file that is there already,
+blocks of the same size, past the page cache, in jobs of the same size, in another order in every round; the first round
+only warms up. What is printed are medians. fio (Debian's package) writes and reads a file that is there already,
 once with 16 blocks in flight and one sync at the end, and once (``fio_synced``) as a tier has to: threads with one call
 each, and a sync after every call. vLLM's tier (``BENCH_VLLM_PYTHON`` names an interpreter that has vLLM 0.32) makes its
 directories as it goes, and its files are removed between rounds, which is not timed. ``bare`` makes our tier's calls
@@ -17,6 +17,7 @@ Decides what is measured; the contenders are in ``disk_contenders`` and ``disk_o
 import argparse
 import json
 import os
+import random
 import statistics
 import sys
 import tempfile
@@ -36,16 +37,19 @@ GIB = 1 << 30
 def measure(
     contenders: Sequence[Contender], rows: Rows, rounds: int
 ) -> dict[tuple[str, str], list[Measured]]:
-    """Let each contender store and load in every round; the measures of all rounds but the first."""
+    """Let each contender store and load in every round; the measures of all rounds but the first.
+
+    In a random order, and what one left to the kernel is written before the next: nobody always comes after the same.
+    """
     measured: dict[tuple[str, str], list[Measured]] = defaultdict(list)
     for number in range(rounds + 1):
-        turn = number % len(contenders)
-        for contender in (*contenders[turn:], *contenders[:turn]):
+        for contender in random.Random(number).sample(contenders, len(contenders)):
             for what, work in (("store", contender.store), ("load", contender.load)):
                 one = work(rows, number)
                 if number > 0:
                     measured[contender.name, what].append(one)
             contender.clear()
+            os.sync()
     return measured
 
 
