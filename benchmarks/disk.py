@@ -72,7 +72,7 @@ def kernel_s_per_gib(measured: Sequence[Measured], rows: Rows) -> float | None:
 
 
 def ratio(measured: dict[tuple[str, str], list[Measured]], what: str, ours: str, theirs: str) -> float:
-    """How many times as fast as *theirs* we are: the median over rounds, each against its own neighbour."""
+    """How many times as fast as *theirs* we are: the median over rounds, each against theirs of the same round."""
     pairs = zip(measured[ours, what], measured[theirs, what], strict=True)
     return round(statistics.median(their.seconds / our.seconds for our, their in pairs), 3)
 

@@ -265,7 +265,8 @@ class Pool:
     def prefault(self) -> Prefault:
         """Take the pool's pages from the machine now, in the background; ``close`` ends that.
 
-        In huge pages where they were asked for, with a warning where the kernel gives none.
+        In huge pages where they were asked for, with a warning where the kernel gives none. Raises ``RuntimeError``
+        where no thread can be had.
         """
         if self._prefault is None:
             length = self.geometry.total_bytes

@@ -83,18 +83,24 @@ def test_rows_are_used_while_their_pages_are_moved() -> None:
 def test_a_pass_for_which_there_is_no_thread_leaves_no_addresses_in_use(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def start(_thread: threading.Thread) -> None:
-        raise RuntimeError("can't start new thread")
+    during = []
 
     def mappings() -> int:
         return Path("/proc/self/maps").read_text().count("memfd:kvtier")
+
+    def start(_thread: threading.Thread) -> None:
+        during.append(mappings())
+        raise RuntimeError("can't start new thread")
 
     with Pool.create(_GEOMETRY, huge_pages=True) as pool:
         before = mappings()
         monkeypatch.setattr(threading.Thread, "start", start)
         with pytest.raises(RuntimeError, match="can't start"):
             pool.prefault()
-        assert mappings() == before > 0
+        after = mappings()
+    if during == [before]:
+        pytest.skip("this kernel has no huge pages")
+    assert after == before
 
 
 @pytest.mark.parametrize("code", [errno.EINVAL, errno.EAGAIN, errno.ENOMEM])

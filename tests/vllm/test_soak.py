@@ -8,6 +8,7 @@ from tests.vllm.engines import connector, needs_vllm, prompt
 
 pytestmark = [needs_vllm, pytest.mark.timeout(3600)]
 
+REQUESTS = 300
 PREFIXES = 16
 SETTINGS = {"pool": "6MiB", "load_timeout": "1s", "miss_ttl": "1s", "breaker_pause": "100ms"}
 ORDERS = ({"fail": 0.05}, {"fail": 0.05, "hang": True}, {"fail": 0.05})
@@ -31,6 +32,19 @@ def aborts(how_many):
     return {str(number): 1 + number % 7 for number in range(5, how_many, 10)}
 
 
+@pytest.fixture(scope="module")
+def expected(plain):
+    """What the engine without connector says to the requests."""
+    return plain.call("soak", requests=requests(REQUESTS), at_once=8, aborts={}, resets=[])
+
+
+def serve(engine, wanted, expected, resets):
+    """All but the aborted are answered as expected."""
+    said = engine.call("soak", requests=wanted, at_once=8, aborts=aborts(len(wanted)), resets=resets)
+    differ = [i for i, tokens in enumerate(said) if tokens is not None and tokens != expected[i]]
+    assert differ == []
+
+
 def assert_all_is_over(books):
     assert books["pins"] == books["leases"] == books["jobs"] == books["detached"] == books["requests"] == 0
 
@@ -41,35 +55,33 @@ def assert_there_was_trouble(books):
 
 
 @pytest.mark.parametrize("on_reset", ["pool", "all"])
-def test_c13_c30_c34_k3_o4_k4_soak(start, awkward, plain, on_reset):
+def test_c13_c30_c34_k3_o4_k4_soak(start, awkward, expected, on_reset):
     engine = start(
         connector(awkward.settings(on_reset=on_reset, **SETTINGS)),
         environment=awkward.environment,
         num_gpu_blocks_override=130,
     )
-    wanted, each = requests(300), 100
-    hits = []
-    for part, orders in enumerate(ORDERS):
+    wanted, hits = requests(REQUESTS), []
+    for part, orders in zip((slice(0, 100), slice(100, 200), slice(200, 300)), ORDERS, strict=True):
         awkward.give(**orders)
-        these = wanted[part * each : (part + 1) * each]
-        said = engine.call("soak", requests=these, at_once=8, aborts=aborts(each), resets=[30, 60])
-        expected = plain.call("soak", requests=these, at_once=8, aborts={}, resets=[])
-        differ = [i for i, tokens in enumerate(said) if tokens is not None and tokens != expected[i]]
-        assert differ == [], f"part {part}"
+        serve(engine, wanted[part], expected[part], resets=[30, 60])
         hits.append(engine.call("books")["hits"])
     awkward.give()
     books = engine.call("settle")
     print(hits, books, engine.call("metrics").get("vllm:num_preemptions"))
     assert_all_is_over(books)
-    assert_there_was_trouble(books)
-    assert hits[0]["awkward"] > 0
-    assert hits[2]["awkward"] > hits[1]["awkward"]  # the tier serves again after it hung
+    assert books["resets"] == 6
     assert hits[0]["pool"] > 0
+    assert hits[2]["awkward"] > 0
+    if on_reset == "pool":  # where resets empty the tier, chance decides what else it is asked for
+        assert_there_was_trouble(books)
+        assert hits[0]["awkward"] > 0
+        assert hits[2]["awkward"] > hits[1]["awkward"]  # the tier serves again after it hung
     assert engine.call("metrics")["vllm:num_preemptions"] > 0
     assert engine.close() == 0
 
 
-def test_c13_c30_k3_o4_k4_soak_with_asynchronous_scheduling(start, awkward, plain):
+def test_c13_c30_k3_o4_k4_soak_with_asynchronous_scheduling(start, awkward, expected):
     engine = start(
         connector(awkward.settings(**SETTINGS)),
         environment=awkward.environment,
@@ -77,14 +89,9 @@ def test_c13_c30_k3_o4_k4_soak_with_asynchronous_scheduling(start, awkward, plai
         asynchronous=True,
     )
     assert engine.call("is_asynchronous")
-    wanted = requests(100)
-    expected = plain.call("soak", requests=wanted, at_once=8, aborts={}, resets=[])
-    # No resets: with a step under way vLLM refuses them.
     for orders in ORDERS:
         awkward.give(**orders)
-        said = engine.call("soak", requests=wanted, at_once=8, aborts=aborts(len(wanted)), resets=[])
-        differ = [i for i, tokens in enumerate(said) if tokens is not None and tokens != expected[i]]
-        assert differ == [], orders
+        serve(engine, requests(100), expected, resets=[])  # with a step under way vLLM refuses them
     awkward.give()
     books = engine.call("settle")
     assert_all_is_over(books)

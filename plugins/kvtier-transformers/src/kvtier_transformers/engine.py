@@ -52,7 +52,7 @@ class Generation:
     """Prompt tokens whose KV was loaded instead of computed."""
     hits_by_tier: Mapping[str, int]
     """The same by where they were found: ``pool`` or a tier's name."""
-    misses: Sequence[Mapping[str, Any]] = ()
+    misses: Sequence[Mapping[str, Any]]
     """Why no more was loaded: what ``EngineSession.explain`` says of the request."""
     ttft_s: float
     """Seconds from the call to the first token."""

@@ -105,7 +105,7 @@ def _persistence_objections(facts: EngineFacts, tiers: str) -> Iterator[str]:
             f"prefix_caching_hash_algo = {facts.hash_algorithm!r} is not cryptographic: blocks of other runs in "
             f"{tiers} could be taken for this one's; choose one of {', '.join(CRYPTOGRAPHIC_HASHES)}"
         )
-    if facts.hash_seed_digest is None:
+    elif facts.hash_seed_digest is None:
         yield (
             f"vLLM draws the seed of its block hashes anew each time it starts, so {tiers} would never be of use to "
             "another run: set PYTHONHASHSEED"

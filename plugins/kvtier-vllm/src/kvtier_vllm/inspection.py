@@ -100,6 +100,6 @@ def _layout(vllm_config: VllmConfig, config: OffloadingConfig) -> str:
 
 
 def _hash_seed_digest(algorithm: str) -> str | None:
-    """Stands for the seed of vLLM's block hashes; ``None`` for a random one, which each process is told anew."""
+    """Stands for the seed of vLLM's block hashes; ``None`` for a random one, which every call draws anew."""
     seed, again = (resolve_none_hash_seed(get_hash_fn_by_name(algorithm)) for _ in range(2))
     return hashlib.sha256(seed.encode()).hexdigest()[:16] if seed == again else None

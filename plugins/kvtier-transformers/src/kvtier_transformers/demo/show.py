@@ -152,7 +152,7 @@ class Show:
 
 
 class _Bar:
-    """One progress bar over all legs; where no terminal shows it, a line for each thing begun."""
+    """One progress bar over all legs; where no terminal shows it, a line for each thing told."""
 
     def __init__(self, progress: Progress) -> None:
         plain_pool_disk = _WEIGHTS[Leg.PLAIN] + _WEIGHTS[Leg.POOL] + _WEIGHTS[Leg.DISK]
@@ -162,7 +162,7 @@ class _Bar:
 
     def say(self, what: str) -> None:
         self._progress.update(self._task, description=what)
-        if not self._progress.console.is_terminal:
+        if not self._progress.console.is_interactive:
             self._progress.console.print(what)
 
     def part(self, of_a_question: float) -> None:

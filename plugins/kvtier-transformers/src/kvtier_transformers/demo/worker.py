@@ -156,6 +156,7 @@ class _Worker:
             prompt_tokens=len(prompt),
             hit_tokens=0,
             hits_by_tier={},
+            misses=(),
             ttft_s=ttft_s,
             load_s=0.0,
             seconds=time.perf_counter() - started,
