@@ -100,7 +100,7 @@ def plan_tier(settings: Settings, name: str, row_bytes: int) -> TierBuild:
     if capacity is not None and capacity < row_bytes:
         raise ConfigError(
             f"tiers.{name}.capacity = {format_size(capacity)} is smaller than one block of this model "
-            f"({format_size(row_bytes)}): set it to at least {exact_size(row_bytes)}"
+            f"({format_size(row_bytes)}): set it to several, at least to those of the longest prompt"
         )
     return TierBuild(
         identity=TierIdentity(

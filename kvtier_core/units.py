@@ -37,7 +37,8 @@ def _parse(value: object, units: dict[str, float] | dict[str, int], example: str
 
 def parse_size(value: object) -> int:
     """Bytes from ``"8GiB"``, ``"1.5 MB"`` or a number. Raises ``ValueError``."""
-    number = _parse(value, _SIZE_UNITS, '"8GiB" or "512MB"', _LARGEST_SIZE)
+    example = '"8GiB" or "512MB", in B, KB, KiB, MB, MiB, GB, GiB, TB or TiB'
+    number = _parse(value, _SIZE_UNITS, example, _LARGEST_SIZE)
     if number != int(number):
         raise ValueError('expected a whole number of bytes, such as "8GiB" or "512MB"')
     return int(number)
@@ -45,7 +46,7 @@ def parse_size(value: object) -> int:
 
 def parse_duration(value: object) -> float:
     """Seconds from ``"30s"``, ``"250ms"``, ``"2h"`` or a number. Raises ``ValueError``."""
-    return float(_parse(value, _TIME_UNITS, '"30s" or "250ms"', LONGEST_S))
+    return float(_parse(value, _TIME_UNITS, '"30s" or "250ms", in ms, s, m, h or d', LONGEST_S))
 
 
 def format_size(count: float) -> str:

@@ -51,7 +51,7 @@ def load_command(name: str, core_commands: tuple[str, ...] = (), blocked: Collec
         if name in _OUR_DISTRIBUTIONS:
             raise PluginError(f"command {name!r} is not installed: pip install {_OUR_DISTRIBUTIONS[name]}")
         known = usable_names(offers) | set(core_commands) | set(_OUR_DISTRIBUTIONS)
-        raise PluginError(f"unknown command {name!r}{did_you_mean(name, known)}")
+        raise PluginError(f"unknown command {name!r}{did_you_mean(name, known)} (kvtier --help lists all)")
     target = import_target(offer, "command")
     command: Command = target
     missing = [item for item in ("add_arguments", "run") if not callable(getattr(target, item, None))]

@@ -395,7 +395,10 @@ SETTINGS = [
         title="a tier smaller than one block",
         command=RUN,
         status=2,
-        says=("tiers.disk.capacity = 4.0 KiB is smaller than one block", "at least 12KiB"),
+        says=(
+            "tiers.disk.capacity = 4.0 KiB is smaller than one block of this model (12.0 KiB)",
+            "set it to several",
+        ),
         files={"kvtier.toml": POOL + DISK + 'capacity = "4KiB"\n'},
     ),
     Case(
@@ -404,6 +407,13 @@ SETTINGS = [
         status=0,
         says=("pool.capacity holds 16 tokens", "line 1", "set pool.capacity to at least"),
         files={"kvtier.toml": '[pool]\ncapacity = "16KiB"\n' + DISK},
+    ),
+    Case(
+        title="a tier too small for one prompt (a warning: it costs hits)",
+        command=RUN,
+        status=0,
+        says=("tiers.notes.capacity is 16.0 KiB", "line 1", "set tiers.notes.capacity to more"),
+        files={"kvtier.toml": POOL + '[tiers.notes]\ntype = "memory"\ncapacity = "16KiB"\n'},
     ),
     Case(
         title="a pool larger than the machine",

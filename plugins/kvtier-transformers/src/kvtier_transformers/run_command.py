@@ -15,11 +15,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kvtier_core import ConfigError, KvtierError
+from kvtier_core import ConfigError, KvtierError, format_size
 from kvtier_transformers.model_path import check_path
 from kvtier_transformers.prompts import PromptLine, read_prompts
 
 if TYPE_CHECKING:
+    from kvtier_core import Settings
     from kvtier_transformers.engine import Engine, Generation
     from kvtier_transformers.models import LoadedModel
 
@@ -98,7 +99,7 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError(f"{args.prompts}: no line can be run: see the messages above")
     room = max(len(token_ids) + max_tokens for _, token_ids, max_tokens in prompts)
     with Engine.open(loaded.model, max_tokens=room, config=settings, files=loaded.files) as engine:
-        _warn_of_small_pool(engine, settings.pool.block_size, prompts)
+        _warn_of_little_room(engine, settings, prompts)
         all_misses: Counter[str] = Counter()
         for line, token_ids, max_tokens in prompts:
             generation = engine.generate(token_ids, max_tokens=max_tokens, salt=line.salt)
@@ -143,10 +144,22 @@ def _tokenize(
         yield line, token_ids, max_tokens
 
 
-def _warn_of_small_pool(engine: "Engine", block_size: int, prompts: Sequence[_Tokenized]) -> None:
+def _warn_of_little_room(engine: "Engine", settings: "Settings", prompts: Sequence[_Tokenized]) -> None:
     line, token_ids, _ = max(prompts, key=lambda prompt: len(prompt[1]))
-    pool = engine.stats()["pool"]
+    pool, block_size = engine.stats()["pool"], settings.pool.block_size
     blocks = len(token_ids) // block_size
+    for name in settings.enabled_tiers:
+        capacity = settings.tier_types[name].cls.info.resolve_capacity(settings.tiers[name].capacity)
+        if capacity is not None and capacity < blocks * pool["row_bytes"]:
+            _log.warning(
+                "tiers.%s.capacity is %s, but the prompt of line %d, the longest, takes %s: not all of it can be kept, "
+                "and a later run may find nothing of it; set tiers.%s.capacity to more than that",
+                name,
+                format_size(capacity),
+                line.number,
+                format_size(blocks * pool["row_bytes"]),
+                name,
+            )
     if blocks > pool["rows"]:
         _log.warning(
             "pool.capacity holds %d tokens, but the prompt of line %d has %d: the rest of it can't be restored and is "
