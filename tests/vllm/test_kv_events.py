@@ -44,6 +44,7 @@ def contents_after(events):
     return contents
 
 
+@pytest.mark.filterwarnings("ignore")  # what vLLM imports is its own affair
 def test_c16_c61_events_replay_into_pool_and_disk(start, tmp_path):
     replay = f"ipc://{tmp_path}/replay"
     engine = start(
