@@ -20,22 +20,18 @@ hypothesis.settings.register_profile("kvtier", deadline=None)  # a busy machine 
 hypothesis.settings.load_profile("kvtier")
 
 
-IN_SHARED_MEMORY = pytest.StashKey[set[str]]()
+def _ours_in_shared_memory() -> frozenset[str]:
+    return frozenset(name for name in os.listdir(SHARED_MEMORY) if "kvtier" in name)
 
 
-def _ours_in_shared_memory() -> set[str]:
-    return {name for name in os.listdir(SHARED_MEMORY) if "kvtier" in name}
-
-
-def pytest_sessionstart(session: pytest.Session) -> None:
-    session.config.stash[IN_SHARED_MEMORY] = _ours_in_shared_memory()
+_before = _ours_in_shared_memory()
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """Fail the run when it leaves something in /dev/shm. One of several workers can't tell: the others still run."""
     if hasattr(session.config, "workerinput"):
         return
-    left = _ours_in_shared_memory() - session.config.stash[IN_SHARED_MEMORY]
+    left = _ours_in_shared_memory() - _before
     if left:
         print(f"\nleft in {SHARED_MEMORY}: {sorted(left)}", file=sys.stderr)
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
