@@ -407,7 +407,7 @@ def test_c02_weights_changed_under_an_open_engine_are_refused_and_are_another_mo
         engine.generate(prompt, max_tokens=2)
         assert engine.flush(60)
         change(changing)
-        with pytest.raises(CacheError, match="weights have changed since the engine was opened"):
+        with pytest.raises(CacheError, match="weights or settings have changed since the engine was opened"):
             engine.generate(prompt, max_tokens=2)
     with open_engine(changing, settings) as engine:
         generation = engine.generate(prompt, max_tokens=NEW)

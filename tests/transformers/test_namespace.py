@@ -157,9 +157,3 @@ def test_c02_another_model_of_that_name_in_another_directory_is_not_the_one_load
         loaded.append(AutoModelForCausalLM.from_pretrained("m", local_files_only=True))
     here, there = loaded
     assert namespace(here).name != namespace(there).name
-
-
-def test_c02_weights_that_can_not_be_read_are_unknown(tmp_path):
-    model = saved(tmp_path / "m")
-    model.register_parameter("odd", torch.nn.Parameter(torch.eye(4).to_sparse()))
-    assert namespace(model).name != namespace(model).name

@@ -8,13 +8,24 @@ from typing import Any
 from transformers import PretrainedConfig, PreTrainedModel
 from transformers.utils import logging
 
+from kvtier_core import UnsupportedModelError
+
 _CACHE_NAMES = ("cache", "past_key_values")
 
 
 def cache_keyword(model: PreTrainedModel) -> str:
-    """The keyword that takes the KV cache in ``model.forward``: renamed to ``cache`` in transformers 5.24."""
+    """The keyword that takes the KV cache in ``model.forward``: renamed to ``cache`` in transformers 5.24.
+
+    Raises ``UnsupportedModelError`` when it names none.
+    """
     parameters = inspect.signature(model.forward).parameters
-    return next(name for name in _CACHE_NAMES if name in parameters)
+    for name in _CACHE_NAMES:
+        if name in parameters:
+            return name
+    raise UnsupportedModelError(
+        f"{type(model).__name__}.forward({', '.join(parameters)}) has no argument 'cache' or 'past_key_values' by "
+        "name, so it can't be given kvtier's cache: name it there"
+    )
 
 
 def rope_settings(config: PretrainedConfig) -> dict[str, Any]:

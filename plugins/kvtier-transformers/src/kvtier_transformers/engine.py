@@ -32,8 +32,8 @@ from kvtier_core.transfer import KVLayout
 from kvtier_transformers.cache import CacheError, DeviceKV
 from kvtier_transformers.cached_prompt import Prompt
 from kvtier_transformers.decoding import GreedyDecoder
+from kvtier_transformers.model_state import StateWatch
 from kvtier_transformers.namespace import namespace_for
-from kvtier_transformers.parameters import ParameterWatch
 from kvtier_transformers.prefill_cost import PrefillCost
 from kvtier_transformers.support import check_model
 
@@ -124,7 +124,7 @@ class Engine:
         self._copies_lost = False
         self._closed = False
         self._prefill_cost = PrefillCost()
-        self._parameters = ParameterWatch(model)
+        self._state = StateWatch(model)
 
     @property
     def bytes_per_token(self) -> int:
@@ -213,6 +213,7 @@ class Engine:
 
             def store(new_ids: Sequence[int], num_tokens: int) -> None:
                 self._ensure_open()
+                self._check_model()
                 self._session.append(request_id, new_ids)
                 _HandOn(self._session, request_id, self._block_ids)(num_tokens)
                 self._await_copies(
@@ -266,10 +267,10 @@ class Engine:
     def _check_model(self) -> None:
         """Refuse a model that is not what it was when the engine opened: the pool holds the KV of that one."""
         check_model(self._model)
-        if self._parameters.has_changed():
+        if self._state.has_changed():
             raise CacheError(
-                "the model's weights have changed since the engine was opened, and what it would load was computed "
-                "with the old ones: close it, and open another engine"
+                "the model's weights or settings have changed since the engine was opened, and what it would load was "
+                "computed with the old ones: close it, and open another engine"
             )
 
     def _check_room(self, prompt_tokens: int, more_tokens: int) -> None:

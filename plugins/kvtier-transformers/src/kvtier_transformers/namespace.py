@@ -5,30 +5,20 @@ memory, since files change; and the configuration that the KV depends on. A mode
 namespace of its own.
 """
 
-import hashlib
-import json
+import logging
 from collections.abc import Sequence
 from pathlib import Path
 
-from transformers import PretrainedConfig, PreTrainedModel
+from transformers import PreTrainedModel
 
 from kvtier_core import GroupSpec, Namespace, digest_weights, list_model_files
 from kvtier_transformers.cache import DeviceKV
-from kvtier_transformers.compat import rope_settings
-from kvtier_transformers.parameters import digest_parameters
+from kvtier_transformers.model_state import config_digest, digest_state, read_state
 
 LAYOUT = "transformers: by layer K page, V page; page (tokens, kv_heads, head_dim)"
-_NO_MATTER = ("_name_or_path", "transformers_version", "dtype", "torch_dtype", "use_cache")
-"""Parts of a configuration that can't change the KV of the same weights, or that a namespace says by itself. All others
-count: they can be overridden when a model is loaded, and a later release has more of them."""
 _EDGES_ITEMS = 1024
-"""Of each parameter in memory, where the edges of the files are trusted."""
-
-
-def _config_digest(config: PretrainedConfig) -> str:
-    settings = {name: value for name, value in config.to_dict().items() if name not in _NO_MATTER}
-    settings["rope"] = rope_settings(config)
-    return hashlib.sha256(json.dumps(settings, sort_keys=True, default=str).encode()).hexdigest()[:32]
+"""Of each tensor in memory, where the edges of the files are trusted."""
+_log = logging.getLogger("kvtier.transformers")
 
 
 def _origin_digest(model: PreTrainedModel, files: Sequence[Path] | None, *, edges: bool) -> str | None:
@@ -43,11 +33,20 @@ def _origin_digest(model: PreTrainedModel, files: Sequence[Path] | None, *, edge
 
 
 def _weights_digest(model: PreTrainedModel, files: Sequence[Path] | None, *, edges: bool) -> str | None:
-    origin = _origin_digest(model, files, edges=edges)
-    loaded = digest_parameters(model, most=_EDGES_ITEMS if edges else None)
-    if origin is None or loaded is None:
+    state = read_state(model)
+    if state.foreign:
+        _log.warning(
+            "the KV of %s is reused by this engine alone, not after a restart: it runs code that is neither "
+            "transformers' nor torch's, which may be other code by then: %s",
+            type(model).__name__,
+            ", ".join(dict.fromkeys(state.foreign)),
+        )
         return None
-    return f"{origin}-loaded-{loaded}-config-{_config_digest(model.config)}"
+    origin = _origin_digest(model, files, edges=edges)
+    if origin is None:
+        return None
+    loaded = digest_state(state, most=_EDGES_ITEMS if edges else None)
+    return f"{origin}-loaded-{loaded}-config-{config_digest(model.config)}"
 
 
 def _own_name(model: PreTrainedModel) -> str:
@@ -68,10 +67,11 @@ def namespace_for(
 
     *files* are the weight files; unset, all files of the directory the model was loaded from, if any. *edges* trusts
     the first and last MiB of each, and a sample of what is in memory. *name* stands in for the model's own name, which
-    for a local model is the last part of its path. The parameters count as they are now: a model changed in memory is
-    another one.
+    for a local model is the last part of its path. All of the model's state counts as it is now: a model changed in
+    memory is another one, and one that runs code of others shares with nobody.
 
-    Raises ``OSError`` when a weight file can't be read. Cost: as ``digest_weights``, and 0.1 s of CPU a GiB in memory.
+    Raises ``OSError`` when a weight file can't be read, ``UnsupportedModelError`` when state can't be told. Cost: as
+    ``digest_weights``, and 0.1 s of CPU a GiB in memory.
     """
     layers = tuple(f"model.layers.{index}.self_attn" for index in range(len(kv.tensors) // 2))
     return Namespace(
