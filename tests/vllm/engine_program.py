@@ -6,8 +6,10 @@ It runs apart from the tests because vLLM sets up its process for good (signal h
 import json
 import os
 import sys
+import threading
 import time
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
+from pathlib import Path
 from unittest.mock import patch
 
 
@@ -50,12 +52,41 @@ def schedule_asynchronously():
     patch.object(CpuPlatform, "check_and_update_config", classmethod(check_and_update_config)).start()
 
 
+def refusal(llm, options):
+    """What was said to *options*, which can't be served, and what of kvtier's is still there afterwards."""
+    try:
+        llm(**options)
+    except Exception as error:  # noqa: BLE001 - whatever vLLM makes of it
+        said = str(error)
+    else:
+        raise AssertionError(f"{options} were not refused")
+    return {
+        "said": said,
+        "threads": [thread.name for thread in threading.enumerate() if thread.name.startswith("kvtier")],
+        "files": [name for name in open_files() if "kvtier" in name or "vllm_offload" in name],
+        "shared": [
+            name for name in os.listdir("/dev/shm") if options["kv_transfer_config"]["engine_id"] in name
+        ],
+    }
+
+
+def open_files():
+    """What this process has open or mapped, by name."""
+    for descriptor in os.listdir("/proc/self/fd"):
+        with suppress(FileNotFoundError):
+            yield os.readlink(f"/proc/self/fd/{descriptor}")
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        yield " ".join(line.split()[5:])
+
+
 class Engine:
     def __init__(self, options):
         from vllm import LLM
 
         if options.pop("asynchronous", False):
             schedule_asynchronously()
+        self.refusals = [refusal(LLM, {**options, **changes}) for changes in options.pop("refused_first", ())]
+        self.options = options
         self.llm = LLM(**options)
         self.core = self.llm.llm_engine.engine_core
         self.soaks = 0
@@ -178,6 +209,13 @@ class Engine:
     @property
     def manager(self):
         return self.core.engine_core.scheduler.connector.connector_scheduler.manager
+
+    def refused_starts(self):
+        return self.refusals
+
+    def start_another(self):
+        """Start a second engine in this process; what is said to that."""
+        return refusal(type(self.llm), self.options)
 
     def is_asynchronous(self):
         return self.core.engine_core.batch_queue is not None

@@ -1,6 +1,6 @@
 """Facts of a plain engine, for tests without vLLM."""
 
-from kvtier_vllm.facts import EngineFacts, GroupFacts
+from kvtier_vllm.facts import EngineFacts, GroupFacts, Workers
 
 GROUP = GroupFacts(
     group_id=0,
@@ -24,7 +24,5 @@ PLAIN = EngineFacts(
     has_lora=False,
     has_draft_model=False,
     canonical_layout=False,
-    num_nodes=1,
-    num_workers=1,
-    tensor_parallel=1,
+    workers=Workers(count=1, tensor=1),
 )

@@ -74,3 +74,42 @@ def test_k1_o3_hashes_that_are_not_cryptographic_never_reach_a_disk(start, tmp_p
     assert engine.call("settle_bridge")["hits"] == {}
     assert "prefix_caching_hash_algo is not cryptographic" in engine.log()
     assert engine.close() == 0
+
+
+def test_v11_two_workers_of_this_host_are_served_over_a_restart(start, tmp_path, plain):
+    wanted = prompt(5)
+    expected = plain.generate(wanted)
+    for hits in (0, 10 * BLOCK):
+        engine = start(
+            tiering(tmp_path, kvtier_identity="tiny"),
+            processes=4,
+            environment={"PYTHONPATH": str(ROOT)},
+            tensor_parallel_size=2,
+        )
+        assert engine.store(wanted) == expected
+        assert engine.call("reset", connector=True)  # waits until the tier has taken what it was given
+        assert engine.call("metrics").get("vllm:external_prefix_cache_hits", 0) == hits
+        assert engine.close() == 0
+
+
+def test_v11_windows_and_joined_blocks_which_the_spec_refuses_are_served(
+    start, tmp_path, hybrid_model, plain
+):
+    environment = {"PYTHONPATH": str(ROOT)}
+    options = {"model": hybrid_model, "num_gpu_blocks_override": 100}
+    wanted = prompt(6)
+    said = []
+    hits: dict[str, int] = {}
+    for transfer in (
+        None,
+        *[tiering(tmp_path, kvtier_identity="hybrid")] * 2,
+    ):
+        if transfer is not None:
+            transfer["kv_connector_extra_config"]["blocks_per_chunk"] = 2
+        engine = start(transfer, environment=environment, **options)
+        said.append(engine.store(wanted))
+        if transfer is not None:
+            hits = engine.call("settle_bridge")["hits"]
+        assert engine.close() == 0
+    assert said[0] == said[1] == said[2]
+    assert hits.get("disk", 0) > 0

@@ -1,10 +1,231 @@
-"""What is unsafe is refused when real vLLM starts, by name."""
+"""What is unsafe is refused when vLLM starts, by name: the list, vLLM's own configurations, and real engines."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import pytest
 
-from tests.vllm.engines import EngineError, connector, disk, needs_vllm
+import kvtier_vllm
+from kvtier_core import UnsupportedModelError
+from kvtier_vllm.facts import Workers
+from kvtier_vllm.refusals import KV, LASTING, WORKERS, check_engine, check_persistence, check_workers
+from tests.vllm.engines import BLOCK, QUIET, EngineError, connector, disk, needs_vllm
+from tests.vllm.facts_of import GROUP, PLAIN
+from tests.vllm.test_bridge import ROOT, tiering
 
-pytestmark = [needs_vllm, pytest.mark.timeout(1800)]
+README = Path(kvtier_vllm.__file__).parents[2] / "README.md"
+ONE = PLAIN.workers
+
+
+def test_a_plain_engine_is_served():
+    check_engine(PLAIN)
+    check_persistence(PLAIN, {"disk": True})
+    check_workers("toy", ONE)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"groups": (GROUP, replace(GROUP, group_id=1, tokens_per_block=64))}, "blocks of 32 and 64 tokens"),
+        (
+            {"groups": (replace(GROUP, kinds=("FullAttentionSpec", "MambaSpec")),)},
+            "'layers.1' keeps MambaSpec",
+        ),
+        ({"groups": (replace(GROUP, window=64),), "blocks_per_chunk": 2}, "sliding windows"),
+        ({"canonical_layout": True}, "canonical_layout"),
+    ],
+)
+def test_c43_what_is_unsafe_is_refused_by_name(change, says):
+    with pytest.raises(UnsupportedModelError, match=says) as raised:
+        check_engine(replace(PLAIN, **change))
+    assert "'toy'" in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("workers", "says"),
+    [
+        (Workers(count=2, tensor=1, pipeline=2), "pipeline_parallel_size = 2"),
+        (Workers(count=2, tensor=1, prefill_context=2), "prefill_context_parallel_size = 2"),
+        (Workers(count=2, tensor=2, decode_context=2), "decode_context_parallel_size = 2"),
+        (Workers(count=2, tensor=1), "counts 2 workers where one engine has 1"),
+        (Workers(count=2, tensor=2, hosts=2), "on 2 hosts"),
+        (Workers(count=2, tensor=2, unseen=1), "1 of its 2 workers do not have vLLM's shared memory"),
+    ],
+)
+def test_v11_v12_rows_that_workers_would_not_fill_alike_are_refused_to_spec_and_bridge(workers, says):
+    with pytest.raises(UnsupportedModelError, match=says):
+        check_engine(replace(PLAIN, workers=workers))
+    with pytest.raises(UnsupportedModelError, match=says):
+        check_workers("toy", workers)
+
+
+def test_every_reason_is_told_at_once():
+    with pytest.raises(UnsupportedModelError) as raised:
+        check_engine(replace(PLAIN, workers=replace(ONE, hosts=2), canonical_layout=True))
+    assert "2 hosts" in str(raised.value)
+    assert "canonical_layout" in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"hash_algorithm": "xxhash"}, "'xxhash' is not cryptographic"),
+        ({"has_lora": True}, "LoRA"),
+        (
+            {"weights_elsewhere": "load_format = 'tensorizer'"},
+            "load_format = 'tensorizer': kvtier does not see",
+        ),
+        ({"has_draft_model": True}, "speculative"),
+    ],
+)
+def test_k1_what_could_mix_up_the_blocks_of_two_runs_needs_tiers_that_die_with_the_engine(change, says):
+    facts = replace(PLAIN, **change)
+    with pytest.raises(UnsupportedModelError, match=says) as raised:
+        check_persistence(facts, {"memory": False, "disk": True})
+    assert "'disk'" in str(raised.value)
+    assert "'memory'" not in str(raised.value)
+    check_persistence(facts, {"memory": False})
+
+
+def test_v12_the_readme_lists_what_the_code_refuses_and_to_whom():
+    rows = re.findall(r"^\| (.+?) \| .+ \| (yes|no|) *\|$", README.read_text(), re.MULTILINE)
+    always = [(what, "yes") for what in WORKERS] + [(what, "no") for what in KV]
+    assert [row for row in rows if row[1]] == always
+    lasting = re.search(r"With tiers that outlive.*?\n\n(.*?)\n\n", README.read_text(), re.DOTALL)
+    assert lasting is not None
+    assert re.findall(r"^\| (?!refused|---)(.+?) \|", lasting[1], re.MULTILINE) == list(LASTING)
+
+
+class Case(NamedTuple):
+    """What makes vLLM's own configuration one that is refused, and to whom it is."""
+
+    says: str
+    asked: dict[str, Any]
+    to: tuple[str, ...]
+
+
+BOTH, SPEC, KEPT = ("engine", "bridge"), ("engine",), ("lasting",)
+GQA = {"hf_overrides": {"num_key_value_heads": 1}}  # as vLLM wants it for decode context parallelism
+LAUNCHER = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
+CASES = {
+    "pipeline parallelism": Case(
+        "pipeline_parallel_size = 2", {"engine": {"pipeline_parallel_size": 2}}, BOTH
+    ),
+    "prefill context parallelism": Case(
+        "prefill_context_parallel_size = 2",
+        {"parallel": {"prefill_context_parallel_size": 2}},
+        BOTH,
+    ),
+    "decode context parallelism": Case(
+        "decode_context_parallel_size = 2",
+        {"engine": {"tensor_parallel_size": 2, "decode_context_parallel_size": 2, **GQA}},
+        BOTH,
+    ),
+    "workers of several engines that count as one's (an external launcher with data parallelism)": Case(
+        "counts 2 workers where one engine has 1",
+        {
+            "engine": {"distributed_executor_backend": "external_launcher", "data_parallel_size": 2},
+            "environment": LAUNCHER,
+        },
+        BOTH,
+    ),
+    "workers of one engine on several hosts": Case(
+        "hosts?: they must share one host's memory",
+        {"engine": {"tensor_parallel_size": 2, "nnodes": 2, "distributed_executor_backend": "mp"}},
+        BOTH,
+    ),
+    "layers whose KV is not full or sliding-window attention": Case(
+        "'layer.0' keeps MambaSpec", {"groups": [["mamba", BLOCK]]}, SPEC
+    ),
+    "KV groups with blocks of different sizes": Case(
+        "blocks of 32 and 64 tokens", {"groups": [["full", 32], ["full", 64]]}, SPEC
+    ),
+    "sliding windows in blocks joined into larger ones": Case(
+        "blocks_per_chunk = 2 with sliding windows",
+        {"groups": [["window", BLOCK]], "connector": {"blocks_per_chunk": 2}},
+        SPEC,
+    ),
+    "vLLM's canonical layout": Case(
+        "canonical_layout is set", {"connector": {"canonical_layout": True}}, SPEC
+    ),
+    "a prefix hash that is not cryptographic": Case(
+        "'xxhash' is not cryptographic", {"engine": {"prefix_caching_hash_algo": "xxhash"}}, KEPT
+    ),
+    "weights from elsewhere than the model's own files": Case(
+        "load_format = 'tensorizer'", {"engine": {"load_format": "tensorizer"}}, KEPT
+    ),
+    "LoRA": Case("LoRA is enabled", {"engine": {"enable_lora": True}}, KEPT),
+    "speculative decoding": Case(
+        "speculative decoding",
+        {"engine": {"speculative_config": {"method": "draft_model", "num_speculative_tokens": 3}}},
+        KEPT,
+    ),
+}
+SERVED: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "v14 each engine on a host of its own": {
+        "engine": {
+            "nnodes": 2,
+            "data_parallel_size": 2,
+            "data_parallel_size_local": 1,
+            "distributed_executor_backend": "mp",
+        }
+    },
+}
+
+
+def test_v12_every_refusal_has_a_case_of_vllms_own_configuration():
+    assert list(CASES) == [*WORKERS, *KV, *LASTING]
+
+
+def ask(model: Path, asked: dict[str, Any]) -> dict[str, str]:
+    """What kvtier says to the configuration that vLLM makes of this."""
+    engine = {
+        "model": str(model),
+        "skip_tokenizer_init": True,
+        "enforce_eager": True,
+        "block_size": BLOCK,
+        "max_model_len": 512,
+        **asked.get("engine", {}),
+    }
+    if "speculative_config" in engine:
+        engine["speculative_config"] = {"model": str(model), **engine["speculative_config"]}
+    question = {key: value for key, value in asked.items() if key != "environment"} | {"engine": engine}
+    done = subprocess.run(
+        [sys.executable, str(Path(__file__).with_name("config_refusals.py"))],
+        input=json.dumps(question),
+        env={**os.environ, **QUIET, **asked.get("environment", {})},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    answer: dict[str, str] = json.loads(done.stdout)
+    return answer
+
+
+@needs_vllm
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("what", CASES)
+def test_v11_v12_vllms_own_configuration_is_refused(model, what):
+    case = CASES[what]
+    said = ask(model, case.asked)
+    assert {who for who, reason in said.items() if reason} == set(case.to)
+    for who in case.to:
+        assert re.search(case.says, said[who])
+
+
+@needs_vllm
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("what", SERVED)
+def test_v14_vllms_own_configuration_is_served(model, what):
+    assert set(ask(model, SERVED[what]).values()) == {""}
 
 
 def refusal(start, *arguments, **options):
@@ -13,20 +234,40 @@ def refusal(start, *arguments, **options):
     return str(raised.value)
 
 
+@needs_vllm
+@pytest.mark.timeout(1800)
 def test_k9_o3_an_unknown_option_ends_the_start_with_the_allowed_names(start, tmp_path):
     said = refusal(start, connector(disk(tmp_path), cpu_bytes_to_use=1))
     assert "kvtier knows no 'cpu_bytes_to_use'" in said
     assert "kvtier_config" in said
 
 
+@needs_vllm
+@pytest.mark.timeout(1800)
 def test_k1_o3_a_hash_that_is_not_cryptographic_is_refused_with_a_disk(start, tmp_path):
     said = refusal(start, connector(disk(tmp_path)), prefix_caching_hash_algo="xxhash")
     assert "'xxhash' is not cryptographic" in said
     assert "tier 'disk'" in said
 
 
+@needs_vllm
+@pytest.mark.timeout(1800)
 def test_k12_windows_in_larger_blocks_are_refused(start, tmp_path, hybrid_model):
     said = refusal(
         start, connector(disk(tmp_path), blocks_per_chunk=2), model=hybrid_model, num_gpu_blocks_override=100
     )
     assert "blocks_per_chunk = 2 with sliding windows" in said
+
+
+@needs_vllm
+@pytest.mark.timeout(1800)
+def test_v11_pipeline_stages_are_refused_to_the_bridge_in_a_real_engine(start, tmp_path):
+    said = refusal(
+        start,
+        tiering(tmp_path, kvtier_identity="tiny"),
+        processes=4,
+        environment={"PYTHONPATH": str(ROOT)},
+        pipeline_parallel_size=2,
+    )
+    assert "pipeline_parallel_size = 2: each stage keeps layers of its own" in said
+    assert "shared memory" not in said  # both stages are here

@@ -10,7 +10,7 @@ it sees the length of the hashes: ones that are not cryptographic never reach a 
 """
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from itertools import count
@@ -24,7 +24,7 @@ from vllm.v1.kv_offload.base import (
     RequestOffloadingContext,
     ScheduleEndContext,
 )
-from vllm.v1.kv_offload.config import OffloadingConfig
+from vllm.v1.kv_offload.config import OffloadingConfig, OffloadingParallelConfig
 from vllm.v1.kv_offload.tiering.base import JobResult, SecondaryTierManager, TransferJob
 
 from kvtier_core import (
@@ -39,10 +39,13 @@ from kvtier_core import (
     plan_geometry,
 )
 from kvtier_core.transfer import Pool
-from kvtier_vllm.facts import CRYPTOGRAPHIC_HASHES
+from kvtier_vllm.facts import Workers
+from kvtier_vllm.failed_start import leaving_nothing
+from kvtier_vllm.neighbours import count_neighbours
 from kvtier_vllm.options import read_tier_options
 from kvtier_vllm.order import AskedPrefix
 from kvtier_vllm.places import outliving
+from kvtier_vllm.refusals import CRYPTOGRAPHIC_HASHES, check_workers
 from kvtier_vllm.requests import begin_request
 
 _log = logging.getLogger("kvtier.vllm")
@@ -71,7 +74,6 @@ class _Copy:
 
 
 def _namespace(config: OffloadingConfig, block_bytes: int, identity: str | None) -> Namespace:
-    parallel = config.parallel
     return Namespace(
         model=config.model.name,
         weights_digest=identity,
@@ -80,13 +82,21 @@ def _namespace(config: OffloadingConfig, block_bytes: int, identity: str | None)
         block_size_factor=config.cache.blocks_per_chunk,
         groups=tuple(GroupSpec(layers=group.layer_names, block_bytes=block_bytes) for group in config.groups),
         layout=f"vllm secondary tier, {config.kv_cache_layout}, canonical={config.canonical_layout}",
-        parallel=(
-            ("tensor", parallel.tp_size),
-            ("pipeline", parallel.pp_size),
-            ("prefill context", parallel.pcp_size),
-            ("decode context", parallel.dcp_size),
-        ),
+        parallel=(("tensor", config.parallel.tp_size),),
         hash_algorithm="vllm",
+    )
+
+
+def _workers(parallel: OffloadingParallelConfig, rows: memoryview) -> Workers:
+    """What vLLM tells a tier of the workers, and whether those that fill *rows* are here."""
+    is_alone = parallel.world_size == 1  # and may be in this very process
+    return Workers(
+        count=parallel.world_size,
+        tensor=parallel.tp_size,
+        pipeline=parallel.pp_size,
+        prefill_context=parallel.pcp_size,
+        decode_context=parallel.dcp_size,
+        unseen=0 if is_alone else max(0, parallel.world_size - count_neighbours(rows)),
     )
 
 
@@ -105,15 +115,31 @@ class KvtierTier(SecondaryTierManager):
     ) -> None:
         """Open the tiers. *options* are kvtier's own and ``kvtier_identity``.
 
-        Raises ``ConfigError`` as ``read_tier_options`` does, and what ``open_manager`` raises.
+        Raises ``ConfigError`` as ``read_tier_options`` does, ``UnsupportedModelError`` as ``check_workers`` does, and
+        what ``open_manager`` raises. Nothing of the engine is left in this process then.
         """
         super().__init__(offloading_spec, primary_kv_view, tier_type, backpressure_detector)
+        with leaving_nothing(offloading_spec.config.engine_id):
+            self._open(offloading_spec.config, primary_kv_view, options)
+        self._has_told_of_weak_hashes = False
+        self._view = primary_kv_view
+        self._copier = ThreadPoolExecutor(max_workers=1, thread_name_prefix="kvtier-bridge")
+        self._copies: list[_Copy] = []
+        self._done: list[JobResult] = []
+        self._requests: dict[int, _Request] = {}
+        """By the identity of vLLM's context: an id may be used again before its last job is over."""
+        self._numbers = count(1)
+        self._step = 0
+        self._is_closed = False
+
+    def _open(self, config: OffloadingConfig, rows: memoryview, options: Mapping[str, Any]) -> None:
         self._options, identity = read_tier_options(options)
         settings = self._options.load()
-        config = offloading_spec.config
+        check_workers(config.model.name, _workers(config.parallel, rows))
         if [group.group_id for group in config.groups] != list(range(len(config.groups))):
             raise ConfigError("kvtier can't tell the KV groups apart: some before them are not offloaded")
         namespace = _namespace(config, self.block_size_bytes, identity)
+        self._outliving = [name for name, outlives in outliving(settings).items() if outlives]
         try:
             self._pool = Pool.create(plan_geometry(settings, namespace))
         except MemoryError as error:
@@ -125,17 +151,6 @@ class KvtierTier(SecondaryTierManager):
         except BaseException:
             self._pool.close()
             raise
-        self._outliving = [name for name, outlives in outliving(settings).items() if outlives]
-        self._has_told_of_weak_hashes = False
-        self._view = primary_kv_view
-        self._copier = ThreadPoolExecutor(max_workers=1, thread_name_prefix="kvtier-bridge")
-        self._copies: list[_Copy] = []
-        self._done: list[JobResult] = []
-        self._requests: dict[int, _Request] = {}
-        """By the identity of vLLM's context: an id may be used again before its last job is over."""
-        self._numbers = count(1)
-        self._step = 0
-        self._is_closed = False
 
     # -- requests
 

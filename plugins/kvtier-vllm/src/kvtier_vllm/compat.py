@@ -67,6 +67,9 @@ _SIGNATURES = {
     "vllm.v1.core.kv_cache_utils:resolve_none_hash_seed": "hash_fn",
     "vllm.utils.hashing:get_hash_fn_by_name": "hash_fn_name",
     "vllm.config:get_current_vllm_config": "",
+    "vllm.distributed.kv_transfer:ensure_kv_transfer_shutdown": "",
+    "vllm.distributed.kv_transfer:get_kv_transfer_group": "",
+    "vllm.distributed.kv_transfer:has_kv_transfer_group": "",
 }
 _NAMES = {
     f"{_BASE}:LoadStoreSpec": "",
@@ -106,7 +109,10 @@ _NAMES = {
         "model, model_weights, revision, code_revision, hf_config, hf_config_path, trust_remote_code, max_model_len"
     ),
     "vllm.config:CacheConfig": "cache_dtype, prefix_caching_hash_algo",
-    "vllm.config:ParallelConfig": "nnodes",
+    "vllm.config:ParallelConfig": (
+        "world_size, nnodes_within_dp, tensor_parallel_size, pipeline_parallel_size, prefill_context_parallel_size, "
+        "decode_context_parallel_size"
+    ),
     "vllm.config:SchedulerConfig": "disable_hybrid_kv_cache_manager",
     "vllm.config:LoadConfig": "load_format, model_loader_extra_config",
     "vllm.config:CompilationConfig": "static_forward_context",

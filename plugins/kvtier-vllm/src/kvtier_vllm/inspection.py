@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from vllm import __version__ as vllm_version
-from vllm.config import VllmConfig, get_current_vllm_config
+from vllm.config import ParallelConfig, VllmConfig, get_current_vllm_config
 from vllm.envs import compile_factors
 from vllm.platforms import current_platform
 from vllm.utils.hashing import get_hash_fn_by_name
@@ -17,7 +17,7 @@ from vllm.v1.kv_offload.base import CanonicalKVCaches
 from vllm.v1.kv_offload.config import OffloadingConfig, OffloadingGroupConfig
 
 from kvtier_core import UnsupportedModelError
-from kvtier_vllm.facts import EngineFacts, GroupFacts
+from kvtier_vllm.facts import EngineFacts, GroupFacts, Workers
 from kvtier_vllm.fingerprint import config_digest
 from kvtier_vllm.origin import commit_of, own_name, weights_digest, weights_elsewhere
 
@@ -48,9 +48,19 @@ def read_facts(config: OffloadingConfig, kv_caches: CanonicalKVCaches, *, edges:
         has_lora=vllm_config.lora_config is not None,
         has_draft_model=vllm_config.speculative_config is not None,
         canonical_layout=config.canonical_layout,
-        num_nodes=vllm_config.parallel_config.nnodes,
-        num_workers=config.parallel.world_size,
-        tensor_parallel=config.parallel.tp_size,
+        workers=read_workers(vllm_config.parallel_config),
+    )
+
+
+def read_workers(parallel: ParallelConfig) -> Workers:
+    """The workers of one engine; of those that data parallelism adds, each engine has its own."""
+    return Workers(
+        count=parallel.world_size,
+        tensor=parallel.tensor_parallel_size,
+        pipeline=parallel.pipeline_parallel_size,
+        prefill_context=parallel.prefill_context_parallel_size,
+        decode_context=parallel.decode_context_parallel_size,
+        hosts=parallel.nnodes_within_dp,
     )
 
 

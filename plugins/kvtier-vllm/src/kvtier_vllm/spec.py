@@ -5,6 +5,7 @@ in the scheduler it opens the tiers.
 """
 
 import logging
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
 
@@ -17,13 +18,15 @@ from vllm.v1.kv_offload.base import (
 )
 from vllm.v1.kv_offload.config import OffloadingConfig
 
-from kvtier_core import UnsupportedModelError, open_manager, plan_geometry
+from kvtier_core import PoolError, UnsupportedModelError, open_manager, plan_geometry
 from kvtier_core.transfer import open_device
-from kvtier_vllm.facts import check_engine, check_persistence, make_namespace
+from kvtier_vllm.facts import make_namespace
+from kvtier_vllm.failed_start import leaving_nothing
 from kvtier_vllm.inspection import read_facts
 from kvtier_vllm.manager import KvtierManager
 from kvtier_vllm.options import read_options
 from kvtier_vllm.places import outliving, places_of
+from kvtier_vllm.refusals import check_engine, check_persistence
 from kvtier_vllm.sharing import open_as_scheduler, open_as_worker
 from kvtier_vllm.stats import metric_definitions
 from kvtier_vllm.worker import KvtierWorker, make_layout
@@ -47,27 +50,44 @@ class KvtierSpec(OffloadingSpec):
     def __init__(self, config: OffloadingConfig) -> None:
         super().__init__(config)
         self._options = read_options(config.extra_config)
+        self._has_worker = False
 
     def get_worker(self, kv_caches: CanonicalKVCaches) -> OffloadingWorker:
-        """The worker of this process; the first to come makes the pool."""
+        """The worker of this process; the first to come makes the pool. Nothing of it is left when it raises."""
+        engine_id = self.config.engine_id
+        if self._has_worker:
+            raise PoolError(
+                f"this process has the connector of the engine {engine_id!r} already, and vLLM keeps one a process: "
+                "start each engine in a process of its own (VLLM_ENABLE_V1_MULTIPROCESSING=1); after a start that vLLM "
+                "itself gave up, call vllm.distributed.kv_transfer.ensure_kv_transfer_shutdown() first"
+            )
+        with leaving_nothing(engine_id):
+            worker = self._make_worker(kv_caches)
+        self._has_worker = True
+        return worker
+
+    def _make_worker(self, kv_caches: CanonicalKVCaches) -> OffloadingWorker:
         facts = read_facts(self.config, kv_caches, edges=self._options.trusts_edges)
         check_engine(facts)
         self._check_device(kv_caches)
         settings = self._options.load()
         geometry = plan_geometry(settings, make_namespace(facts))
         rank = self.config.parallel.rank
-        pool = open_as_worker(
-            self.config.engine_id,
-            rank,
-            replace(geometry, num_workers=facts.num_workers),
-            facts,
-            self._options.open_timeout_s,
-            huge_pages=settings.pool.huge_pages,
-        )
-        if settings.pool.prefault:
-            pool.prefault()
-        layout = make_layout(kv_caches, facts.blocks_per_chunk)
-        device = open_device(layout, pool, worker=rank, copy_threads=settings.pool.copy_threads)
+        with ExitStack() as on_failure:
+            pool = open_as_worker(
+                self.config.engine_id,
+                rank,
+                replace(geometry, num_workers=facts.workers.count),
+                facts,
+                self._options.open_timeout_s,
+                huge_pages=settings.pool.huge_pages,
+            )
+            on_failure.callback(pool.close)
+            if settings.pool.prefault:
+                pool.prefault()
+            layout = make_layout(kv_caches, facts.blocks_per_chunk)
+            device = open_device(layout, pool, worker=rank, copy_threads=settings.pool.copy_threads)
+            on_failure.pop_all()
         return KvtierWorker(
             device,
             pool,
@@ -86,8 +106,13 @@ class KvtierSpec(OffloadingSpec):
             )
 
     def get_manager(self) -> OffloadingManager:
-        """The manager; the tiers are open when it returns."""
+        """The manager; the tiers are open when it returns. Nothing of the engine is left here when it raises."""
+        with leaving_nothing(self.config.engine_id):
+            return self._make_manager()
+
+    def _make_manager(self) -> OffloadingManager:
         settings = self._options.load()
+        places = places_of(settings)
         pool, facts = open_as_scheduler(self.config.engine_id, self._options.open_timeout_s)
         try:
             check_persistence(facts, outliving(settings))
@@ -102,7 +127,7 @@ class KvtierSpec(OffloadingSpec):
         return KvtierManager(
             tiers,
             pool,
-            places_of(settings),
+            places,
             self._options.shutdown_timeout_s,
             tells_events=self.kv_events_config.enable_kv_cache_events,
         )

@@ -1,0 +1,150 @@
+"""What kvtier refuses when an engine starts, and the reason it gives: one list, and whom each part of it is for.
+
+``WORKERS`` holds for everybody who takes rows that several workers fill, ``KV`` for the spec, which copies vLLM's pages
+itself, and ``LASTING`` where blocks outlive the engine. The README lists the same, in the same words. Pure.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+
+from kvtier_core import UnsupportedModelError
+from kvtier_vllm.facts import EngineFacts, Workers
+
+CRYPTOGRAPHIC_HASHES = ("sha256", "sha256_cbor")
+SUPPORTED_KINDS = ("FullAttentionSpec", "SlidingWindowSpec")
+_TOKENS_OF_WORKERS = "which worker keeps which tokens is not part of a block's name"
+
+
+def _pipeline(workers: Workers) -> Iterator[str]:
+    if workers.pipeline > 1:
+        yield (
+            f"pipeline_parallel_size = {workers.pipeline}: each stage keeps layers of its own, in pages of its own size"
+        )
+
+
+def _prefill_context(workers: Workers) -> Iterator[str]:
+    if workers.prefill_context > 1:
+        yield f"prefill_context_parallel_size = {workers.prefill_context}: {_TOKENS_OF_WORKERS}"
+
+
+def _decode_context(workers: Workers) -> Iterator[str]:
+    if workers.decode_context > 1:
+        yield f"decode_context_parallel_size = {workers.decode_context}: {_TOKENS_OF_WORKERS}"
+
+
+def _foreign(workers: Workers) -> Iterator[str]:
+    expected = workers.tensor * workers.pipeline * workers.prefill_context
+    if workers.count != expected:
+        yield f"vLLM counts {workers.count} workers where one engine has {expected}: start each engine by itself"
+
+
+def _hosts(workers: Workers) -> Iterator[str]:
+    if workers.hosts > 1:
+        yield f"its workers run on {workers.hosts} hosts: they must share one host's memory"
+    if workers.unseen:
+        yield (
+            f"{workers.unseen} of its {workers.count} workers do not have vLLM's shared memory on this host: they must "
+            "share one host's memory and process ids"
+        )
+
+
+def _block_sizes(facts: EngineFacts) -> Iterator[str]:
+    sizes = sorted({group.tokens_per_block for group in facts.groups})
+    if len(sizes) > 1:
+        yield f"its KV groups have blocks of {' and '.join(map(str, sizes))} tokens, and kvtier needs the same in all"
+
+
+def _kinds(facts: EngineFacts) -> Iterator[str]:
+    for group in facts.groups:
+        for kind in sorted(set(group.kinds) - set(SUPPORTED_KINDS)):
+            yield f"its layer {group.layers[group.kinds.index(kind)]!r} keeps {kind}, a layout kvtier does not know"
+
+
+def _joined_windows(facts: EngineFacts) -> Iterator[str]:
+    if facts.blocks_per_chunk > 1 and any(group.window is not None for group in facts.groups):
+        yield f"blocks_per_chunk = {facts.blocks_per_chunk} with sliding windows: a window is kept in single blocks"
+
+
+def _canonical(facts: EngineFacts) -> Iterator[str]:
+    if facts.canonical_layout:
+        yield "canonical_layout is set: kvtier stores the workers' pages as they are"
+
+
+def _weak_hash(facts: EngineFacts, tiers: str) -> Iterator[str]:
+    if facts.hash_algorithm not in CRYPTOGRAPHIC_HASHES:
+        yield (
+            f"prefix_caching_hash_algo = {facts.hash_algorithm!r} is not cryptographic: blocks of other runs in "
+            f"{tiers} could be taken for this one's; choose one of {', '.join(CRYPTOGRAPHIC_HASHES)}"
+        )
+
+
+def _weights_elsewhere(facts: EngineFacts, tiers: str) -> Iterator[str]:
+    if facts.weights_elsewhere is not None:
+        yield (
+            f"{facts.weights_elsewhere}: kvtier does not see which weights vLLM loads, and {tiers} would serve the KV "
+            "of others; load them from the model's own files, or use tiers that end with the engine"
+        )
+
+
+def _lora(facts: EngineFacts, tiers: str) -> Iterator[str]:
+    if facts.has_lora:
+        yield (
+            f"LoRA is enabled, and vLLM tells adapters apart by name and path alone: {tiers} would serve the KV of an "
+            "adapter that was exchanged at its place"
+        )
+
+
+def _draft_model(facts: EngineFacts, tiers: str) -> Iterator[str]:
+    if facts.has_draft_model:
+        yield f"speculative decoding is on, and {tiers} could not tell the KV of one draft model from another's"
+
+
+WORKERS: Mapping[str, Callable[[Workers], Iterator[str]]] = {
+    "pipeline parallelism": _pipeline,
+    "prefill context parallelism": _prefill_context,
+    "decode context parallelism": _decode_context,
+    "workers of several engines that count as one's (an external launcher with data parallelism)": _foreign,
+    "workers of one engine on several hosts": _hosts,
+}
+KV: Mapping[str, Callable[[EngineFacts], Iterator[str]]] = {
+    "layers whose KV is not full or sliding-window attention": _kinds,
+    "KV groups with blocks of different sizes": _block_sizes,
+    "sliding windows in blocks joined into larger ones": _joined_windows,
+    "vLLM's canonical layout": _canonical,
+}
+LASTING: Mapping[str, Callable[[EngineFacts, str], Iterator[str]]] = {
+    "a prefix hash that is not cryptographic": _weak_hash,
+    "weights from elsewhere than the model's own files": _weights_elsewhere,
+    "LoRA": _lora,
+    "speculative decoding": _draft_model,
+}
+
+
+def check_workers(model: str, workers: Workers) -> None:
+    """Raise ``UnsupportedModelError``, with every reason, when kvtier can't keep rows that *workers* fill together."""
+    _refuse(model, _of_workers(workers))
+
+
+def check_engine(facts: EngineFacts) -> None:
+    """Raise ``UnsupportedModelError``, with every reason, when kvtier can't keep this engine's KV."""
+    of_kv = [reason for objections in KV.values() for reason in objections(facts)]
+    _refuse(facts.model, [*_of_workers(facts.workers), *of_kv])
+
+
+def check_persistence(facts: EngineFacts, tiers: Mapping[str, bool]) -> None:
+    """Raise ``UnsupportedModelError`` when blocks that outlive the engine could be taken for others.
+
+    *tiers* maps the names of the enabled tiers to whether they keep blocks that other runs or processes see.
+    """
+    lasting = [name for name, outlives in tiers.items() if outlives]
+    if lasting:
+        names = f"tier{'s' if len(lasting) > 1 else ''} {', '.join(map(repr, lasting))}"
+        _refuse(facts.model, [text for objections in LASTING.values() for text in objections(facts, names)])
+
+
+def _of_workers(workers: Workers) -> list[str]:
+    return [reason for objections in WORKERS.values() for reason in objections(workers)]
+
+
+def _refuse(model: str, reasons: list[str]) -> None:
+    if reasons:
+        raise UnsupportedModelError(f"kvtier can't serve model {model!r}: {'; '.join(reasons)}")
