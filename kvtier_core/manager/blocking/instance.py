@@ -26,6 +26,8 @@ from kvtier_core.values import BlockInfo, TierContext, TierJob
 
 _KEYS_A_CALL = 256
 """Keys asked for or deleted in one call: enough to share its cost, few enough to stay quick."""
+_TURNS = 10
+"""Calls that each thread makes of a long queue at least: a newcomer waits for one, and for the one that it is in."""
 _BLOCKS_A_STORE = 1024
 """Blocks stored in one call: what a tier writes down of them is one transaction, and others wait for its end."""
 _STORED_AT_ONCE = 4
@@ -90,15 +92,16 @@ class TierInstance:
             # What is being stored takes room and can't be evicted: all calls together leave most of the tier alone.
             share = context.capacity_bytes // context.row_bytes // (_STORED_AT_ONCE * self._threads)
             most = max(blocks, min(most, share))
+        turns = _TURNS * self._threads
         limits = {
-            Kind.LOAD: (blocks, blocks * loads, self._threads),
-            Kind.LOOKUP: (_KEYS_A_CALL, _KEYS_A_CALL, 1),
-            Kind.DELETE: (_KEYS_A_CALL, _KEYS_A_CALL, 1),
-            Kind.STORE: (min(most, blocks * -(-stores // 4)), most, 2),
+            Kind.LOAD: (blocks, blocks * loads, self._threads, turns),
+            Kind.LOOKUP: (_KEYS_A_CALL, _KEYS_A_CALL, 1, turns),
+            Kind.DELETE: (_KEYS_A_CALL, _KEYS_A_CALL, 1, None),
+            Kind.STORE: (min(most, blocks * -(-stores // 4)), most, 2, None),
         }
         return {
-            kind: Limit(at_least=least, most=most, shares=shares)
-            for kind, (least, most, shares) in limits.items()
+            kind: Limit(at_least=least, most=most, shares=shares, turns=turns)
+            for kind, (least, most, shares, turns) in limits.items()
         }
 
     def open(self) -> None:

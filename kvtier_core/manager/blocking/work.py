@@ -1,26 +1,36 @@
-"""Decides which call on a tier is made next: loads, lookups, deletes, stores; never two at a time on one key.
+"""Decides which call on a tier is made next: loads and lookups, deletes, stores; never two at a time on one key.
+
+Loads and lookups take turns: every job that waits has a part of the next call of its kind, and where both kinds wait a
+call of the one follows a call of the other. So a job of one block waits for a turn of a job of a thousand, not for the
+thousand.
 
 Pure bookkeeping: no lock of its own (its owner holds one around every method), no threads, no clock, no I/O.
 """
 
 import enum
 import heapq
-from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import NamedTuple
 
 from kvtier_core.keys import OffloadKey
 
 
 class Kind(enum.IntEnum):
-    """What a unit asks of the tier, in order of urgency."""
+    """What a unit asks of the tier, in order of urgency; loads and lookups are equally urgent."""
 
     LOAD = 0
     LOOKUP = 1
     DELETE = 2
     """Before stores, so that a block stored anew is never removed by the delete of its predecessor."""
     STORE = 3
+
+
+_TAKE_TURNS = (Kind.LOAD, Kind.LOOKUP)
+_SHORT_TURN = 16
+"""Units of one call that are too few to be worth cutting up further."""
 
 
 class Unit(NamedTuple):
@@ -38,6 +48,11 @@ class Unit(NamedTuple):
     tries: int = 0
     """Calls made for it so far."""
 
+    @property
+    def turn(self) -> int | None:
+        """The job whose turn it is part of; stores and deletes, for which nobody waits, keep the order of arrival."""
+        return self.job_id if self.kind in _TAKE_TURNS else None
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Limit:
@@ -47,24 +62,73 @@ class Limit:
     most: int
     shares: int
     """Beyond ``at_least`` no call takes more than one of so many equal parts of the queue."""
+    turns: int | None = None
+    """Beyond a few units no call takes more than one of so many equal parts: whoever comes next waits that long."""
 
     def at(self, waiting: int) -> int:
         """The limit while so many wait."""
-        return max(self.at_least, min(self.most, waiting // self.shares))
+        limit = max(self.at_least, min(self.most, waiting // self.shares))
+        return limit if self.turns is None else min(limit, max(_SHORT_TURN, waiting // self.turns))
+
+
+class _Line:
+    """The units of one kind that wait for a call. Those of one turn are in order; the turns go round."""
+
+    def __init__(self) -> None:
+        self._turns: OrderedDict[int | None, deque[Unit]] = OrderedDict()
+        self._waiting = 0
+
+    def __len__(self) -> int:
+        return self._waiting
+
+    def __iter__(self) -> Iterator[Unit]:
+        return chain.from_iterable(self._turns.values())
+
+    def put(self, unit: Unit) -> None:
+        """Behind all others of its turn."""
+        self._turns.setdefault(unit.turn, deque()).append(unit)
+        self._waiting += 1
+
+    def put_first(self, unit: Unit) -> None:
+        """Before all others: it has waited for its key."""
+        self._turns.setdefault(unit.turn, deque()).appendleft(unit)
+        self._turns.move_to_end(unit.turn, last=False)
+        self._waiting += 1
+
+    def pop(self) -> Unit:
+        """Take the next unit; the turn after its own is next."""
+        turn, units = next(iter(self._turns.items()))
+        unit = units.popleft()
+        if units:
+            self._turns.move_to_end(turn)
+        else:
+            del self._turns[turn]
+        self._waiting -= 1
+        return unit
+
+    def drop(self, unwanted: Callable[[Unit], bool]) -> None:
+        """Leave out the *unwanted*."""
+        kept = [unit for unit in self if not unwanted(unit)]
+        self._turns.clear()
+        self._waiting = 0
+        for unit in kept:
+            self.put(unit)
 
 
 class WorkQueue:
-    """Units in order of kind, then arrival. A unit whose key is busy is parked until the key is free.
+    """Units in order of kind, then turn. A unit whose key is busy is parked until the key is free.
 
     Cost: O(1) a unit for ``put``, ``take`` and ``done`` as long as few units wait for one key.
     """
 
     def __init__(self) -> None:
-        self._ready: dict[Kind, deque[Unit]] = {kind: deque() for kind in Kind}
+        self._ready = {kind: _Line() for kind in Kind}  # in the order in which they are looked at
         self._parked: dict[OffloadKey, deque[Unit]] = {}
         self._later: list[tuple[float, int, Unit]] = []
         self._num_later = 0  # ever: keeps units that are due at one time in order of arrival
         self._busy: set[OffloadKey] = set()
+        self._last: Kind | None = None
+        """Of the last call."""
         self._next_deadline = float("inf")
 
     def put(self, unit: Unit) -> None:
@@ -73,7 +137,7 @@ class WorkQueue:
         if unit.key in self._busy:
             self._park(unit)
         else:
-            self._ready[unit.kind].append(unit)
+            self._ready[unit.kind].put(unit)
 
     def put_later(self, unit: Unit, due: float) -> None:
         """Queue a unit that nothing is to be done for before *due*."""
@@ -93,21 +157,31 @@ class WorkQueue:
         """
         while self._later and self._later[0][0] <= now:
             self.put(heapq.heappop(self._later)[2])
-        for kind, ready in self._ready.items():
+        for kind in self._in_order():
             if kind is Kind.STORE and not stores:
                 break
-            taken: list[Unit] = []
-            limit = limits[kind].at(len(ready))
-            while ready and len(taken) < limit:
-                unit = ready.popleft()
-                if unit.key in self._busy:
-                    self._park(unit)
-                else:
-                    self._busy.add(unit.key)
-                    taken.append(unit)
-            if taken:
+            if taken := self._take(self._ready[kind], limits[kind]):
+                self._last = kind
                 return taken
         return []
+
+    def _in_order(self) -> Sequence[Kind]:
+        """The kinds as they come next: a call that looks up follows one that loads, where both wait."""
+        if self._last is Kind.LOAD:
+            return (Kind.LOOKUP, Kind.LOAD, Kind.DELETE, Kind.STORE)
+        return tuple(Kind)
+
+    def _take(self, ready: _Line, limit: Limit) -> list[Unit]:
+        taken: list[Unit] = []
+        most = limit.at(len(ready))
+        while ready and len(taken) < most:
+            unit = ready.pop()
+            if unit.key in self._busy:
+                self._park(unit)
+            else:
+                self._busy.add(unit.key)
+                taken.append(unit)
+        return taken
 
     def claim(self, keys: Iterable[OffloadKey]) -> None:
         """Make keys busy that no unit was taken for: blocks about to be evicted."""
@@ -121,7 +195,7 @@ class WorkQueue:
         for key in keys:
             self._busy.remove(key)
             for unit in reversed(self._parked.pop(key, ())):
-                self._ready[unit.kind].appendleft(unit)
+                self._ready[unit.kind].put_first(unit)
                 woken += 1
         return woken
 
@@ -137,11 +211,10 @@ class WorkQueue:
         """Remove and return the units that wait and are *unwanted*. Cost: O(units that wait)."""
         dropped = [unit for unit in self._waiting() if unwanted(unit)]
         if dropped:
-            for queues in (self._ready, self._parked):
-                for units in queues.values():
-                    kept = [unit for unit in units if not unwanted(unit)]
-                    units.clear()
-                    units.extend(kept)
+            for line in self._ready.values():
+                line.drop(unwanted)
+            for key, units in list(self._parked.items()):
+                self._parked[key] = deque(unit for unit in units if not unwanted(unit))
             self._later = [entry for entry in self._later if not unwanted(entry[2])]
             heapq.heapify(self._later)
         return dropped
