@@ -125,7 +125,8 @@ class TierJob:
     arrived: Callable[[Sequence[int]], None] | None = None
     """Of a load: may be told the positions of blocks whose buffers are filled and will not be touched any more.
 
-    Their proofs are checked while others still load; a block that is named again is checked with the result. What is
+    Their proofs are checked while others still load. Those that are right count even where the job passes its deadline;
+    the others are lost then. A block that is named again is checked with the result. What is
     written into a right one later may be served, as after the result. From any thread; returns at once. The result is
     due all the same.
     """

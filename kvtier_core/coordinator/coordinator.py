@@ -5,7 +5,7 @@ thread, clock, I/O or logging. Used by one thread, the engine's.
 """
 
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 
 from kvtier_core.coordinator import leases
@@ -46,6 +46,10 @@ class Finished:
     tier: str
     result: JobResult
     corrupt: Sequence[OffloadKey] = ()
+
+
+Arrived = Callable[[int], Collection[OffloadKey]]
+"""Says which keys of a load are in their rows, whole and checked, though its tier has not answered the job."""
 
 
 class Coordinator:
@@ -218,13 +222,13 @@ class Coordinator:
                 tier.has_jobs_this_step = False
                 self._state.outbox.append(TellStepEnd(tier.name, step))
 
-    def tick(self, now: float) -> None:
-        """Let pass what has passed its deadline."""
+    def tick(self, now: float, arrived: Arrived = lambda _job_id: ()) -> None:
+        """Let pass what has passed its deadline. *arrived* is asked about each load of which that is so."""
         for job in self._state.take_overdue(now):
-            self._expire(job, now)
+            self._expire(job, now, arrived)
         leases.expire(self._state, now)
 
-    def _expire(self, job: Job, now: float) -> None:
+    def _expire(self, job: Job, now: float, arrived: Arrived) -> None:
         waiting = list(job.waiters)
         self._state.forget_answers_of(job)
         if job.kind is JobKind.DEVICE_STORE:
@@ -239,8 +243,8 @@ class Coordinator:
             self._request_level.give_late(now)
         elif job.kind is JobKind.TIER_LOAD:
             self._lookups.break_even.note(job, len(job.keys), tier.limits.load_timeout)
-            self._promotions.expire(job, now, waiting)
-            self._request_level.lost(job.blocks)
+            self._promotions.expire(job, arrived(job.id), now, waiting)
+            self._request_level.arrived(job.blocks, None, now)
         else:
             tier.presence.unask(job.keys, job.id)
             for key in job.keys:

@@ -1,7 +1,7 @@
 """Promotions: reserved rows become load jobs at the end of a step, and ready blocks when their job ends.
 
-A load that passes its deadline loses its keys at once and keeps its rows until the tier answers: the tier may still
-write them (quarantine).
+Of a load that passes its deadline what has come counts, and its other keys are lost at once. Its rows hold nothing else
+until the tier answers: the tier may still write them (quarantine).
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -10,7 +10,7 @@ from kvtier_core.coordinator.actions import CancelJobs, LoadFromTier
 from kvtier_core.coordinator.jobs import Job, JobKind
 from kvtier_core.coordinator.state import RequestState, State
 from kvtier_core.keys import OffloadKey
-from kvtier_core.ledger import DETACHED, Block
+from kvtier_core.ledger import ARRIVING, READY, Block
 from kvtier_core.values import MissReason
 
 
@@ -89,22 +89,29 @@ class Promotions:
         if job.overdue:
             tier.quarantined_rows -= len(job.blocks)
             state.quarantined_rows -= len(job.blocks)
+            taken_back = [block for block in job.blocks if block.state is READY and block.key in lost]
+            for block in taken_back:
+                tier.presence.lost(block.key, lost[block.key], now)
+            state.detach(taken_back)
             state.ledger.unpin(job.blocks)
             return
         job.request.promoting -= 1
         self._release(job.tier, len(job.blocks))
         if MissReason.TIER_FAILED not in lost.values():
             tier.loads_in_time = True
-        loaded = [block for block in job.blocks if block.key not in lost]
-        state.ledger.make_ready(loaded)
-        tier.counters.loaded += len(loaded)
-        for block in loaded:
-            block.is_sealed = True
+        self._make_ready(job, [block for block in job.blocks if block.key not in lost])
         for key in job.keys:
             if key in lost:
                 tier.presence.lost(key, lost[key], now)
         self._drop([block for block in job.blocks if block.key in lost])
         self._note_lost(job, lost, now, waiting)
+
+    def _make_ready(self, job: Job, blocks: Sequence[Block], pins: int = 0) -> None:
+        """*blocks* of *job* have come; they keep so many *pins*."""
+        self._state.ledger.make_ready(blocks, pins)
+        self._state.tiers[job.tier].counters.loaded += len(blocks)
+        for block in blocks:
+            block.is_sealed = True
 
     def _note_lost(
         self, job: Job, lost: Mapping[OffloadKey, MissReason], now: float, waiting: Iterable[RequestState]
@@ -116,24 +123,29 @@ class Promotions:
         for request in (job.request, *waiting) if noted else ():
             request.not_loaded.setdefault(job.tier, {}).update(noted)
 
-    def expire(self, job: Job, now: float, waiting: Iterable[RequestState]) -> None:
-        """The deadline of *job* passed (it is marked overdue): its requests go on without it."""
+    def expire(
+        self, job: Job, arrived: Collection[OffloadKey], now: float, waiting: Iterable[RequestState]
+    ) -> None:
+        """The deadline of *job* passed (it is marked overdue): its requests go on with what has *arrived* of it."""
         tier = self._state.tiers[job.tier]
         tier.loads_in_time = False
+        # The job's own pin stays: until the tier's result nothing else may come into these rows.
+        self._make_ready(job, [block for block in job.blocks if block.key in arrived], pins=1)
+        lost = dict.fromkeys([key for key in job.keys if key not in arrived], MissReason.TIER_SLOW)
         self.quarantine(job)
-        for key in job.keys:
-            tier.presence.lost(key, MissReason.TIER_SLOW, now)
-        self._note_lost(job, dict.fromkeys(job.keys, MissReason.TIER_SLOW), now, waiting)
+        for key, reason in lost.items():
+            tier.presence.lost(key, reason, now)
+        self._note_lost(job, lost, now, waiting)
         self._state.outbox.append(CancelJobs(job.tier, [job.id]))
 
     def quarantine(self, job: Job) -> None:
-        """Part the keys of a load under way from its rows, which stay out of use until the job's result."""
+        """Part the keys that have not come from the rows of a load, all of which it keeps until its result."""
         state = self._state
         job.request.promoting -= 1
         self._release(job.tier, len(job.blocks))
         state.tiers[job.tier].quarantined_rows += len(job.blocks)
         state.quarantined_rows += len(job.blocks)
-        state.detach(block for block in job.blocks if block.state is not DETACHED)
+        state.detach(block for block in job.blocks if block.state is ARRIVING)
 
     def drop_planned(self, requests: Collection[RequestState]) -> None:
         """A reset: reservations that have not left are taken back."""

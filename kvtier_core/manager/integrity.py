@@ -101,6 +101,11 @@ class LoadCheck:
             self.result = result
             return not self._under_way
 
+    def arrived(self) -> list[OffloadKey]:
+        """The keys that are in their rows, whole, as far as was checked by now."""
+        with self._lock:
+            return [self.plan.keys[position] for position in self._right - self._doubtful]
+
     def is_proven(self, position: int) -> bool:
         """Whether the block needs no further look, once nothing changes any more."""
         return position in self._right and position not in self._doubtful
@@ -124,6 +129,9 @@ class Integrity:
         self._emit = emit
         self._discard = discard
         self._log = log
+        self._lock = threading.Lock()  # guards the one below
+        self._loads: dict[int, LoadCheck] = {}
+        """Loads that a tier has, or whose rows are being checked."""
         self._sealing = WorkThreads("kvtier-seal", log)
         self._checking = WorkThreads("kvtier-check", log, check_threads)
 
@@ -143,6 +151,14 @@ class Integrity:
         """
         for row in load.plan.rows:
             self._pool.row(row)[-PROOF_BYTES:] = _NO_PROOF
+        with self._lock:
+            self._loads[load.plan.id] = load
+
+    def arrived(self, job_id: int) -> Sequence[OffloadKey]:
+        """The keys of a load that are in their rows by now, whole and checked, though its tier may not be done."""
+        with self._lock:
+            load = self._loads.get(job_id)
+        return () if load is None else load.arrived()
 
     def verify(self, load: LoadCheck, result: JobResult) -> None:
         """Check the rows of *load* that *result* says are loaded, but for those found right before, and report it."""
@@ -210,4 +226,6 @@ class Integrity:
                 corrupt[0].hex()[:16],
             )
             self._discard(plan.tier, corrupt)
+        with self._lock:
+            del self._loads[plan.id]
         self._emit(Finished(plan.tier, result, corrupt))

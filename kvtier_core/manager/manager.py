@@ -285,7 +285,7 @@ class TierManager:
     def _collect(self) -> None:
         for _ in range(self._events.qsize()):  # no more: a tier may report as fast as they are taken in
             self._handle(self._events.get_nowait())
-        self._coordinator.tick(self._clock())
+        self._coordinator.tick(self._clock(), self._tiers.arrived)
         self._path_log.look(self._coordinator.state.tiers)
         self._act()
 

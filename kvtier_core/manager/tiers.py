@@ -173,6 +173,10 @@ class Tiers:
 
     # -- acting
 
+    def arrived(self, job_id: int) -> Sequence[OffloadKey]:
+        """The keys of a load that have come whole, though its tier may not be done with the others."""
+        return self._integrity.arrived(job_id)
+
     def do(self, action: Action) -> None:
         """Carry out what the coordinator wants done."""
         match action:

@@ -49,13 +49,15 @@ def check_lent(tier: TierState, before: int) -> None:
 def check_rows_in_use(running: Iterable[RunningJob], transfers: Iterable[DeviceTransfer]) -> None:
     """A row that one transfer writes is touched by no other, quarantined loads counted in (C31, C36).
 
+    What has arrived of a load is only read, until its tier has answered: it may look at it, or check it.
     A cascade that was given up may still read: its proof gives the changed bytes away (C28).
     """
     written: set[int] = set()
     read: set[int] = set()
     for job in running:
         if job.hook is JobHook.LOAD:
-            _claim(written, job.plan.rows, job)
+            _claim(written, [row for key, row in job.rows_by_key() if key not in job.arrived], job)
+            read.update(row for key, row in job.rows_by_key() if key in job.arrived)
         elif job.hook is JobHook.STORE and not job.is_cancelled:
             read.update(job.plan.rows)
     for transfer in transfers:

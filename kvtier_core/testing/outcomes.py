@@ -30,6 +30,7 @@ OUTCOMES = frozenset(
         "a late result freed its rows",
         "a lease lapsed",
         "a load brought only a part",
+        "a part of an overdue load had come",
         "a planned promotion was handed over",
         "a promotion was shared",
         "a prefix came in waves",

@@ -73,6 +73,7 @@ class Simulation:
             self._end_device_transfer: 50,
             self._end_step: 40,
             self._answer: 80,
+            self._arrive: 15,
             self._pass_time: 20,
             self._end_request: 40,
             self._ask_for_whole: 6,
@@ -293,17 +294,31 @@ class Simulation:
             self.watcher.note("a load brought only a part")
         return True
 
+    def _arrive(self) -> bool:
+        """A tier says that some blocks of a load have come; the rest is still to come."""
+        loads = self.world.jobs(JobHook.LOAD)
+        if not loads:
+            return False
+        job = self.world.running[self.random.choice(loads)]
+        self.world.arrive(job.plan.id, [key for key in job.plan.keys if self.random.random() < 0.5])
+        return True
+
     def _loaded(self, job: RunningJob) -> int:
         return self.world.coordinator.counters.tiers[job.plan.tier].loaded
 
     def _pass_time(self) -> bool:
         state = self.world.coordinator.state
         leases = sum(len(request.leases) for request in state.requests.values())
+        loaded = self._all_loaded()
         longest = self.random.choice((0.1, 0.1, 0.1, 1.0, 1.0, 3.0, 12.0))
         self.world.advance(self.random.uniform(0, longest))
+        self.watcher.note("a part of an overdue load had come", self._all_loaded() > loaded)
         left = sum(len(request.leases) for request in state.requests.values())
         self.watcher.note("a lease lapsed", left < leases)
         return True
+
+    def _all_loaded(self) -> int:
+        return sum(tier.loaded for tier in self.world.coordinator.counters.tiers.values())
 
     def _misbehave(self) -> bool:
         name = self.random.choice(list(self.world.tiers))

@@ -5,8 +5,8 @@ thread, no clock.
 """
 
 import enum
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Self
 
 from kvtier_core.coordinator import JobPlan, PreparedTransfer
@@ -130,6 +130,12 @@ class RunningJob:
     """The core has told the tier that nobody waits for it."""
     is_stale: bool = False
     """A reset came after it."""
+    arrived: set[OffloadKey] = field(default_factory=set)
+    """Of a load: keys that the tier said have come, and whose rows were found right."""
+
+    def rows_by_key(self) -> Iterator[tuple[OffloadKey, int]]:
+        """Each key with its row."""
+        return zip(self.plan.keys, self.plan.rows, strict=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,7 +204,7 @@ class ScriptedTier:
         if running.hook is JobHook.STORE:
             absent = self._store(running, answer, spoilt)
         else:
-            absent = self._load(plan, answer, spoilt)
+            absent = self._load(running, answer, spoilt)
         match answer:
             case Answer.ERROR:
                 return JobResult(job_id=plan.id, error="scripted to fail")
@@ -232,18 +238,18 @@ class ScriptedTier:
     def _store(self, running: RunningJob, answer: Answer, spoilt: Collection[OffloadKey]) -> list[OffloadKey]:
         """Take the rows as they are *now*; a store of an earlier epoch stays where nobody looks."""
         hidden = self.script.obeys_reset and running.epoch != self.epoch
-        for key, row in zip(running.plan.keys, running.plan.rows, strict=True):
+        for key, row in running.rows_by_key():
             if hidden or (key in spoilt and answer is not Answer.CORRUPT):
                 continue
             self.contents[key] = self._new_junk() if key in spoilt else self._rows[row]
         return []
 
-    def _load(self, plan: JobPlan, answer: Answer, spoilt: Collection[OffloadKey]) -> list[OffloadKey]:
+    def _load(self, running: RunningJob, answer: Answer, spoilt: Collection[OffloadKey]) -> list[OffloadKey]:
         """Fill the rows; a fault may leave half a block in one. Returns the keys that are not there."""
         absent: list[OffloadKey] = []
-        for key, row in zip(plan.keys, plan.rows, strict=True):
+        for key, row in running.rows_by_key():
             content = self.contents.get(key)
-            if answer is Answer.LIE:
+            if answer is Answer.LIE or key in running.arrived:
                 continue
             if key in spoilt:
                 self._rows[row] = self._new_junk()

@@ -293,7 +293,7 @@ class World:
     def advance(self, seconds: float) -> None:
         """Time passes."""
         self.now += seconds
-        self.coordinator.tick(self.now)
+        self.coordinator.tick(self.now, lambda job_id: self.running[job_id].arrived)
         self._act()
 
     def reset(self, *, tiers: bool = True, ready: bool = True) -> None:
@@ -345,6 +345,16 @@ class World:
         result = tier.perform(running, answer, plan.keys if chosen is None else chosen)
         self._report(Finished(plan.tier, result, self._find_corrupt(running, result)))
 
+    def arrive(self, job_id: int, chosen: Collection[OffloadKey]) -> None:
+        """A tier fills the rows of these keys of a load, says so, and touches those that are right no more."""
+        running = self.running[job_id]
+        for key, row in running.rows_by_key():
+            if key in chosen and key not in running.arrived:
+                self.rows[row] = self.tiers[running.plan.tier].contents.get(key, self._new_junk())
+                if self.rows[row].proves(Payload(key, running.epoch)):
+                    running.arrived.add(key)
+        self.check()
+
     def answer_all(self, hook: JobHook, tier: str | None = None, answer: Answer = Answer.OK) -> None:
         """Answer every job of one kind alike."""
         for job_id in self.jobs(hook, tier):
@@ -367,7 +377,7 @@ class World:
         """A tier writes into the rows of a load that it has not answered, as it may at any time."""
         running = self.running[job_id]
         assert running.hook is JobHook.LOAD, running
-        self._spoil(running.plan.rows)
+        self._spoil([row for key, row in running.rows_by_key() if key not in running.arrived])
         self.check()
 
     def _report(self, finished: Finished) -> None:

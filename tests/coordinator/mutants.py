@@ -24,6 +24,7 @@ from tests.coordinator import (
     test_endpoints,
     test_faults,
     test_groups,
+    test_late_loads,
     test_primary,
     test_promotions,
     test_quarantine,
@@ -101,9 +102,29 @@ MUTANTS: Sequence[Mutant] = (
     _m(
         "an overdue load's rows are free at once",
         "coordinator.promotions",
-        "        state.detach(block for block in job.blocks if block.state is not DETACHED)\n",
-        "        state.detach(block for block in job.blocks if block.state is not DETACHED)\n"
+        "        state.detach(block for block in job.blocks if block.state is ARRIVING)\n",
+        "        state.detach(block for block in job.blocks if block.state is ARRIVING)\n"
         "        state.ledger.unpin(job.blocks)\n",
+    ),
+    _m(
+        "what came of an overdue load may be evicted while its tier may touch it",
+        "coordinator.promotions",
+        "if block.key in arrived], pins=1)",
+        "if block.key in arrived])",
+    ),
+    _m(
+        "what came of an overdue load is lost with the rest",
+        "coordinator.promotions",
+        "if block.key in arrived], pins=1)",
+        "if not job.blocks], pins=1)",
+        test_late_loads.test_b8_what_came_before_the_deadline_is_a_hit_and_the_rest_is_a_miss,
+    ),
+    _m(
+        "what a tier takes back of an overdue load stays",
+        "coordinator.promotions",
+        "            state.detach(taken_back)\n",
+        "",
+        test_late_loads.test_b8_a_result_that_takes_back_what_came_makes_it_a_miss,
     ),
     _m(
         "a late result makes its blocks ready",

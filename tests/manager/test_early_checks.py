@@ -1,6 +1,7 @@
 """Rows that a tier says have arrived are checked while the rest of their job still loads (C03)."""
 
 import threading
+import time
 from collections import Counter
 from typing import TYPE_CHECKING
 
@@ -228,3 +229,26 @@ def test_c52_a_blocking_tiers_blocks_are_told_call_by_call_but_for_the_last():
     board.settle([(1, 4, True)])
     assert told == [[0], [2]]
     assert woken == [2]
+
+
+def test_b8_what_came_and_was_checked_before_the_deadline_counts(make_bench, monkeypatch):
+    load = HeldLoad(make_bench(num_rows=32, max_quarantined=1.0), monkeypatch)
+    load.fill(0)
+    load.arrived(0)
+    bench = load.bench
+    monkeypatch.setattr(bench.manager, "_clock", lambda: time.monotonic() + 60.0)  # past the deadline
+    assert bench.load("second", 1, 2) == [True]
+    assert bench.manager.counters.tiers["one"].timeouts == bench.manager.counters.tiers["one"].loaded == 1
+    load.fill(1)
+    load.answer()
+    bench.until(lambda: not bench.manager.coordinator.state.quarantined_rows)
+
+
+def test_b8_a_block_that_was_named_twice_is_in_doubt_and_no_hit_at_the_deadline(make_bench, monkeypatch):
+    load = HeldLoad(make_bench(num_rows=32, max_quarantined=1.0), monkeypatch)
+    load.fill(0)
+    load.arrived(0)
+    load.job.arrived([0])
+    bench = load.bench
+    monkeypatch.setattr(bench.manager, "_clock", lambda: time.monotonic() + 60.0)  # past the deadline
+    assert bench.load("second", 1, 2) == []
