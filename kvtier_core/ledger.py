@@ -47,7 +47,7 @@ class Block(Entry):
     nor found under its key: it may be another key's block by then.
     """
 
-    __slots__ = ("cascades", "is_sealed", "row", "source", "state", "writer")
+    __slots__ = ("cascades", "is_sealed", "row", "source", "state", "withheld", "writer")
 
     row: int
     state: BlockState
@@ -59,9 +59,14 @@ class Block(Entry):
     """The job that writes the row, 0 while that is only planned."""
     is_sealed: bool
     """The row has its proof, or will have it before any store that is planned from now on."""
+    withheld: frozenset[str]
+    """Tiers that it has not been given only because the request that stored it may not store to them."""
 
     def __repr__(self) -> str:
         return f"Block({self.key.hex()[:8]}, row={self.row}, {self.state.value}, pins={self.pins})"
+
+
+_NO_TIERS: frozenset[str] = frozenset()
 
 
 def _make_blocks(num_rows: int) -> list[Block]:
@@ -87,6 +92,7 @@ def _begin(blocks: Sequence[Block], keys: Sequence[OffloadKey], writer: int) -> 
         block.state = ARRIVING
         block.source = ""
         block.is_sealed = False
+        block.withheld = _NO_TIERS
 
 
 class Reservation(NamedTuple):

@@ -14,7 +14,7 @@ from kvtier_core.coordinator.jobs import Job, JobKind
 from kvtier_core.coordinator.state import PreparedTransfer, RequestState, State
 from kvtier_core.coordinator.tier_state import TierState
 from kvtier_core.keys import OffloadKey
-from kvtier_core.ledger import DETACHED, READY, Block
+from kvtier_core.ledger import ARRIVING, DETACHED, READY, Block
 from kvtier_core.values import MissReason
 
 NOTHING_TO_DO = PreparedTransfer(0, (), ())
@@ -45,6 +45,8 @@ class Cascades:
             leases.use(state, request, held)
             if counted:
                 self._cascade_often_offered(request, held, counted, now)
+            if any(block.withheld for block in held):
+                self._offer_withheld(request, held, now)
             keys_held = dict.fromkeys([block.key for block in held])
             absent = [key for key in absent if key not in keys_held]
         new = absent if admit_all else state.admission.admitted_to_pool(absent)
@@ -58,6 +60,10 @@ class Cascades:
         deadline = now + state.limits.device_timeout_s
         job = state.start_job(JobKind.DEVICE_STORE, request, new, reserved.blocks, deadline)
         job.rows = reserved.rows
+        if request.store_tiers is not None:
+            withheld = frozenset(name for name in state.tiers if not request.may_store_to(name))
+            for block in reserved.blocks:
+                block.withheld = withheld
         request.device_stores += 1
         return PreparedTransfer(job.id, new, reserved.rows, reserved.evicted)
 
@@ -75,7 +81,7 @@ class Cascades:
             self._cascade_all(job, tiers, now)
             return
         state.ledger.make_ready(job.blocks)
-        self._cascade(job.request, job.blocks, tiers, now)
+        self._cascade(job.request, [(tier, job.blocks) for tier in tiers], now)
 
     def _cascade_often_offered(
         self, request: RequestState, blocks: Sequence[Block], counted: Sequence[OffloadKey], now: float
@@ -89,7 +95,26 @@ class Cascades:
             if tier.store_threshold > 1 and self._may_cascade(request, tier)
         ]
         if ready and tiers:
-            self._cascade(request, ready, tiers, now)
+            self._cascade(request, [(tier, ready) for tier in tiers], now)
+
+    def _offer_withheld(self, request: RequestState, held: Sequence[Block], now: float) -> None:
+        """*request* offers what another one stored: its own filter says which tiers get it, not the other's."""
+        for block in held:
+            tiers = self._state.tiers.values()
+            if block.state is ARRIVING and any(self._lacks(tier, request, block) for tier in tiers):
+                self._state.follow(request, block)
+        self.give_withheld(request, [block for block in held if block.state is READY], now)
+
+    def give_withheld(self, request: RequestState, blocks: Sequence[Block], now: float) -> None:
+        """Give *blocks*, which *request* has offered, to the tiers that another request's filter kept them from."""
+        lacking = [
+            (tier, [block for block in blocks if self._lacks(tier, request, block)])
+            for tier in self._state.tiers.values()
+        ]
+        self._cascade(request, lacking, now)
+
+    def _lacks(self, tier: TierState, request: RequestState, block: Block) -> bool:
+        return tier.name in block.withheld and self._may_cascade(request, tier)
 
     def expire_device_store(self, job: Job) -> None:
         """A device store passed its deadline, or a reset came: the rows wait for the worker, the keys do not."""
@@ -132,10 +157,14 @@ class Cascades:
         state.outbox.append(StoreToTiers(state.plan(seal), plans))
 
     def _cascade(
-        self, request: RequestState, blocks: Sequence[Block], tiers: Iterable[TierState], now: float
+        self, request: RequestState, wanted: Iterable[tuple[TierState, Sequence[Block]]], now: float
     ) -> None:
+        """Give each tier, as part of *request*, those of its blocks that it takes."""
         chosen: dict[str, Sequence[Block]] = {}
-        for tier in tiers:
+        for tier, blocks in wanted:
+            for block in blocks:
+                if block.withheld:
+                    block.withheld -= {tier.name}
             admitted = self._admit(tier, blocks, now)
             if admitted:
                 self.pin(tier, admitted)

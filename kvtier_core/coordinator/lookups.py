@@ -65,7 +65,7 @@ class Lookups:
         request.last_lookup = now
         found = self._at_once(request, keys, now)
         if found is not None:
-            request.is_nowhere = found.reason in _NOWHERE
+            request.is_nowhere = request.load_tiers is None and found.reason in _NOWHERE
             request.wait_until = None
             return found
         blocks = self._state.ledger.find_all(keys)
@@ -77,7 +77,7 @@ class Lookups:
             group = GroupLookup(self._prefix, keys, blocks)
             plan = self._plan(request, [group], len(keys) * self._prefix.tokens_per_block, now)
             found = self._prefix_answer(group, plan)
-        request.is_nowhere = found.reason in _NOWHERE
+        request.is_nowhere = request.load_tiers is None and found.reason in _NOWHERE
         if found.is_settled:
             request.wait_until = None
         elif type(keys) is tuple and self._wait_for(request, plan):
@@ -152,7 +152,7 @@ class Lookups:
         settled = not plan.retry and not plan.promote and all(b.state is READY for b in plan.hold)
         ready = plan.end if settled else self.ready_blocks(keys, max_tokens)[0]
         found = EndPoint(plan.end, ready, settled, plan.reason)
-        request.is_nowhere = found.reason in _NOWHERE
+        request.is_nowhere = request.load_tiers is None and found.reason in _NOWHERE
         if settled:
             request.wait_until = None
             leases.keep_only(self._state, request, [block.key for block in plan.hold])

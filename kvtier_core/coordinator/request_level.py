@@ -44,9 +44,8 @@ class RequestLevel:
                 continue
             if block.state is READY:
                 ready.append(block)
-            elif request not in (followers := self._state.following.setdefault(block, {})):
-                followers[request] = None
-                request.late += 1
+            else:
+                self._state.follow(request, block)
         self._give(request, ready, now)
         self.give_late(now)
 
@@ -80,6 +79,7 @@ class RequestLevel:
                     ready.setdefault(request, []).append(block)
         for request, theirs in ready.items():
             self._give(request, theirs, now)
+            self._cascades.give_withheld(request, theirs, now)
         self.give_late(now)
         for request in left:
             self._state.forget_if_over(request)

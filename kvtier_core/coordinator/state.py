@@ -178,7 +178,7 @@ class State:
         self.no_lease_lapses_before = 0.0
         """The clock's time up to which ``leases.expire`` has nothing to do."""
         self.following: dict[Block, dict[RequestState, None]] = {}
-        """Arriving blocks, and the whole requests as part of which tiers get them once they are ready."""
+        """Arriving blocks, and the requests beside the one that stores them as part of which tiers get them, too."""
         self.sharing: dict[Block, dict[RequestState, None]] = {}
         """Blocks reserved in this step, and the requests that wait for each beside the one that reserved it."""
         self.planning: dict[RequestState, None] = {}
@@ -247,6 +247,13 @@ class State:
         self.jobs.give_up(job)
         if job.tier:
             self.tiers[job.tier].count_unanswered(job.kind, 1)
+
+    def follow(self, request: RequestState, block: Block) -> None:
+        """Tiers are to get *block*, which is arriving, as part of *request* once it is ready."""
+        followers = self.following.setdefault(block, {})
+        if request not in followers:
+            followers[request] = None
+            request.late += 1
 
     def plan_promotion(self, request: RequestState, block: Block) -> None:
         """*block* is to be loaded for *request*, from its source, when the step ends."""

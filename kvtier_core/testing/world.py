@@ -104,6 +104,8 @@ class World:
         limits = limits or generous_limits(num_rows)
         self._store_threshold = limits.store_threshold
         self._has_picky_tier = any(script.store_threshold > 1 for script in scripts)
+        self._withheld: set[OffloadKey] = set()
+        """Keys that a request's filter kept from a tier, at some time."""
         self._offers: dict[OffloadKey, set[str]] = {}
         """Which requests have offered a key."""
         self.coordinator = Coordinator(num_rows, make_policy(policy, num_rows), specs, limits, groups)
@@ -210,10 +212,13 @@ class World:
     def _note_offers(self, request_id: str, keys: Sequence[OffloadKey], held: Collection[OffloadKey]) -> None:
         for key in dict.fromkeys(keys):
             offerers = self._offers.setdefault(key, set())
-            if self._has_picky_tier and key in held and request_id not in offerers:
-                # A tier with a threshold may be given now what it was not given when it was stored.
+            may_be_given = key in self._withheld or (self._has_picky_tier and request_id not in offerers)
+            if may_be_given and key in held:
+                # A tier may be given now what another request's filter, or a threshold, kept from it.
                 self.hooks.stored(request_id, [key])
             offerers.add(request_id)
+            if self.coordinator.state.known(request_id).store_tiers is not None:
+                self._withheld.add(key)
 
     def _to_store(
         self, request_id: str, keys: Sequence[OffloadKey], held: Collection[OffloadKey]

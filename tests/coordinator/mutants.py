@@ -23,6 +23,7 @@ from tests.coordinator import (
     test_cascades,
     test_endpoints,
     test_faults,
+    test_filters,
     test_groups,
     test_late_loads,
     test_primary,
@@ -97,6 +98,28 @@ MUTANTS: Sequence[Mutant] = (
         "ledger.blocks_of(ledger.ready_prefix(keys))",
         "[block for block in ledger.find_all(keys) if block is not None]",
         test_primary.test_c12_a_load_takes_no_block_whose_bytes_are_arriving,
+    ),
+    _m(
+        "one request's filter decides for another",
+        "coordinator.cascades",
+        "            if any(block.withheld for block in held):\n",
+        "            if False:\n",
+        test_filters.test_b5_a_block_on_its_way_goes_to_the_tiers_of_everybody_who_offered_it,
+    ),
+    _m(
+        "what a filter kept from a tier is given at every offer",
+        "coordinator.cascades",
+        "                    block.withheld -= {tier.name}\n",
+        "                    pass\n",
+        test_filters.test_b5_a_block_in_the_pool_goes_to_the_tier_that_a_filter_kept_it_from_once,
+    ),
+    _m(
+        "what is not looked for in a tier is taken for absent there",
+        "coordinator.lookups",
+        "            request.is_nowhere = request.load_tiers is None and found.reason in _NOWHERE\n"
+        "            request.wait_until = None\n",
+        "            request.is_nowhere = found.reason in _NOWHERE\n            request.wait_until = None\n",
+        test_filters.test_b5_whether_a_tier_holds_a_block_is_not_decided_by_a_filter_on_loads,
     ),
     # -- promotions
     _m(

@@ -26,11 +26,14 @@ def not_stored(world: World, request: str) -> list[tuple[str, tuple[bytes, ...]]
 
 
 def world_with(keys: str, num_rows: int, *tiers: TierScript | str, **limits: float) -> World:
-    """A pool that holds *keys*, which no tier was given; requests "w" and "r" have begun, "r" nowhere whole."""
+    """A pool that holds *keys*, which no tier does any more; requests "w" and "r" have begun, "r" nowhere whole."""
     world = World(num_rows, tiers or ["a"], limits=generous_limits(num_rows, **limits))
-    world.new_request("w", store_tiers=[])
-    world.new_request("r")
-    world.put("w", make_keys(keys), cascade=False)
+    world.new_request("w", "r")
+    for key in make_keys(keys):
+        world.put("w", [key])
+    for tier in world.tiers.values():
+        tier.contents.clear()
+    world.advance(60.0)
     return world
 
 

@@ -248,6 +248,7 @@ def test_b8_a_block_that_was_named_twice_is_in_doubt_and_no_hit_at_the_deadline(
     load = HeldLoad(make_bench(num_rows=32, max_quarantined=1.0), monkeypatch)
     load.fill(0)
     load.arrived(0)
+    assert load.job.arrived is not None
     load.job.arrived([0])
     bench = load.bench
     monkeypatch.setattr(bench.manager, "_clock", lambda: time.monotonic() + 60.0)  # past the deadline
