@@ -1,5 +1,6 @@
 """An index that is damaged: wherever that is met, it is made anew by itself, with one warning (C32, C33)."""
 
+import random
 import shutil
 import sqlite3
 from pathlib import Path
@@ -8,8 +9,23 @@ import pytest
 
 from kvtier_core.cli.main import main
 from kvtier_core.errors import TierOpenError
-from kvtier_disk.extents.database import Database, IndexDamagedError
-from tests.tiers.extents import KEYS, MIB, direct, drive, index_file, load, rows, store
+from kvtier_disk.extents.change_log import pack
+from kvtier_disk.extents.database import Database
+from kvtier_disk.extents.statements import IndexDamagedError
+from tests.tiers.extents import (
+    KEYS,
+    MIB,
+    A,
+    direct,
+    drive,
+    index_file,
+    load,
+    outcome_of,
+    program,
+    rows,
+    store,
+    wait_until,
+)
 
 HELD = KEYS[:60]
 PAGE = 4096
@@ -129,3 +145,125 @@ def test_c33_a_damaged_index_that_may_not_be_written_is_named_as_such(root):
     spoil(root, "DROP TABLE slots")
     with pytest.raises(TierOpenError, match=r"index is damaged \(no such table: slots\).*disk rebuild"):
         drive(root, read_only=True)
+
+
+def test_s1_any_bit_of_the_schema_may_flip(root, warnings):
+    home = root / ".kvtier"
+    good = index_file(root).read_bytes()
+    first = good.index(b"CREATE TABLE namespaces")
+    last = good.rindex(b"CREATE TABLE", 0, PAGE * 2)
+    rng = random.Random(1)
+    for at in sorted(rng.sample(range(min(first, last), PAGE), 120)):
+        spoiled = bytearray(good)
+        spoiled[at] ^= 1 << rng.randrange(8)
+        shutil.rmtree(home)
+        home.mkdir()
+        (home / "index-000001.db").write_bytes(spoiled)
+        before = len(warnings())
+        with drive(root, capacity=16 * MIB) as tier:
+            assert tier.load(HELD).rows == rows(*HELD), at
+            assert tier.store(rows(*KEYS[100:104])).error is None, at
+        (warning,) = warnings()[before:]
+        assert "made the index anew" in warning
+
+
+WRONG_VALUES = {
+    "a key that is text": "UPDATE slots SET key = 'text' WHERE key IS NOT NULL",
+    "a key that is no text": "UPDATE slots SET key = CAST(x'ff80' AS TEXT) WHERE key IS NOT NULL",
+    "a key without bytes": "UPDATE slots SET key = x'' WHERE key IS NOT NULL",
+    "a key that is too long": "UPDATE slots SET key = zeroblob(49) WHERE key IS NOT NULL",
+    "a name that leads out of the root": "UPDATE namespaces SET name = '../' || name",
+    "a name that is a number": "UPDATE namespaces SET name = x'00'",
+    "a size that no block has": "UPDATE namespaces SET row_bytes = -1",
+    "a sign of life somewhere else": "INSERT INTO owners (lock, namespace) VALUES ('../../x' || char(0), 1)",
+    "an extent that is too large": "UPDATE extents SET bytes = bytes + 4096",
+    "slots without end": "UPDATE extents SET slots = 1 << 40",
+    "an extent whose number has no room": "UPDATE extents SET id = 1 << 60 WHERE id = 1",
+    "numbers that are at their end": "UPDATE sqlite_sequence SET seq = 9223372036854775807",
+    "an index of another form": "PRAGMA user_version = 7",
+}
+
+
+@pytest.mark.parametrize("statement", WRONG_VALUES.values(), ids=WRONG_VALUES.keys())
+def test_s1_a_value_that_can_not_be_is_damage_at_the_start(root, warnings, statement):
+    spoil(root, statement)
+    with drive(root, capacity=16 * MIB) as tier:
+        assert tier.load(HELD).rows == rows(*HELD)
+        assert tier.store(rows(*KEYS[100:400])).error is None
+    (warning,) = warnings()
+    assert "made the index anew" in warning
+
+
+@pytest.mark.parametrize("statement", WRONG_VALUES.values(), ids=WRONG_VALUES.keys())
+def test_s1_a_value_that_can_not_be_never_stops_a_tier_that_runs(root, statement):
+    with drive(root, capacity=16 * MIB) as tier:
+        spoil(root, statement)
+        tier.store(rows(*KEYS[100:104]))  # may meet it
+        wait_until(lambda: tier.store(rows(*KEYS[100:104])).error is None, "stores work")
+        assert tier.load(KEYS[100:104]).rows == rows(*KEYS[100:104])
+        assert tier.load(HELD).rows == rows(*HELD)
+
+
+@pytest.mark.parametrize("pairs", [b"", b"\1", bytes(12), b"\xff" * 40, pack([(A, 5)])[:-1], pack([(A, -5)])])
+def test_s1_a_change_that_can_not_be_read_is_damage(root, warnings, pairs):
+    tier, other = direct(root, capacity=16 * MIB), direct(root, capacity=16 * MIB)
+    store(other, KEYS[100])
+    connection = sqlite3.connect(index_file(root))
+    connection.execute(
+        "UPDATE changes SET pairs = ? WHERE number = (SELECT max(number) FROM changes)", (pairs,)
+    )
+    connection.commit()
+    connection.close()
+    tier.follow()
+    assert load(tier, *HELD) == rows(*HELD)
+    assert store(tier, *KEYS[100:104]) == [True] * 4
+    assert any("made the index anew" in warning for warning in warnings())
+    tier.close()
+    other.close()
+
+
+SHORTENED = """
+import pathlib, sys
+root = pathlib.Path(sys.argv[1])
+tier, other = t.direct(root, capacity=16 * t.MIB), t.direct(root, capacity=16 * t.MIB)
+t.store(other, *t.KEYS[:8])
+for size in (0, 1, 4095, 4096):
+    for path in sorted((root / ".kvtier").iterdir()):
+        if path.is_file():
+            with path.open("r+b") as file:
+                file.truncate(size)
+    for one in (tier, other):
+        one.load_many(t.KEYS[:8], [memoryview(bytearray(t.ROW)) for _ in range(8)])
+        t.store(one, *t.KEYS[8:16])
+    for one in (tier, other):
+        one.follow()
+        assert t.store(one, *t.KEYS[8:16]) == [True] * 8
+        assert t.load(one, *t.KEYS[8:16]) == t.rows(*t.KEYS[8:16])
+tier.close()
+other.close()
+print('{"ended": 1}')
+"""
+
+
+def test_s4_files_of_the_index_cut_short_under_a_running_engine_do_not_end_it(root):
+    assert outcome_of(program(SHORTENED, root)) == {"ended": 1}
+
+
+MAPPED = """
+import json, pathlib, sys
+root = pathlib.Path(sys.argv[1])
+tier = t.direct(root, capacity=16 * t.MIB)
+t.store(tier, *t.KEYS[:8])
+lines = pathlib.Path("/proc/self/maps").read_text().splitlines()
+print(json.dumps({"mapped": sum(str(root) in line for line in lines)}))
+tier.close()
+"""
+
+
+def test_s4_no_file_of_the_root_is_mapped_into_memory(root):
+    connection = sqlite3.connect(index_file(root))
+    connection.execute(
+        "PRAGMA journal_mode = WAL"
+    )  # as the header of an older index, or of a damaged one, may say
+    connection.close()
+    assert outcome_of(program(MAPPED, root)) == {"mapped": 0}

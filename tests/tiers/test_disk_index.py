@@ -117,13 +117,12 @@ def test_c28_changes_are_kept_within_their_bound_without_a_look_at_the_extents_a
     slots, batch = 8192, 64
     assert index.finish_extent(index.begin_extent(namespace, owner, slots, MIB))
     statements: list[str] = []
-    with index.database.reading() as connection:
-        connection.set_trace_callback(statements.append)
+    index.database._connection.set_trace_callback(statements.append)
     for number in range(100):
         stored = [(key_of(36), place) for place in index.claim(namespace, owner, batch)]
         assert index.publish(namespace, owner, stored, [], float(number)) == [True] * batch
+    index.database._connection.set_trace_callback(None)
     with index.database.reading() as connection:
-        connection.set_trace_callback(None)
         (kept,) = connection.execute("SELECT sum(count) FROM changes").fetchone()
     bound = (slots + SLOTS) // 4
     assert bound <= kept <= bound + bound // 8 + 2 * batch
@@ -136,8 +135,7 @@ def test_c28_a_store_takes_fewer_statements_than_blocks(tmp_path, evict):
     store(tier, *KEYS[:300])
     assert all(tier.contains(KEYS[:300])) is not evict
     statements: list[str] = []
-    with tier._opened().opened.index.database.reading() as connection:
-        connection.set_trace_callback(statements.append)
+    tier._opened().opened.index.database._connection.set_trace_callback(statements.append)
     assert store(tier, *KEYS[300:340]) == [True] * 40
     assert len(statements) <= 20, statements
     tier.close()

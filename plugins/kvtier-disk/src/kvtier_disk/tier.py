@@ -22,7 +22,6 @@ from kvtier_core import (
 )
 from kvtier_disk.extents.bounds import Bounds, least_capacity
 from kvtier_disk.extents.contents import Contents
-from kvtier_disk.extents.database import IndexDamagedError
 from kvtier_disk.extents.full_disk import join
 from kvtier_disk.extents.place import (
     RootRefusedError,
@@ -31,6 +30,7 @@ from kvtier_disk.extents.place import (
     open_root,
 )
 from kvtier_disk.extents.root import Membership, Root
+from kvtier_disk.extents.statements import IndexDamagedError
 from kvtier_disk.extents.store import BlockStore, Opened, Outcome
 from kvtier_disk.extents.upkeep import Upkeep
 from kvtier_disk.files_tier import FilesTier

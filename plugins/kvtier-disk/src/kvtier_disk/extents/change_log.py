@@ -4,13 +4,14 @@ Works inside transactions that ``Index`` begins and ends. Decides how many chang
 everything anew.
 """
 
-import sqlite3
 import struct
 from array import array
 from collections.abc import Sequence
 
 from kvtier_core import OffloadKey
 from kvtier_disk.extents.contents import Pair
+from kvtier_disk.extents.form import MAX_KEY_BYTES
+from kvtier_disk.extents.statements import Statements
 
 _MIN_CHANGES = 256
 _COUNT = struct.Struct("<I")
@@ -25,7 +26,7 @@ class ChangeLog:
 
     def record(
         self,
-        connection: sqlite3.Connection,
+        connection: Statements,
         namespace: int,
         owner: int,
         *,
@@ -43,7 +44,7 @@ class ChangeLog:
         if self._unpruned >= self._prune_at:
             self._prune(connection)
 
-    def _prune(self, connection: sqlite3.Connection) -> None:
+    def _prune(self, connection: Statements) -> None:
         """Keep about as many changes as a quarter of what there are slots; the last one always."""
         (slots,) = connection.execute("SELECT total(slots) FROM extents").fetchone()
         kept = max(_MIN_CHANGES, int(slots) // 4)
@@ -56,21 +57,21 @@ class ChangeLog:
             )
 
     @staticmethod
-    def last(connection: sqlite3.Connection) -> int:
+    def last(connection: Statements) -> int:
         """The number of the last change."""
-        number: int = connection.execute("SELECT ifnull(max(number), 0) FROM changes").fetchone()[0]
+        number: int = connection.execute("SELECT ifnull(max(number), 0) AS number FROM changes").fetchone()[0]
         return number
 
     @classmethod
     def since(
-        cls, connection: sqlite3.Connection, number: int, namespace: int, owner: int
+        cls, connection: Statements, number: int, namespace: int, owner: int
     ) -> tuple[int, list[tuple[bool, list[Pair]]]] | None:
         """The last change, and what others stored (or removed) since *number*, in order; ``None`` when that is lost."""
         last = cls.last(connection)
         if last == number:
             return last, []
         first = connection.execute(
-            "SELECT number - count + 1 FROM changes ORDER BY number LIMIT 1"
+            "SELECT number - count + 1 AS number FROM changes ORDER BY number LIMIT 1"
         ).fetchone()
         if last < number or first is None or first[0] > number + 1:
             return None
@@ -78,7 +79,10 @@ class ChangeLog:
             "SELECT stored, pairs FROM changes WHERE number > ? AND namespace = ? AND owner <> ? ORDER BY number",
             (number, namespace, owner),
         ).fetchall()
-        return last, [(bool(stored), unpack(pairs)) for stored, pairs in rows]
+        try:
+            return last, [(bool(stored), unpack(pairs)) for stored, pairs in rows]
+        except ValueError as error:
+            raise connection.damaged(f"a change that can't be read: {error}") from error
 
 
 def pack(pairs: Sequence[Pair]) -> bytes:
@@ -88,11 +92,15 @@ def pack(pairs: Sequence[Pair]) -> bytes:
 
 
 def unpack(packed: bytes) -> list[Pair]:
-    """The inverse of ``pack``."""
-    (count,) = _COUNT.unpack_from(packed)
-    places = array("q", packed[_COUNT.size : _COUNT.size + 8 * count])
+    """The inverse of ``pack``. Raises ``ValueError`` for what ``pack`` never gives."""
+    count = int.from_bytes(packed[: _COUNT.size], "little")
     at = _COUNT.size + 9 * count
     lengths = packed[at - count : at]
+    if len(packed) != at + sum(lengths) or not all(0 < length <= MAX_KEY_BYTES for length in lengths):
+        raise ValueError(f"{len(packed)} bytes are not those of {count} blocks")
+    places = array("q", packed[_COUNT.size : _COUNT.size + 8 * count])
+    if count and min(places) < 0:
+        raise ValueError("a place below 0")
     pairs: list[Pair] = []
     for place, length in zip(places, lengths, strict=True):
         pairs.append((OffloadKey(packed[at : at + length]), place))

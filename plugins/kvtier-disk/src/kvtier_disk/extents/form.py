@@ -25,6 +25,8 @@ ENTRY_BYTES = 64
 MAX_KEY_BYTES = 48
 SLOT_BITS = 24
 MAX_SLOTS = 1 << SLOT_BITS
+MAX_EXTENT = (1 << 63 - SLOT_BITS) - 1
+"""So that every place is a number that SQLite has room for."""
 
 MAGIC = b"kvtier extent 1\n"
 """What an extent begins with, and nothing else does."""
@@ -94,6 +96,8 @@ def read_header(header: bytes) -> tuple[int, Shape, str] | None:
     extent, row_bytes, slots, length = _HEADER.unpack_from(header, len(MAGIC))
     end = len(MAGIC) + _HEADER.size + length
     if end + _CHECKSUM.size > HEADER_BYTES or not 0 < slots <= MAX_SLOTS or row_bytes == 0:
+        return None
+    if not 0 < extent <= MAX_EXTENT:
         return None
     if _CHECKSUM.unpack_from(header, end)[0] != zlib.crc32(header[:end]):
         return None

@@ -5,25 +5,25 @@ writing into it) or holds a block; it changes hands only here. ``changes`` tells
 Decides nothing: what to remove, and when, comes from outside. Every method raises ``OSError``.
 """
 
-import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from operator import itemgetter
 
 from kvtier_core import OffloadKey
 from kvtier_disk.extents.change_log import ChangeLog
 from kvtier_disk.extents.contents import Pair
-from kvtier_disk.extents.database import PAGE_BYTES, Database, IndexDamagedError
-from kvtier_disk.extents.form import MAX_SLOTS, extent_of, place_of
+from kvtier_disk.extents.database import PAGE_BYTES, Database
+from kvtier_disk.extents.form import MAX_SLOTS, Shape, extent_of, place_of
 from kvtier_disk.extents.room import Census, ExtentInfo
 from kvtier_disk.extents.slot_runs import CLAIM_RUN, FIND_FREE, FREE_RUN, PUBLISH_RUN, change, pairs_at, runs
+from kvtier_disk.extents.statements import Statements
 from kvtier_disk.extents.tables import CHUNK, SCHEMA, VERSION, ExtentRow, Namespace, chunks
 
 SLOT_BYTES = 160
 """What a slot takes in the index, changes included, at most."""
 BASE_BYTES = 256 << 10
 """What the index takes without any slot, with everything that is neither extent, slot nor journal."""
-_BESIDE_BYTES = 128 << 10
-"""What of that is not in the index's own file: its shared memory, and the first namespaces."""
+_BESIDE_BYTES = 64 << 10
+"""What of that is not in the index's own file: the first namespaces."""
 _FIRST_NAMESPACES = 4
 _NAMESPACE_BYTES = 16 << 10
 """What each one after the first takes: its directory, and its description."""
@@ -31,6 +31,9 @@ NOBODY = 0
 """No namespace's and no owner's number."""
 _EVER, _NEVER = float("-inf"), float("inf")
 _MAKING, _READY, _LEAVING = 0, 1, 2
+_EXTENTS = """
+SELECT id, namespace, bytes, slots, state, owner,
+    (SELECT row_bytes FROM namespaces WHERE id = extents.namespace) AS block FROM extents"""
 _place = itemgetter(1)
 
 
@@ -40,25 +43,26 @@ class Index:
     def __init__(self, database: Database, root: int) -> None:
         """On a database that is new or has these tables, for the root of this number.
 
-        Raises ``IndexDamagedError`` for another one, and for the index of another root.
+        Raises ``IndexDamagedError`` for one of another form, and for the index of another root.
         """
         self.database = database
         self.root = root
         self._log = ChangeLog()
         with database.reading() as connection:
-            version = connection.execute("PRAGMA user_version").fetchone()[0]
+            (version,) = connection.execute("PRAGMA user_version").fetchone()
         if version == 0 and not database.read_only:
             with database.transaction() as connection:
-                if connection.execute("PRAGMA user_version").fetchone()[0] == 0:
-                    for statement in SCHEMA.split(";\n"):
-                        connection.execute(statement)
-                    connection.execute(f"PRAGMA application_id = {root}")
-                    connection.execute(f"PRAGMA user_version = {VERSION}")
-        with database.reading() as connection:  # an index of another form raises here
-            connection.execute("SELECT max(number) FROM changes").fetchone()
-            found = connection.execute("PRAGMA application_id").fetchone()[0]
+                for statement in SCHEMA.split(";\n"):
+                    connection.execute(statement)
+                connection.execute(f"PRAGMA application_id = {root}")
+                connection.execute(f"PRAGMA user_version = {VERSION}")
+        with database.reading() as connection:
+            (version,) = connection.execute("PRAGMA user_version").fetchone()
+            (found,) = connection.execute("PRAGMA application_id").fetchone()
+        if version != VERSION:
+            raise database.damaged(f"its form is {version}, and not {VERSION}")
         if found != root:
-            raise IndexDamagedError(database.path, "it is the index of another root")
+            raise database.damaged("it is the index of another root")
 
     # Namespaces and owners.
 
@@ -106,6 +110,7 @@ class Index:
     def add_owner(self, lock: str, namespace: int) -> int:
         """A process whose life is shown by the file *lock* works on a namespace."""
         with self.database.transaction() as connection:
+            self._check_numbers(connection)
             id_ = connection.execute(
                 "INSERT INTO owners (lock, namespace) VALUES (?, ?)", (lock, namespace)
             ).lastrowid
@@ -142,7 +147,7 @@ class Index:
         *victims* is asked for as many blocks as there are free slots too few; what it gives beyond leaves free slots.
         Returns places in order.
         """
-        with self.database.transaction(for_store=True) as connection:
+        with self.database.transaction() as connection:
             places = [place for (place,) in connection.execute(FIND_FREE, (namespace, count))]
             connection.executemany(
                 "UPDATE slots SET owner = ? WHERE place BETWEEN ? AND ?",
@@ -242,7 +247,7 @@ class Index:
     def census(self, journal_bytes: int) -> Census:
         """What the root holds, and who has used it when. The journal counts as *journal_bytes*, or as what it takes."""
         with self.database.view() as connection:
-            rows = connection.execute("SELECT id, namespace, bytes, slots, state FROM extents").fetchall()
+            rows = self._extents(connection)
             busy = {
                 extent_of(place)
                 for (place,) in connection.execute("SELECT place FROM slots WHERE owner IS NOT NULL")
@@ -251,13 +256,13 @@ class Index:
             pages = connection.execute("PRAGMA page_count").fetchone()[0]
         extents = [
             ExtentInfo(
-                id=id_,
-                namespace=namespace,
-                bytes=size,
-                is_busy=state != _READY or id_ in busy,
-                index_bytes=slots * SLOT_BYTES,
+                id=row.id,
+                namespace=row.namespace,
+                bytes=row.bytes,
+                is_busy=not row.is_ready or row.id in busy,
+                index_bytes=row.slots * SLOT_BYTES,
             )
-            for id_, namespace, size, slots, state in rows
+            for row in rows
         ]
         promised = BASE_BYTES + sum(extent.index_bytes for extent in extents)
         more_namespaces = max(0, len(used) - _FIRST_NAMESPACES)
@@ -273,17 +278,12 @@ class Index:
     def extents(self) -> list[ExtentRow]:
         """All extents."""
         with self.database.reading() as connection:
-            rows = connection.execute(
-                "SELECT id, namespace, bytes, slots, state, owner FROM extents"
-            ).fetchall()
-        return [
-            ExtentRow(id=id_, namespace=ns, bytes=size, slots=slots, is_ready=state == _READY, owner=owner)
-            for id_, ns, size, slots, state, owner in rows
-        ]
+            return self._extents(connection)
 
     def begin_extent(self, namespace: int, owner: int, slots: int, size: int) -> int:
         """An extent is about to be made: it counts from now on. Returns its id, which nobody had before."""
-        with self.database.transaction(for_store=True) as connection:
+        with self.database.transaction() as connection:
+            self._check_numbers(connection)
             id_ = connection.execute(
                 "INSERT INTO extents (namespace, bytes, slots, state, owner) VALUES (?, ?, ?, ?, ?)",
                 (namespace, size, slots, _MAKING, owner),
@@ -351,21 +351,45 @@ class Index:
     # Inside a transaction.
 
     @staticmethod
-    def _empty_namespaces(connection: sqlite3.Connection) -> list[Namespace]:
+    def _check_numbers(connection: Statements) -> None:
+        """Raises ``IndexDamagedError`` where the numbers to come have no end: SQLite would speak of a full disk."""
+        connection.execute("SELECT seq AS id FROM sqlite_sequence")
+
+    @staticmethod
+    def _extents(connection: Statements) -> list[ExtentRow]:
+        """All extents. What is counted, and removed, by them has to be right: each is as large as its slots make it."""
+        extents: list[ExtentRow] = []
+        for id_, namespace, size, slots, state, owner, row_bytes in connection.execute(_EXTENTS):
+            if row_bytes is None:
+                raise connection.damaged(f"extent {id_} is in no namespace")
+            if size != Shape(row_bytes=row_bytes, slots=slots).file_bytes:
+                raise connection.damaged(f"extent {id_} can't have {size} bytes with {slots} slots")
+            extents.append(
+                ExtentRow(
+                    id=id_,
+                    namespace=namespace,
+                    bytes=size,
+                    slots=slots,
+                    is_ready=state == _READY,
+                    owner=owner,
+                )
+            )
+        return extents
+
+    @staticmethod
+    def _empty_namespaces(connection: Statements) -> list[Namespace]:
         rows = connection.execute(
             "SELECT id, name, row_bytes FROM namespaces WHERE id IN (SELECT id FROM namespaces"
             " EXCEPT SELECT namespace FROM extents EXCEPT SELECT namespace FROM owners)"
         )
         return [Namespace(id=id_, name=name, row_bytes=size) for id_, name, size in rows]
 
-    def _add_slots(self, connection: sqlite3.Connection, id_: int, namespace: int, slots: int) -> None:
+    def _add_slots(self, connection: Statements, id_: int, namespace: int, slots: int) -> None:
         connection.executemany(
             "INSERT INTO slots (place, namespace) VALUES (?, ?)",
             ((place_of(id_, slot), namespace) for slot in range(slots)),
         )
 
-    def _forget(
-        self, connection: sqlite3.Connection, namespace: int, owner: int, pairs: Sequence[Pair]
-    ) -> None:
+    def _forget(self, connection: Statements, namespace: int, owner: int, pairs: Sequence[Pair]) -> None:
         change(connection, FREE_RUN, pairs)
         self._log.record(connection, namespace, owner, stored=False, pairs=pairs)

@@ -91,10 +91,10 @@ class IndexFiles:
             index = self.open(draft)
             try:
                 filled = fill(index)
-                index.database.settle()  # what is still in the journal would be lost with its name
             finally:
                 index.database.close()
             draft.rename(path)
+            draft.with_name(f"{draft.name}-journal").unlink(missing_ok=True)
         except BaseException:
             self.remove_unused(None)
             raise

@@ -25,18 +25,19 @@ from pathlib import Path
 from typing import Any
 
 from kvtier_disk.extents.adoption import adopt
-from kvtier_disk.extents.database import Database, IndexDamagedError
+from kvtier_disk.extents.database import Database
 from kvtier_disk.extents.extent_files import ExtentFiles
 from kvtier_disk.extents.found import FoundExtent, find_extents, identify, is_plain_directory
 from kvtier_disk.extents.index import NOBODY, Index
 from kvtier_disk.extents.index_files import IndexFiles
 from kvtier_disk.extents.lock import LifeSign, exclusively, is_alive
 from kvtier_disk.extents.place import check_namespace, refuse_link, why_not_direct
-from kvtier_disk.extents.shared_memory import ALLOCATED_BYTES
+from kvtier_disk.extents.statements import IndexDamagedError, index_gone
 from kvtier_disk.extents.tables import ExtentRow, Namespace
 
 _OPEN_TIMEOUT_S = 60.0
 _HOLD_TIMEOUT_S = 5.0  # a store waits for it
+_PROBE_BYTES = 128 << 10  # more than the transactions of a start write
 _MIN_JOURNAL, _MAX_JOURNAL = 256 << 10, 8 << 20
 
 
@@ -117,11 +118,7 @@ class Root:
     def check_in_use(self, database: Database) -> None:
         """Raises ``OSError``, ``ESTALE`` when this is the root's index no more."""
         if not self.is_in_use(database):
-            raise OSError(
-                errno.ESTALE,
-                "the index is gone or was made anew by another process; this one changes over within `refresh`",
-                str(self.path),
-            )
+            raise index_gone(self.path)
 
     def warn_once(self, subject: str, text: str) -> None:
         """Warn of something, the first time only."""
@@ -291,7 +288,7 @@ class Root:
         try:
             with self.exclusively():
                 try:
-                    probe.write_bytes(bytes(2 * ALLOCATED_BYTES))
+                    probe.write_bytes(bytes(_PROBE_BYTES))
                 finally:
                     probe.unlink(missing_ok=True)
         except OSError:

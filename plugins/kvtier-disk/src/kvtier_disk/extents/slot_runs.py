@@ -3,11 +3,11 @@
 Works inside transactions that ``Index`` begins and ends. Decides nothing.
 """
 
-import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
 
 from kvtier_core import OffloadKey
 from kvtier_disk.extents.contents import Pair
+from kvtier_disk.extents.statements import Statements
 
 FIND_FREE = """
 SELECT place FROM slots WHERE namespace = ? AND key IS NULL AND owner IS NULL ORDER BY place LIMIT ?"""
@@ -31,9 +31,7 @@ WHERE place BETWEEN :first AND :last AND :last - :first + 1 =
      WHERE place BETWEEN :first AND :last AND key = substr(:keys, (place - :first) * :width + 1, :width))"""
 
 
-def change(
-    connection: sqlite3.Connection, statement: str, pairs: Sequence[Pair], **values: float
-) -> list[int]:
+def change(connection: Statements, statement: str, pairs: Sequence[Pair], **values: float) -> list[int]:
     """Let *statement* change the slots of *pairs*, run by run; returns the places of those that it did change.
 
     Cheap where *pairs* are sorted by place.
@@ -52,7 +50,7 @@ def change(
 
 
 def _change_run(
-    connection: sqlite3.Connection,
+    connection: Statements,
     statement: str,
     first: int,
     keys: Sequence[OffloadKey],
@@ -66,11 +64,12 @@ def _change_run(
         "width": len(keys[0]),
     }
     changed = connection.execute(statement, {**run, **values}).rowcount
-    assert changed in (0, len(keys)), f"{changed} of a run of {len(keys)} slots were changed"
+    if changed not in (0, len(keys)):
+        raise connection.damaged(f"{changed} of a run of {len(keys)} slots were changed")
     return changed > 0
 
 
-def pairs_at(connection: sqlite3.Connection, places: Sequence[int], since: float) -> set[Pair]:
+def pairs_at(connection: Statements, places: Sequence[int], since: float) -> set[Pair]:
     """What blocks *places*, which are sorted, hold, of those stored *since*."""
     return {
         (OffloadKey(key), place)

@@ -230,7 +230,6 @@ class BlockStore:
 
         None of it is a fault. Who has a time to live asks the index at every load: ages are nowhere else.
         """
-        opened = self.opened
         gone = [
             index
             for index, place in enumerate(places)
@@ -243,10 +242,8 @@ class BlockStore:
                 )
             )
         ]
-        database = opened.index.database
-        if self._ttl is not None or (not database.read_only and database.version() != opened.version):
-            since = float("-inf") if self._ttl is None else time.time() - self._ttl
-            now = opened.index.pairs_at([place for place in places if place is not None], since)
+        now = self._held_now([place for place in places if place is not None])
+        if now is not None:
             gone += [
                 index
                 for index, place in enumerate(places)
@@ -262,6 +259,23 @@ class BlockStore:
                     if (place := places[index]) is not None
                 ]
             )
+
+    def _held_now(self, places: Sequence[int]) -> set[Pair] | None:
+        """What the index says that *places* hold; ``None`` where nobody has changed it, or it can't be asked.
+
+        Without its word the proofs decide alone, and what was recycled counts as damaged. Raises ``OSError`` where only
+        the index knows ages.
+        """
+        opened = self.opened
+        if self._ttl is not None:
+            return opened.index.pairs_at(places, time.time() - self._ttl)
+        database = opened.index.database
+        try:
+            if database.read_only or database.version() == opened.version:
+                return None
+            return opened.index.pairs_at(places)
+        except OSError:
+            return None
 
     def _forget_lost_extents(self) -> None:
         lost = self.opened.files.take_lost()

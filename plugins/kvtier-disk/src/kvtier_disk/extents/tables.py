@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from kvtier_disk.extents.contents import Pair
 
-VERSION = 1
+VERSION = 2
 CHUNK = 512
 """Pairs that one transaction handles at most, where there may be any number."""
 
@@ -22,7 +22,8 @@ CREATE TABLE extents (
     id INTEGER PRIMARY KEY AUTOINCREMENT, namespace INTEGER NOT NULL, bytes INTEGER NOT NULL,
     slots INTEGER NOT NULL, state INTEGER NOT NULL, owner INTEGER);
 CREATE TABLE slots (
-    place INTEGER PRIMARY KEY, namespace INTEGER NOT NULL, key BLOB, time REAL, owner INTEGER);
+    place INTEGER PRIMARY KEY, namespace INTEGER NOT NULL, key BLOB, time REAL, owner INTEGER,
+    CHECK ((key IS NULL) = (time IS NULL)));
 CREATE INDEX free_slots ON slots (namespace, place) WHERE key IS NULL AND owner IS NULL;
 CREATE INDEX claimed_slots ON slots (owner) WHERE owner IS NOT NULL;
 CREATE TABLE changes (

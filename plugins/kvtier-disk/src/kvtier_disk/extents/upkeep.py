@@ -14,12 +14,13 @@ from typing import TYPE_CHECKING, Any
 
 from kvtier_core import OffloadKey, format_size
 from kvtier_disk.extents.bounds import Bounds, shape_for
-from kvtier_disk.extents.database import IndexDamagedError, Snapshot
+from kvtier_disk.extents.database import Snapshot
 from kvtier_disk.extents.form import Shape
 from kvtier_disk.extents.full_disk import cut, cut_surplus, full_disk_waits, is_out_of_room, join
 from kvtier_disk.extents.index import SLOT_BYTES
 from kvtier_disk.extents.room import Census, Grow, Recycle, Take, find_room, surplus
 from kvtier_disk.extents.root import Membership, Root
+from kvtier_disk.extents.statements import IndexDamagedError
 from kvtier_disk.extents.store import BlockStore
 from kvtier_disk.extents.tables import CHUNK
 
@@ -202,7 +203,6 @@ class Upkeep:
             blocks.give_back_claims()
             self._expire(now)
             self._clear()
-        opened.index.database.tidy()
 
     def _clear(self) -> None:
         """Remove what the dead have left, now and then. By a clock that is never put back."""
