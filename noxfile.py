@@ -92,13 +92,13 @@ def _with_torch(*requirements: str) -> list[str]:
     return ["-c", "constraints.txt", *_editable(DISTRIBUTIONS), *TORCH, *requirements]
 
 
-def _shared(session: nox.Session) -> Path:
-    """The directory of the shared environment's programs."""
-    return session.cache_dir.resolve().parent / "env" / "bin"
+def _shared(session: nox.Session, env: str = "env") -> Path:
+    """The directory of a shared environment's programs."""
+    return session.cache_dir.resolve().parent / env / "bin"
 
 
-def _run(session: nox.Session, program: str, *arguments: str) -> None:
-    session.run(str(_shared(session) / program), *arguments, external=True)
+def _run(session: nox.Session, program: str, *arguments: str, env: str = "env") -> None:
+    session.run(str(_shared(session, env) / program), *arguments, external=True)
 
 
 @nox.session(default=False, reuse_venv=True)
@@ -286,8 +286,8 @@ def tests_transformers457(session: nox.Session) -> None:
 
 
 @nox.session(default=False, reuse_venv=True)
-def vllm(session: nox.Session) -> None:
-    """Run the vLLM plugin's tests in real vLLM, on the CPU, with a tiny model. Its environment takes 2.5 GB."""
+def vllm_env(session: nox.Session) -> None:
+    """Make the environment that vllm and soak share. It takes 2.5 GB."""
     tiers = ["plugins/kvtier-disk", "plugins/kvtier-memory", "plugins/kvtier-vllm"]
     test = [item for item in _group("test") if not item.startswith("moto")]
     marker = Path(session.virtualenv.location) / "kvtier-inputs"
@@ -298,4 +298,15 @@ def vllm(session: nox.Session) -> None:
         session.run_install("python", "-m", "pip", "uninstall", "-q", "-y", *NO_PLACE_BESIDE_VLLM)
         session.install(*_editable([".", *tiers]), *test)
         marker.write_text(digest)
-    session.run("pytest", *(session.posargs or ["tests/vllm"]))
+
+
+@nox.session(default=False, venv_backend="none", requires=["vllm_env"])
+def vllm(session: nox.Session) -> None:
+    """Run the vLLM plugin's tests in real vLLM, on the CPU, with tiny models."""
+    _run(session, "pytest", *(session.posargs or ["tests/vllm"]), env="vllm_env")
+
+
+@nox.session(default=False, venv_backend="none", requires=["vllm_env"])
+def soak(session: nox.Session) -> None:
+    """Serve random requests and resets in real vLLM; compare each answer with vLLM alone. See tests/vllm/soak.py."""
+    _run(session, "python", "-m", "tests.vllm.soak", *session.posargs, env="vllm_env")

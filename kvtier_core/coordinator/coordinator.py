@@ -113,6 +113,18 @@ class Coordinator:
         """The keys at which the request's lookups ended, and why each missed last (C60)."""
         return dict(self._state.known(request_id).missed)
 
+    def request_begins(self, request_id: str) -> None:
+        """The engine has computed nothing for the request yet, or gave that up: what follows may be stored (C04)."""
+        self._state.going_on(request_id).may_store = True
+
+    def request_preempted(self, request_id: str) -> None:
+        """The engine took the request's device blocks: nothing is stored for it until it begins anew (C04)."""
+        self._state.going_on(request_id).may_store = False
+
+    def may_store(self, request_id: str) -> bool:
+        """Whether neither a reset nor a preemption came since the request began (C04)."""
+        return self._state.going_on(request_id).may_store
+
     def request_finished(self, request_id: str) -> None:
         """A request ended or was aborted: leases go back, tiers are told once its last store has left."""
         request = self._state.known(request_id)
@@ -189,8 +201,14 @@ class Coordinator:
     def prepare_store(
         self, request_id: str, keys: Sequence[OffloadKey], now: float
     ) -> PreparedTransfer | None:
-        """Rows for new blocks (C11). ``None`` when the room can't be made; no keys when nothing is new."""
+        """Rows for new blocks (C11). ``None`` when the room can't be made; no keys when nothing is new.
+
+        No keys either when a reset or a preemption came since the request began (C04): its device blocks may belong to
+        others by now, or hold the KV of other weights.
+        """
         request = self._state.going_on(request_id)
+        if not request.may_store:
+            return PreparedTransfer(0, (), ())
         for lost in request.not_loaded.values():
             for key in keys:
                 lost.pop(key, None)
@@ -347,6 +365,7 @@ class Coordinator:
         state = self._state
         for request in state.requests.values():
             leases.give_back(state, request)
+            request.may_store = False
             request.waited.clear()
             request.not_loaded.clear()
             request.wait_until = None

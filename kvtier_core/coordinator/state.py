@@ -68,6 +68,8 @@ class RequestState:
     """The tiers that get this request as a whole: the keys offered, and whether the tier was given each, or will be."""
     late: int = 0
     """Blocks that such tiers get later: they are on their way into the pool, or a tier is behind."""
+    may_store: bool = True
+    """Whether what its device blocks hold may be stored: a reset or a preemption ends that until it begins anew."""
     finished: bool = False
 
     def may_store_to(self, tier: str) -> bool:

@@ -172,6 +172,21 @@ class TierManager:
         """The keys at which the request's lookups ended, and why each missed last (C60)."""
         return self._coordinator.misses(request_id)
 
+    def request_begins(self, request_id: str) -> None:
+        """The engine has computed nothing yet for the request, or gave up what it had. What follows is stored (C04).
+
+        An engine says so when it looks up before it computes: after a reset or a preemption nothing is stored before.
+        """
+        self._coordinator.request_begins(request_id)
+
+    def request_preempted(self, request_id: str) -> None:
+        """The engine took the request's device blocks. Nothing is stored for it until ``request_begins`` (C04)."""
+        self._coordinator.request_preempted(request_id)
+
+    def may_store(self, request_id: str) -> bool:
+        """Whether ``prepare_store`` may give rows: neither a reset nor a preemption came since the request began."""
+        return self._coordinator.may_store(request_id)
+
     def request_finished(self, request_id: str) -> None:
         """A request ended or was aborted."""
         self._coordinator.request_finished(request_id)
@@ -212,7 +227,10 @@ class TierManager:
         self._coordinator.complete_load(job_id, success=success)
 
     def prepare_store(self, request_id: str, keys: Sequence[OffloadKey]) -> PreparedTransfer | None:
-        """Rows for a device store (C11); end it with ``complete_store`` when it names keys."""
+        """Rows for a device store (C11); end it with ``complete_store`` when it names keys.
+
+        ``None`` when the room can't be made; no keys when nothing is new, or while ``may_store`` says no.
+        """
         self._collect_once()
         prepared = self._coordinator.prepare_store(request_id, keys, self._clock())
         self._act()

@@ -22,8 +22,6 @@ class Request:
     load_job: int | None = None
     load_tokens: int = 0
     """Tokens that a load brings or has brought; none when it failed."""
-    is_stale: bool = False
-    """A reset came when it may have begun to compute: what its device blocks hold must not be stored."""
     hits: Counter[str] = field(default_factory=Counter)
     """Loaded tokens by where they came from."""
 
@@ -31,7 +29,7 @@ class Request:
         """The engine took its device blocks."""
         self.offered = self.load_tokens = 0
         self.hits.clear()
-        self.has_begun = self.is_stale = False
+        self.has_begun = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -118,7 +118,8 @@ class EngineSession:
     def _look_up(self, request: Request) -> tuple[int, bool]:
         """Tokens that can be loaded now, and whether that is the last word."""
         request_id, prompt = request.info.request_id, request.prompt
-        request.is_stale = request.is_stale and request.has_begun  # whoever looks up has not begun to compute
+        if not request.has_begun:
+            self._manager.request_begins(request_id)
         if self._is_plain:
             found = self._manager.lookup(request_id, prompt.loadable_keys[0])
             return found.hits * self._shapes[0].tokens_per_block, found.is_settled
@@ -212,7 +213,7 @@ class EngineSession:
             "{needed} whole blocks were computed, but only {given} device blocks given",
         )
         request.has_begun = True
-        if request.is_stale:
+        if not self._manager.may_store(request_id):
             return
         if not self._manager.is_request_level(request_id):
             request.offered = max(request.offered, request.prompt.count_within(request.load_tokens))
@@ -278,8 +279,8 @@ class EngineSession:
         Raises ``TimeoutError`` when they take longer: the blocks must not be reused then.
         """
         self._wait_request(request_id, timeout_s)
-        request = self._request(request_id)
-        request.begin_anew()
+        self._request(request_id).begin_anew()
+        self._manager.request_begins(request_id)
 
     def wait_stored(self, request_id: str, timeout_s: float = DEFAULT_TIMEOUT_S) -> bool:
         """Wait until no device store of this request is under way, also after ``finish``. Whether that was in time."""
@@ -323,8 +324,6 @@ class EngineSession:
         self._ensure_open()
         self._pool.control.bump_epoch()
         self._manager.reset_cache()
-        for request in self._requests.values():
-            request.is_stale = True
 
     def close(self, timeout_s: float = DEFAULT_TIMEOUT_S) -> bool:
         """Shut down within *timeout_s*; every other method but ``stats`` raises ``ClosedError`` then. Twice is fine.

@@ -55,6 +55,7 @@ OUTCOMES = frozenset(
         "the device took too long",
         "the pool evicted",
         "the quarantine was full",
+        "what a reset met was not stored",
     ]
 )
 """What every large enough set of runs must see at least once."""

@@ -176,6 +176,7 @@ class Simulation:
         request = self._pick(is_running=False)
         if request is None:
             return False
+        self.world.begin(request.name)
         found: Lookup | EndPoint
         if self._is_plain:
             found = self.world.lookup(request.name, request.keys[0])
@@ -217,6 +218,8 @@ class Simulation:
         request.computed = min(request.num_tokens, request.computed + self.random.randint(1, 3))
         end = self._blocks_within(request)
         offer = [key for _, key in request.blocks[request.offered : end]]
+        may_store = self.world.coordinator.may_store(request.name)
+        self.watcher.note("what a reset met was not stored", bool(offer) and not may_store)
         prepared = self.world.prepare_store(request.name, offer)
         if prepared is None:
             self.watcher.note("no room for a store")
@@ -273,6 +276,7 @@ class Simulation:
             return False
         request.is_running = False
         request.computed = request.offered = 0
+        self.world.preempt(request.name)
         return True
 
     # -- the tiers

@@ -108,6 +108,8 @@ class World:
         """Keys that a request's filter kept from a tier, at some time."""
         self._offers: dict[OffloadKey, set[str]] = {}
         """Which requests have offered a key."""
+        self._not_stored: set[str] = set()
+        """Requests that a reset or a preemption met and that have not begun anew."""
         self.coordinator = Coordinator(num_rows, make_policy(policy, num_rows), specs, limits, groups)
         self.groups = groups
         self.running: dict[int, RunningJob] = {}
@@ -151,6 +153,16 @@ class World:
                     self.hooks.whole(name, request_id)
         self._act()
 
+    def begin(self, request_id: str) -> None:
+        """A request has nothing on the device, and is about to compute."""
+        self.coordinator.request_begins(request_id)
+        self._not_stored.discard(request_id)
+
+    def preempt(self, request_id: str) -> None:
+        """The engine takes a request's device blocks."""
+        self.coordinator.request_preempted(request_id)
+        self._not_stored.add(request_id)
+
     def finish(self, *request_ids: str) -> None:
         """Requests end, or are aborted."""
         for request_id in request_ids:
@@ -192,6 +204,11 @@ class World:
 
     def prepare_store(self, request_id: str, keys: Sequence[OffloadKey]) -> PreparedTransfer | None:
         """Begin a device store: from now on its rows are half-written."""
+        if request_id in self._not_stored:
+            prepared = self.coordinator.prepare_store(request_id, keys, self.now)
+            if prepared is None or prepared.keys:
+                raise InvariantError(f"{request_id} may not store {keys}, and got {prepared} (C04)")
+            return prepared
         held = {key for key in keys if self.ledger.find(key) is not None}
         self._note_offers(request_id, keys, held)
         prepared = self.coordinator.prepare_store(request_id, keys, self.now)
@@ -305,6 +322,7 @@ class World:
         """A new cache epoch; with ``ready=False`` no tier serves it yet."""
         self.coordinator.reset(tiers=tiers)
         self.hooks.forget()
+        self._not_stored.update(self.coordinator.state.requests)
         if tiers:
             self.epoch += 1
             for running in self.running.values():
@@ -414,7 +432,11 @@ class World:
     # -- short cuts for tests
 
     def put(self, request_id: str, keys: Sequence[OffloadKey], *, cascade: bool = True) -> None:
-        """Store blocks in the pool and, with *cascade*, in the tiers that they go on to. They must fit."""
+        """Compute blocks anew and store them in the pool and, with *cascade*, in the tiers that they go on to.
+
+        They must fit.
+        """
+        self.begin(request_id)
         prepared = self.prepare_store(request_id, keys)
         assert prepared is not None, "no room in the pool"
         self.complete_store(prepared.job_id)

@@ -362,6 +362,19 @@ MUTANTS: Sequence[Mutant] = (
     ),
     # -- reset
     _m(
+        "what was computed before a reset is stored after it",
+        "coordinator.coordinator",
+        "            request.may_store = False\n            request.waited.clear()",
+        "            request.waited.clear()",
+    ),
+    _m(
+        "a preempted request goes on storing",
+        "coordinator.coordinator",
+        "        self._state.going_on(request_id).may_store = False",
+        "        self._state.going_on(request_id)",
+        test_reset.test_v1_c04_what_a_preempted_request_offers_is_not_stored_before_it_begins_anew,
+    ),
+    _m(
         "a reset leaves ready blocks visible",
         "coordinator.coordinator",
         "        state.detach(state.ledger.blocks)\n",

@@ -18,6 +18,7 @@ def world_behind(keys: str, num_rows: int, *tiers: TierScript | str) -> World:
     for key in make_keys(keys):
         world.put("w", [key])
     world.reset(tiers=False)
+    world.begin("w")
     world.advance(60.0)
     return world
 

@@ -19,6 +19,7 @@ def world_behind(keys: str, num_rows: int, *tiers: TierScript | str, **limits: f
     for key in make_keys(keys):
         world.put("w", [key])
     world.reset(tiers=False)
+    world.begin("w")
     world.hooks.calls.clear()
     world.advance(60.0)  # what was stored is no longer known without asking
     return world

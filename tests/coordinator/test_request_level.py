@@ -169,6 +169,7 @@ def test_c25_a_promotion_under_way_follows_when_it_is_ready(answer):
     world.answer_all(JobHook.LOOKUP)
     world.lookup("p", make_keys("ab"))
     world.end_step()
+    world.begin("r")
     world.prepare_store("r", make_keys("ab"))
     world.finish("r")
     assert not_stored(world, "r") == [], "the end waits for what follows (C26)"
@@ -203,6 +204,7 @@ def test_c26_c25_the_end_waits_for_nothing_that_will_never_come(end):
         world.prepare_store("w", make_keys("a"))
     if end == "load deadline":
         world.end_step()
+    world.begin("r")
     world.prepare_store("r", make_keys("a"))
     world.finish("r")
     assert not_stored(world, "r") == []

@@ -87,6 +87,7 @@ def test_c36_the_rows_of_a_device_store_under_way_are_not_handed_out(tiers):
     world.new_request("w", "r")
     prepared = world.prepare_store("w", make_keys("a"))
     world.reset(tiers=tiers)
+    world.begin("r")
     assert world.prepare_store("r", make_keys("b")) is None
     world.complete_store(prepared.job_id)
     assert world.jobs(JobHook.STORE) == []
@@ -109,6 +110,7 @@ def test_c36_the_rows_of_a_device_load_under_way_are_not_handed_out(tiers):
     world = filled(1)
     prepared = world.prepare_load("r", make_keys("a"))
     world.reset(tiers=tiers)
+    world.begin("w")
     assert world.prepare_store("w", make_keys("b")) is None
     world.complete_load(prepared.job_id)
     assert world.prepare_store("w", make_keys("b")) is not None
@@ -123,6 +125,7 @@ def test_c31_a_reset_quarantines_the_rows_of_a_tier_load_under_way(tiers):
     load = world.jobs(JobHook.LOAD)[0]
     world.reset(tiers=tiers)
     assert world.coordinator.state.tiers["a"].quarantined_rows == 1
+    world.begin("w")
     assert world.prepare_store("w", make_keys("b")) is None
     assert not world.coordinator.has_pending_work
     world.answer(load)
@@ -146,6 +149,7 @@ def test_c34_rows_pinned_for_a_tier_store_stay_pinned_over_a_reset():
     world.new_request("w", "r")
     world.put("w", make_keys("a"), cascade=False)
     world.reset()
+    world.begin("r")
     assert world.prepare_store("r", make_keys("b")) is None
     world.answer_all(JobHook.STORE)
     assert world.prepare_store("r", make_keys("b")) is not None
@@ -196,3 +200,37 @@ def test_c34_a_finished_request_with_a_store_under_way_ends_after_a_reset_too():
         "on_new_request",
         "on_request_finished",
     ]
+
+
+@pytest.mark.parametrize("tiers", [False, True])
+def test_v1_c04_what_was_computed_before_a_reset_is_not_stored_before_the_request_begins_anew(tiers):
+    world = World(4, ["a"])
+    world.new_request("r")
+    world.reset(tiers=tiers)
+    assert world.coordinator.prepare_store("r", make_keys("a"), world.now).keys == ()
+    assert not world.coordinator.may_store("r")
+    world.begin("r")
+    assert world.prepare_store("r", make_keys("a")).keys == make_keys("a")
+
+
+def test_v1_c04_what_a_preempted_request_offers_is_not_stored_before_it_begins_anew():
+    world = World(4, ["a"])
+    world.new_request("r", "s")
+    world.preempt("r")
+    assert world.coordinator.prepare_store("r", make_keys("a"), world.now).keys == ()
+    assert world.prepare_store("s", make_keys("b")).keys == make_keys("b"), "others go on"
+    world.begin("r")
+    assert world.prepare_store("r", make_keys("a")).keys == make_keys("a")
+
+
+def test_v1_c04_c25_a_whole_request_that_a_reset_met_gives_its_tier_nothing_either():
+    world = World(4, ["a"])
+    world.new_request("r", "w")
+    world.ask_for_whole("a", "r")
+    world.reset(tiers=False)
+    world.put("w", make_keys("a"))
+    world.prepare_store("r", make_keys("a"))
+    assert world.jobs(JobHook.STORE) == []
+    world.begin("r")
+    world.prepare_store("r", make_keys("a"))
+    assert len(world.jobs(JobHook.STORE)) == 1

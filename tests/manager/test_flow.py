@@ -70,6 +70,7 @@ def test_k7_o4_after_a_reset_every_tier_misses_and_a_store_in_flight_does_not_su
     bench.settle()
     assert bench.lookup("a", 1) == 0
     assert bench.lookup("a", 2) == 0
+    bench.manager.request_begins("a")
     bench.store("a", 1, 2)
     bench.settle()
     bench.evict_all()

@@ -8,6 +8,7 @@ import os
 import sys
 import threading
 import time
+from collections import Counter
 from contextlib import nullcontext, suppress
 from pathlib import Path
 from unittest.mock import patch
@@ -79,6 +80,21 @@ def open_files():
         yield " ".join(line.split()[5:])
 
 
+def _said(output):
+    """The tokens of each completion, and where asked for how likely each token was."""
+    completions = sorted(output.outputs, key=lambda completion: completion.index)
+    said = {"tokens": [list(completion.token_ids) for completion in completions]}
+    if completions[0].logprobs is not None:
+        said["logprobs"] = [
+            [
+                among[token].logprob
+                for token, among in zip(completion.token_ids, completion.logprobs, strict=True)
+            ]
+            for completion in completions
+        ]
+    return said
+
+
 class Engine:
     def __init__(self, options):
         from vllm import LLM
@@ -90,8 +106,8 @@ class Engine:
         self.llm = LLM(**options)
         self.core = self.llm.llm_engine.engine_core
         self.soaks = 0
-        self.resets = 0
-        """Done in the middle of a soak."""
+        self.resets: Counter[str] = Counter()
+        """Done in the middle of a soak, by kind."""
 
     def generate(self, prompts, max_tokens=8, params=None, salt=None):
         from vllm import SamplingParams
@@ -110,49 +126,64 @@ class Engine:
         )
         return [{"tokens": list(o.outputs[0].token_ids), "cached": o.num_cached_tokens} for o in outputs]
 
-    def soak(self, requests, at_once, aborts, resets, *, reset_connector=True):
-        """Serve *requests* (prompt and max_tokens), *at_once* at a time; what each said, ``None`` of those aborted.
+    def soak(self, requests, at_once, aborts, resets):
+        """Serve *requests* (as ``_add`` takes them), *at_once* at a time; what each said, ``None`` of those aborted.
 
-        *aborts* maps a request's number to the steps after which it is aborted; after each number of finished requests
-        in *resets*, everything cached is reset and what runs is preempted; without *reset_connector* kvtier keeps all.
+        *aborts* maps a request's number to the steps after which it is aborted. *resets* come one after another, each
+        once ``after`` requests are done and ``later`` steps have passed, and with ``idle`` once nothing runs any more.
         """
         engine = self.llm.llm_engine
-        said: dict[int, list[int]] = {}
+        said: dict[int, dict] = {}
         age: dict[int, int] = {}
-        waiting, resets = list(enumerate(requests)), list(resets)
+        waiting, resets, since = list(enumerate(requests)), list(resets), 0
         while waiting or age:
-            while waiting and len(age) < at_once:
+            is_due = bool(resets) and len(said) >= resets[0]["after"]
+            while waiting and len(age) < at_once and not (is_due and resets[0].get("idle")):
                 number, request = waiting.pop(0)
                 self._add(number, **request)
                 age[number] = 0
             for output in engine.step():
                 if output.finished:
                     number = int(output.request_id.partition("/")[0])
-                    said[number] = list(output.outputs[0].token_ids)
+                    said[number] = _said(output)
                     age.pop(number, None)
             for number in list(age):
                 age[number] += 1
                 if age[number] == aborts.get(str(number)):
                     engine.abort_request([f"{number}/{self.soaks}"])
                     del age[number]
-            if resets and len(said) >= resets[0] and self._reset_all(reset_connector):
+            since += is_due
+            is_due = is_due and since > resets[0].get("later", 0) and not (age and resets[0].get("idle"))
+            if is_due and self._reset_as(resets[0], is_idle=not age):
                 resets.pop(0)
-                self.resets += 1
+                since = 0
         self.soaks += 1
         return [None if str(number) in aborts else said[number] for number in range(len(requests))]
 
-    def _add(self, number, prompt, max_tokens):
+    def _add(self, number, prompt, max_tokens, salt=None, **sampling):
         from vllm import SamplingParams
+        from vllm.sampling_params import RequestOutputKind
 
-        sampling = SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True, detokenize=False)
+        params = SamplingParams(
+            **{"temperature": 0, **sampling},
+            max_tokens=max_tokens,
+            ignore_eos=True,
+            detokenize=False,
+            output_kind=RequestOutputKind.FINAL_ONLY,
+        )
+        salted = {"cache_salt": salt} if salt else {}
         request_id = f"{number}/{self.soaks}"
-        self.llm.llm_engine.add_request(request_id, {"prompt_token_ids": prompt}, sampling)
+        self.llm.llm_engine.add_request(request_id, {"prompt_token_ids": prompt, **salted}, params)
 
-    def _reset_all(self, connector):
+    def _reset_as(self, kind, *, is_idle):
+        running, connector = kind.get("running", True), kind.get("connector", True)
         try:
-            return self.reset(connector=connector, running=True)
+            self.reset(connector=connector, running=running)
         except RuntimeError:  # vLLM can't reset while a request waits for its load
             return False
+        name = f"running={running} connector={connector} {'idle' if is_idle else 'busy'}"
+        self.resets[name] += 1
+        return True
 
     def reset(self, *, connector=False, running=False):
         return self.llm.llm_engine.reset_prefix_cache(
@@ -251,7 +282,7 @@ class Engine:
             "detached": state.ledger.num_detached,
             "jobs": len(state.jobs),
             "requests": len(state.requests),
-            "resets": self.resets,
+            "resets": dict(self.resets),
             "blocks": len(blocks),
             "hits": dict(tiers.counters.hits),
             "misses": {reason.value: n for reason, n in tiers.counters.misses.items()},

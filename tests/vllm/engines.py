@@ -109,6 +109,12 @@ def disk(root: Path, *, pool: str = "4MiB", layout: str = "extents", **settings:
     }
 
 
+def assert_all_is_over(books: dict[str, Any]) -> None:
+    """Nothing is held by anybody any more."""
+    held = {name: books[name] for name in ("pins", "leases", "jobs", "detached", "requests")}
+    assert not any(held.values()), f"when all is over the engine still holds {held}"
+
+
 class EngineError(AssertionError):
     """The engine's program ended; the message is the end of what it said."""
 

@@ -56,3 +56,19 @@ def test_c13_nothing_is_held_when_all_is_quiet(engine):
     engine.store(prompt(41))
     books = engine.call("settle")
     assert books["pins"] == books["leases"] == books["jobs"] == books["detached"] == 0
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_v1_c04_what_a_window_left_behind_is_not_stored_after_a_reset(engine, hybrid_plain, seed):
+    # The first request decodes until its windows have left the prompt. Then the others take all other device blocks.
+    first = {"prompt": prompt(100 + seed, blocks=10, extra=0), "max_tokens": 140}
+    second = {"prompt": prompt(110 + seed, blocks=2), "max_tokens": 90}
+    others = [{"prompt": prompt(200 + 20 * seed + i, blocks=8), "max_tokens": 1} for i in range(12)]
+    requests = [first, second, *others]
+    expected = hybrid_plain.call("soak", requests=requests, at_once=8, aborts={}, resets=[])
+    resets = [{"after": 12, "running": False, "connector": True}]
+    assert engine.call("soak", requests=requests, at_once=2, aborts={}, resets=resets) == expected
+    engine.call("settle")
+    for connector_too in (False, True):
+        assert engine.call("reset", connector=connector_too)
+        assert engine.generate(first["prompt"], max_tokens=8) == [expected[0]["tokens"][0][:8]]

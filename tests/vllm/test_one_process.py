@@ -101,12 +101,27 @@ def test_k4_o2_requests_that_a_reset_preempts_load_what_the_pool_has_kept(engine
     expected = plain.call("soak", requests=wanted, at_once=2, aborts={}, resets=[])
     before = external_hits(engine)
     # The device's cache alone is reset, while the second one runs: vLLM can't load in the step that tells of it.
-    for resets in ([1], [1, 1, 1]):
-        said = engine.call(
-            "soak", requests=wanted, at_once=2, aborts={}, resets=resets, reset_connector=False
-        )
+    for often in (1, 3):
+        resets = [{"after": 1, "connector": False}] * often
+        said = engine.call("soak", requests=wanted, at_once=2, aborts={}, resets=resets)
         assert said == expected
     assert external_hits(engine) > before
+
+
+@pytest.mark.parametrize("every", [3, 5])
+def test_v2_c04_requests_that_resets_preempt_again_and_again_never_load_in_the_step_that_tells_of_it(
+    engine, plain, every
+):
+    shared = [prompt(60 + number, blocks=8, extra=0) for number in range(2)]
+    requests = [
+        {"prompt": [*shared[number % 2], *prompt(70 + number, blocks=0)], "max_tokens": 60}
+        for number in range(4)
+    ]
+    expected = plain.call("soak", requests=requests, at_once=4, aborts={}, resets=[])
+    resets = [{"after": 0, "later": every, "connector": False}] * 30
+    for _ in range(3):
+        assert engine.call("soak", requests=requests, at_once=4, aborts={}, resets=resets) == expected
+    assert engine.call("books")["resets"]["running=True connector=False busy"] >= 20
 
 
 def test_c60_hits_are_told_by_tier_on_vllms_endpoint(engine):

@@ -1,10 +1,12 @@
 """Much traffic through a small device and a tier in trouble: every output is right, nothing stays pinned."""
 
+import json
 import random
 
 import pytest
 
-from tests.vllm.engines import connector, needs_vllm, prompt
+from tests.vllm import soak
+from tests.vllm.engines import assert_all_is_over, connector, needs_vllm, prompt
 
 pytestmark = [needs_vllm, pytest.mark.timeout(3600)]
 
@@ -45,10 +47,6 @@ def serve(engine, wanted, expected, resets):
     assert differ == []
 
 
-def assert_all_is_over(books):
-    assert books["pins"] == books["leases"] == books["jobs"] == books["detached"] == books["requests"] == 0
-
-
 def assert_there_was_trouble(books):
     for trouble in ("store_failed", "load_failed", "timeouts"):
         assert books[trouble]["awkward"] > 0, trouble
@@ -64,13 +62,13 @@ def test_c13_c30_c34_k3_o4_k4_soak(start, awkward, expected, on_reset):
     wanted, hits = requests(REQUESTS), []
     for part, orders in zip((slice(0, 100), slice(100, 200), slice(200, 300)), ORDERS, strict=True):
         awkward.give(**orders)
-        serve(engine, wanted[part], expected[part], resets=[30, 60])
+        serve(engine, wanted[part], expected[part], resets=[{"after": 30}, {"after": 60}])
         hits.append(engine.call("books")["hits"])
     awkward.give()
     books = engine.call("settle")
     print(hits, books, engine.call("metrics").get("vllm:num_preemptions"))
     assert_all_is_over(books)
-    assert books["resets"] == 6
+    assert sum(books["resets"].values()) == 6
     assert hits[0]["pool"] > 0
     assert hits[2]["awkward"] > 0
     if on_reset == "pool":  # where resets empty the tier, chance decides what else it is asked for
@@ -100,3 +98,14 @@ def test_c13_c30_k3_o4_k4_soak_with_asynchronous_scheduling(start, awkward, expe
     assert books["hits"]["awkward"] > 0
     assert engine.call("metrics")["vllm:num_preemptions"] > 0
     assert engine.close() == 0
+
+
+@pytest.mark.parametrize("model", soak.MODELS)
+def test_v1_v2_c04_a_short_run_of_the_long_soak(model, capsys):
+    status = soak.main(["--requests", "120", "--models", model, "--json"])
+    said = capsys.readouterr().out
+    report = json.loads(said.splitlines()[-1])
+    assert status == report["mismatches"] == report["stops"] == 0, said
+    assert report["answers"] + report["aborts"] == 120
+    for number in ("hit_blocks", "aborts", "preemptions", "resets"):
+        assert report[number] > 0, number

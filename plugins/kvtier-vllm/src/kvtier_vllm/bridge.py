@@ -172,7 +172,11 @@ class KvtierTier(SecondaryTierManager):
         """HIT once the block is in kvtier's pool, checked; RETRY while it is on its way there."""
         if self._is_weak(key):
             return LookupResult.MISS
-        return _RESULTS[self._requests[id(req_context)].asked.answer(key, self._step)]
+        request = self._requests[id(req_context)]
+        self._tiers.request_begins(
+            request.id
+        )  # vLLM asks for requests that have no device blocks, and for them alone
+        return _RESULTS[request.asked.answer(key, self._step)]
 
     def _is_weak(self, key: OffloadKey) -> bool:
         """Whether another run's block could have this key, and a tier give it out: vLLM says so with its first key."""

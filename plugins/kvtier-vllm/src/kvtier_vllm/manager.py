@@ -36,6 +36,7 @@ from kvtier_vllm.order import Asked, AskedGroups, AskedPrefix, Positions
 from kvtier_vllm.places import TierPlace
 from kvtier_vllm.requests import begin_request
 from kvtier_vllm.stats import take_stats
+from kvtier_vllm.turns import Turns
 from kvtier_vllm.unfinished import Unfinished
 from kvtier_vllm.worker import PoolRows
 
@@ -46,7 +47,7 @@ _RESULTS = {
     LookupState.RETRY: LookupResult.RETRY,
     LookupState.MISS: LookupResult.MISS,
 }
-_PENDING = (LookupResult.HIT_PENDING, LookupResult.RETRY)
+_PENDING = (LookupState.HIT_PENDING, LookupState.RETRY)
 
 
 @dataclass(eq=False)
@@ -55,22 +56,9 @@ class _Request:
 
     id: str
     asked: Asked
+    turns: Turns
     sources: Mapping[OffloadKey, str] = field(default_factory=dict)
     """Where each key of the last load came from: ``pool`` or a tier's name."""
-    has_run: bool = False
-    settled_in: int | None = None
-    """The step in which it was last let go on: its answer was neither pending nor a wait, or it ran first."""
-    waits_in: int | None = None
-    """The step in which it is to ask again, whatever there is for it."""
-
-    def must_wait(self, step: int) -> bool:
-        """Whether it was preempted, perhaps since the last step: it may not load in the first step that asks again.
-
-        vLLM tells of a reset's preemptions in the next step, and stops when one of those requests loads then.
-        """
-        if self.has_run and self.settled_in not in (None, step):
-            self.settled_in, self.waits_in = None, step
-        return self.waits_in == step
 
 
 class KvtierManager(OffloadingManager):
@@ -91,10 +79,11 @@ class KvtierManager(OffloadingManager):
         self._any_asks_for_requests = any(place.asks_for_requests for place in places.values())
         self._shutdown_timeout = shutdown_timeout_s
         self._unfinished = Unfinished(pool.control)
+        self._is_prefix = len(tiers.group_shapes) == 1 and tiers.group_shapes[0].window is None
         self._figures = Figures(tiers)
         self._events = EventTranslator(places) if tells_events else None
-        self._not_run: dict[str, _Request] = {}
-        """The requests that have not run yet, by vLLM's ids."""
+        self._live: dict[str, _Request] = {}
+        """The requests that are not over, by vLLM's ids."""
         self._loads: dict[_Request, int] = {}
         self._stores: dict[tuple[_Request, frozenset[OffloadKey]], deque[int]] = defaultdict(deque)
         """Store jobs under way, oldest first. vLLM names a job by its keys alone."""
@@ -109,9 +98,9 @@ class KvtierManager(OffloadingManager):
         """A request begins, under an id of our own: vLLM may use one again before its transfers are over."""
         request_id = f"{req_context.req_id}#{next(self._numbers)}"
         positions = getattr(req_context, "_offload_key_positions", None)
-        request = _Request(id=request_id, asked=self._asked(request_id, positions))
+        request = _Request(request_id, self._asked(request_id, positions), Turns(is_prefix=self._is_prefix))
         req_context.set_state(request)
-        self._not_run[req_context.req_id] = request
+        self._live[req_context.req_id] = request
         self._waiters.begin(request)
         info = begin_request(
             self._tiers, request_id, req_context, self._allowed(req_context.load_tier_filter)
@@ -124,7 +113,7 @@ class KvtierManager(OffloadingManager):
 
     def _asked(self, request_id: str, positions: Positions | None) -> Asked:
         tiers, shapes = self._tiers, self._tiers.group_shapes
-        if len(shapes) == 1 and shapes[0].window is None:
+        if self._is_prefix:
             return AskedPrefix(positions, lambda keys: tiers.lookup(request_id, keys).states)
         groups = list(tiers.namespace.cached_groups)
         return AskedGroups(positions, groups, shapes, partial(tiers.lookup_groups, request_id))
@@ -138,8 +127,8 @@ class KvtierManager(OffloadingManager):
     def on_request_finished(self, req_context: ReqContext) -> None:
         """No submit for this request follows; transfers under way may end later."""
         request = _request(req_context)
-        if self._not_run.get(req_context.req_id) is request:
-            del self._not_run[req_context.req_id]
+        if self._live.get(req_context.req_id) is request:
+            del self._live[req_context.req_id]
         self._waiters.end(request)
         self._tiers.request_finished(request.id)
 
@@ -148,15 +137,15 @@ class KvtierManager(OffloadingManager):
     def lookup(self, key: OffloadKey, req_context: ReqContext) -> LookupResult:
         """Answer for one key, from one lookup of all the request's keys per step. No I/O."""
         request = _request(req_context)
-        if request.must_wait(self._step):
+        if not request.turns.has_asked(self._step):
+            self._tiers.request_begins(request.id)
+        if request.turns.must_wait(self._step):
             return LookupResult.RETRY
-        result = _RESULTS[request.asked.answer(key, self._step)]
-        if result in _PENDING:
-            request.settled_in = None
+        state = request.asked.answer(key, self._step)
+        request.turns.tell(state)
+        if state in _PENDING:
             self._waiters.wait(request)
-        else:
-            request.settled_in = self._step
-        return result
+        return _RESULTS[state]
 
     def get_load_source(self, key: OffloadKey, req_context: ReqContext) -> CacheHitSource:
         """Where a key of the request's last load came from."""
@@ -177,6 +166,7 @@ class KvtierManager(OffloadingManager):
                 "there: please report this"
             )
         request.sources = dict(zip(prepared.keys, prepared.sources, strict=True))
+        request.turns.load()
         self._loads[request] = prepared.job_id
         self._unfinished.count(Direction.LOAD)
         return PoolRows(list(prepared.rows))
@@ -190,7 +180,11 @@ class KvtierManager(OffloadingManager):
     def prepare_store(
         self, keys: Collection[OffloadKey], req_context: ReqContext
     ) -> PrepareStoreOutput | None:
-        """Rows for those of *keys* that are new, in their order; ``None`` when the room can't be made."""
+        """Rows for those of *keys* that are new, in their order; ``None`` when the room can't be made.
+
+        Nothing is new of a request that a reset or a preemption met, before it asks again (C04). vLLM offers all of it
+        then, and of what a window left behind, the device blocks are others' by now.
+        """
         request = _request(req_context)
         prepared = self._tiers.prepare_store(request.id, list(keys))
         if prepared is None:
@@ -218,10 +212,11 @@ class KvtierManager(OffloadingManager):
 
     def on_schedule_end(self, context: ScheduleEndContext) -> None:
         """The step's promotions leave, finished work of the tiers is taken in."""
-        for req_id in context.new_req_ids:
-            request = self._not_run.pop(req_id, None)
-            if request is not None:
-                request.has_run, request.settled_in = True, self._step
+        for request in filter(None, map(self._live.get, context.new_req_ids)):
+            request.turns.run()
+        for request in filter(None, map(self._live.get, context.preempted_req_ids)):
+            if not request.turns.has_asked(self._step):  # else it has begun anew since
+                self._tiers.request_preempted(request.id)
         self._release_settled()
         self._tiers.end_step()
         self._step += 1
