@@ -77,10 +77,10 @@ import json, sys
 from pathlib import Path
 from kvtier_core.testing import crash_processes as c
 from kvtier_disk import FilesTier, layout
-from kvtier_disk.files import write_new
 
-def publish_at_once(self, path, content):
-    path.parent.mkdir(exist_ok=True)
+def publish_at_once(self, key, content, tmp):
+    path = self._folder_of(key).path / (key.hex() + ".kv")
+    path.parent.mkdir(mode=0o700, exist_ok=True)
     path.unlink(missing_ok=True)
     fd = __import__("os").open(path, 0o102, 0o600)
     for begin in range(0, len(content), 4096):
@@ -94,7 +94,7 @@ def fill(fd, into):
 
 if sys.argv[2] == "torn":
     layout.FileLayout._publish = publish_at_once
-    layout.FileLayout._problem = lambda self, status: None
+    layout.FileLayout._problem = lambda self, handle, status: None
     layout._fill = fill
 elif sys.argv[2] == "closed":
     def open(self):

@@ -15,6 +15,7 @@ from kvtier_core.testing.faulty import FaultyTier
 from kvtier_core.testing.tiers import TierTests
 from kvtier_core.values import BlockInfo, JobResult, TierInfo
 from kvtier_disk import FilesTier
+from kvtier_disk.folder import Folder
 from kvtier_disk.layout import FileLayout
 from kvtier_memory import MemoryTier
 
@@ -107,7 +108,7 @@ class ScanForgets(FilesTier):
 class NamespaceBlind(FilesTier):
     def __init__(self, settings, context):
         super().__init__(settings, context)
-        self._layout = FileLayout(settings.root / "all", context.row_bytes, context.log.warning)
+        self._layout = FileLayout(Folder(settings.root), "all", context.row_bytes, context.log.warning)
 
 
 class WritesLate(FaultyTier):

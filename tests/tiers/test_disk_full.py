@@ -52,10 +52,12 @@ def forbid_changes(monkeypatch: pytest.MonkeyPatch, root: Path) -> None:
     def refuse(name: str, changes) -> None:
         real = getattr(os, name)
 
-        def call(path, *args, **kwargs):
-            if str(path).startswith(str(root)) and changes(path, *args):
-                raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
-            return real(path, *args, **kwargs)
+        def call(name, *args, **kwargs):
+            directory = kwargs.get("dir_fd", kwargs.get("src_dir_fd"))
+            path = str(name if directory is None else Path(f"/proc/self/fd/{directory}").readlink() / name)
+            if path.startswith(str(root)) and changes(path, *args):
+                raise OSError(errno.EROFS, os.strerror(errno.EROFS), path)
+            return real(name, *args, **kwargs)
 
         monkeypatch.setattr(os, name, call)
 

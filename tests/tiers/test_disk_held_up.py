@@ -17,7 +17,8 @@ STORES = KEYS[100:120]
 HOLDS_THE_ROOT = """
 import pathlib, sys
 from kvtier_disk.extents.lock import exclusively
-with exclusively(pathlib.Path(sys.argv[1]) / ".kvtier" / "lock", 10.0):
+from kvtier_disk.folder import Folder
+with exclusively(Folder(pathlib.Path(sys.argv[1]) / ".kvtier"), 10.0):
     print("held", flush=True)
     sys.stdin.readline()
 """

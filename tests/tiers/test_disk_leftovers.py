@@ -66,7 +66,7 @@ kvtier_core.cli.main.main(["disk", "rebuild", sys.argv[1]])
 def test_c32_c13_a_rebuild_that_is_killed_costs_no_block_and_leaves_nothing(root, warnings):
     before = in_home(root)
     killed(program(REBUILD_KILLED, root))
-    assert "index.draft" in in_home(root)
+    assert any(name.endswith(".draft") for name in in_home(root))
     tier = direct(root, capacity=CAPACITY)
     assert load(tier, *HELD) == rows(*HELD)
     tier.close()
@@ -92,6 +92,7 @@ def test_c13_an_index_that_is_in_use_no_more_and_what_was_made_for_a_while_goes(
 NEARLY_FULL = """
 import kvtier_core.cli.main
 from kvtier_disk.extents.root import Root
+from kvtier_disk.folder import Folder
 with t.drive(mnt / "r", capacity=64 * t.MIB, extent_size="1MiB") as tier:
     assert tier.store(t.rows(*t.KEYS)).error is None
 for left in (0, 8, 24, 48, 64, 80, 96, 128, 160, 192, 224, 256, 320, 400, 512, 800):
@@ -99,7 +100,7 @@ for left in (0, 8, 24, 48, 64, 80, 96, 128, 160, 192, 224, 256, 320, 400, 512, 8
     status = kvtier_core.cli.main.main(["disk", "rebuild", str(mnt / "r")])
     found = t.extent_files(mnt / "r")
     if status == 0:
-        index = Root(mnt / "r", capacity=None, max_open=8, warn=print).indexes.snapshot()
+        index = Root(Folder(mnt / "r"), capacity=None, max_open=8, warn=print).indexes.snapshot()
         assert len(index.extents()) == len(found), (left, len(index.extents()), len(found))
         index.database.check()
         index.database.close()

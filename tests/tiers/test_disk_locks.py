@@ -11,6 +11,7 @@ import pytest
 
 from kvtier_core.testing.driving import PATIENCE_S
 from kvtier_disk.extents.lock import LifeSign, exclusively, is_alive
+from kvtier_disk.folder import Folder
 from tests.tiers.extents import A, B, direct, load, program, rows, store
 
 
@@ -43,29 +44,30 @@ def elsewhere(text: str, *arguments: object) -> str:
     """What a process of its own prints."""
     head = (
         "import pathlib, sys\nfrom kvtier_disk.extents.lock import exclusively, is_alive\n"
-        "path = pathlib.Path(sys.argv[1])\n"
+        "from kvtier_disk.folder import Folder\npath = pathlib.Path(sys.argv[1])\nfolder = Folder(path)\n"
     )
     out, err = program(head + text, *arguments).communicate(timeout=PATIENCE_S)
     assert err == ""
     return out
 
 
-TAKE = "with exclusively(path, 5.0):\n    print('taken')\n"
+LOOK = "print(is_alive(folder, sys.argv[2]))\n"
+TAKE = "with exclusively(folder, 5.0):\n    print('taken')\n"
 
 
 def test_k13_a_fork_does_not_keep_the_root_locked(tmp_path):
-    lock = tmp_path / "lock"
+    lock = Folder(tmp_path)
     with exclusively(lock, 1.0):
         forked = child()
         forked.__enter__()
     try:
-        assert elsewhere(TAKE, lock) == "taken\n"
+        assert elsewhere(TAKE, tmp_path) == "taken\n"
     finally:
         forked.__exit__(None, None, None)
 
 
 def test_k13_a_fork_may_lock_the_root_itself(tmp_path):
-    lock = tmp_path / "lock"
+    lock = Folder(tmp_path)
 
     def work() -> None:
         with pytest.raises(OSError, match="too long"), exclusively(lock, 0.1):
@@ -82,7 +84,7 @@ def test_k13_a_fork_may_lock_the_root_itself(tmp_path):
 
 
 def test_k13_threads_and_processes_take_turns(tmp_path):
-    lock = tmp_path / "lock"
+    lock = Folder(tmp_path)
     failures: list[OSError] = []
 
     def try_it() -> None:
@@ -98,20 +100,20 @@ def test_k13_threads_and_processes_take_turns(tmp_path):
             thread.start()
             thread.join()
         out = elsewhere(
-            "try:\n    with exclusively(path, 0.1):\n        print('taken')\nexcept OSError:\n    print('kept out')",
-            lock,
+            "try:\n    with exclusively(folder, 0.1):\n        print('taken')\nexcept OSError:\n    print('kept out')",
+            tmp_path,
         )
     assert out == "kept out\n"
     assert [failure.errno for failure in failures] == [errno.ETIMEDOUT] * 2
-    assert elsewhere(TAKE, lock) == "taken\n"
+    assert elsewhere(TAKE, tmp_path) == "taken\n"
 
 
 def test_c32_a_process_that_looks_at_its_own_sign_of_life_stays_alive(tmp_path):
-    sign = LifeSign(tmp_path)
-    assert is_alive(sign.path)
-    assert elsewhere("print(is_alive(path))", sign.path) == "True\n"
+    sign = LifeSign(Folder(tmp_path))
+    assert is_alive(Folder(tmp_path), sign.name)
+    assert elsewhere(LOOK, tmp_path, sign.name) == "True\n"
     sign.end()
-    assert not is_alive(sign.path)
+    assert not is_alive(Folder(tmp_path), sign.name)
 
 
 def test_k13_a_fork_that_closes_the_tier_leaves_the_parent_alive(tmp_path):
@@ -119,7 +121,7 @@ def test_k13_a_fork_that_closes_the_tier_leaves_the_parent_alive(tmp_path):
     store(tier, A)
     sign = tier._store.opened.member.life_sign
     with child(tier.close):
-        assert elsewhere("print(is_alive(path))", sign.path) == "True\n"
+        assert elsewhere(LOOK, tmp_path / ".kvtier" / "alive", sign.name) == "True\n"
     assert store(tier, B) == [True]
     assert load(tier, A, B) == rows(A, B)
     tier.close()

@@ -10,7 +10,9 @@ from pathlib import Path
 
 from kvtier_core import ConfigError, TierOpenError, format_size
 from kvtier_disk.extents.index import Index
+from kvtier_disk.extents.place import RootRefusedError, refuse_foreign
 from kvtier_disk.extents.root import Root
+from kvtier_disk.folder import Folder
 
 help = "look at a disk tier's root, or make its index anew"  # noqa: A001 - the commands' interface
 
@@ -23,20 +25,29 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "action", choices=["status", "rebuild"], help="show what the root holds, or make its index anew"
     )
     parser.add_argument("root", type=Path, help="the tier's root directory")
+    parser.add_argument(
+        "--allow-writable-by-others",
+        action="store_true",
+        help="also where another user or a group owns the root or may write to it",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
     """Do it; 0. Raises ``ConfigError`` where no root is, ``TierOpenError`` when the root or its index can't be used."""
-    root = Root(args.root.expanduser(), capacity=None, max_open=_MAX_OPEN, warn=_tell)
+    folder = Folder(args.root.expanduser().absolute(), shared=args.allow_writable_by_others)
+    root = Root(folder, capacity=None, max_open=_MAX_OPEN, warn=_tell)
     try:
+        refuse_foreign(folder, root.home)
         if args.action == "rebuild":
-            if not (root.path.is_dir() and root.is_one()):
+            if not (folder.is_there() and root.is_one()):
                 raise ConfigError(
                     f"{args.root} holds neither an index nor an extent of a disk tier: name its root"
                 )
             with root.exclusively():
                 root.rebuild("that was asked for").database.close()
         _show(root)
+    except RootRefusedError as error:
+        raise TierOpenError(str(error)) from error
     except OSError as error:
         if isinstance(error, TierOpenError):
             raise

@@ -8,7 +8,8 @@ import os
 from collections.abc import Iterable, Sequence
 
 from kvtier_core import BlockInfo, BlockTier, OffloadKey, TierContext, TierInfo, TierOpenError, format_size
-from kvtier_disk.extents.place import RootRefusedError, check_namespace, open_root, refuse_link
+from kvtier_disk.extents.place import RootRefusedError, check_namespace, open_root, refuse_foreign
+from kvtier_disk.folder import Folder
 from kvtier_disk.layout import FileLayout
 from kvtier_disk.settings import DEFAULT_CAPACITY, DiskSettings
 from kvtier_disk.strangers import Strangers
@@ -25,11 +26,15 @@ class FilesTier(BlockTier):
     def __init__(self, settings: DiskSettings, context: TierContext) -> None:
         """Keep both; no I/O."""
         super().__init__(settings, context)
-        self._root = settings.root.expanduser().absolute()
-        self._directory = self._root / context.namespace
+        self._root = Folder(settings.root.expanduser().absolute(), shared=settings.allow_writable_by_others)
         strangers = Strangers(context.log, context.name)
         self._layout = FileLayout(
-            self._directory, context.row_bytes, strangers.note, read_only=settings.read_only
+            self._root,
+            context.namespace,
+            context.row_bytes,
+            strangers.note,
+            description=context.description,
+            read_only=settings.read_only,
         )
 
     def open(self) -> None:
@@ -56,19 +61,14 @@ class FilesTier(BlockTier):
             self._warn("can't write", error, "Its blocks are served; stores fail as long as that lasts.")
             return
         try:
-            self._layout.describe(self.context.description)
+            self._layout.describe()
         except OSError as error:
             self._warn("can't write namespace.json", error, "Only people read it.")
 
     def _check(self) -> None:
         check_namespace(self.context.namespace)
-        open_root(
-            self._root,
-            layout="files",
-            shared_writes=self.settings.allow_writable_by_others,
-            read_only=self.settings.read_only,
-        )
-        refuse_link(self._directory)
+        open_root(self._root, layout="files", read_only=self.settings.read_only)
+        refuse_foreign(self._root.sub(self.context.namespace))
 
     def contains(self, keys: Sequence[OffloadKey]) -> Sequence[bool]:
         """Which of *keys* are stored. Raises ``OSError``."""
@@ -81,7 +81,7 @@ class FilesTier(BlockTier):
         self._layout.put(key, block)
 
     def _check_room(self, size: int) -> None:
-        status = os.statvfs(self._root)
+        status = os.statvfs(self._root.path)
         free = status.f_bavail * status.f_frsize
         # Of a read-only file system the write itself says more.
         if free - size < self.settings.min_free and not status.f_flag & os.ST_RDONLY:
@@ -116,7 +116,7 @@ class FilesTier(BlockTier):
             "tier %r (kvtier-disk): %s in %s: %s. %s",
             self.context.name,
             what,
-            self._directory,
+            self._root.path / self.context.namespace,
             error.strerror or error,
             consequence,
         )

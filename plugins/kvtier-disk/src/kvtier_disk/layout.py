@@ -17,18 +17,17 @@ which the proof in every block turns into a miss.
 
 import contextlib
 import errno
-import json
 import os
 import re
 import secrets
 import shutil
-import stat
 from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 from kvtier_core import BlockInfo, OffloadKey
-from kvtier_disk.files import StrangerError, has_writer, make_folder, open_to_read, write_new
+from kvtier_disk.description import NAME, describe
+from kvtier_disk.files import has_writer, write_new
+from kvtier_disk.folder import Folder, ForeignError, Handle, StrangerError
 
 _BLOCK_NAME = re.compile(r"((?:[0-9a-f]{2})+)\.kv")
 _FAN_OUT_NAME = re.compile(r"[0-9a-f]{2}")
@@ -39,187 +38,231 @@ class FileLayout:
     """The blocks of one namespace in one directory. Stateless: safe from any thread and beside other processes."""
 
     def __init__(
-        self, directory: Path, block_bytes: int, note: Callable[[str], None], *, read_only: bool = False
+        self,
+        root: Folder,
+        namespace: str,
+        block_bytes: int,
+        note: Callable[[str], None],
+        *,
+        description: Mapping[str, Any] | None = None,
+        read_only: bool = False,
     ) -> None:
-        """Blocks of *block_bytes* in *directory*; *note* is told what stood in a block's place. No I/O.
+        """Blocks of *block_bytes* in the directory *namespace*; *note* is told what stood in a block's place. No I/O.
 
+        *description* is put beside the blocks, for people.
         With *read_only* every change raises ``OSError`` (``EROFS``), and what should go stays.
         """
-        self._directory = directory
+        self._root = root
+        self._folder = root.sub(namespace)
+        self._tmp = self._folder.sub("tmp")
         self._read_only = read_only
-        self._tmp = directory / "tmp"
         self._block_bytes = block_bytes
         self._note = note
+        self._description = description or {}
 
     def make(self) -> None:
         """Make the namespace's directory where it is missing. Raises ``OSError``."""
-        self._directory.mkdir(parents=True, exist_ok=True)
+        self._folder.make()
 
     def prepare(self) -> None:
         """Remove leftovers and show that files can be written. Raises ``OSError``; blocks may be read all the same."""
-        make_folder(self._tmp)
-        self._remove_leftovers()
-        probe = self._temporary()
-        write_new(probe, memoryview(b""))
-        probe.unlink()
+        self._make(self._tmp)
+        with self._tmp.opened() as tmp:
+            self._remove_leftovers(tmp)
+            probe = _temporary()
+            write_new(tmp, probe, memoryview(b""))
+            tmp.unlink(probe)
 
-    def describe(self, description: Mapping[str, Any]) -> None:
-        """Put *description* beside the blocks, unless it is there. Raises ``OSError``."""
-        path = self._directory / "namespace.json"
-        text = json.dumps(description, indent=2, sort_keys=True, default=str).encode() + b"\n"
-        if _read(path, len(text) + 1) != text:
-            self._publish(path, memoryview(text))
+    def describe(self) -> None:
+        """Put the description beside the blocks, unless it is there. Raises ``OSError``."""
+        with self._folder.opened() as handle, self._tmp.opened() as tmp:
+            try:
+                describe(handle, self._description, tmp)
+            except IsADirectoryError:
+                self._drop(self._folder, NAME, "is a directory")
+                describe(handle, self._description, tmp)
 
     def has(self, key: OffloadKey) -> bool:
         """Whether a block of the right size is stored under *key*. Raises ``OSError`` on a fault."""
         try:
-            return self._problem(self._path(key).lstat()) is None
+            with self._folder_of(key).opened() as handle:
+                return self._problem(handle, handle.status(_name(key))) is None
         except (FileNotFoundError, NotADirectoryError):
             return False
 
     def put(self, key: OffloadKey, block: memoryview) -> None:
         """Store a block, replacing what has its name. Raises ``OSError``, and then no block has changed."""
-        self._publish(self._path(key), block)
+        self._check_writable()
+        for attempt in range(_WRITE_ATTEMPTS):
+            try:
+                with self._tmp.opened() as tmp:
+                    self._publish(key, block, tmp)
+            except (FileNotFoundError, NotADirectoryError):
+                # The folder of temporary files is gone, or the namespace's with it. Or, where locks don't work, a
+                # process that opened the namespace took our file for a leftover.
+                if attempt + 1 == _WRITE_ATTEMPTS:
+                    raise
+                self._make(self._tmp)
+                with contextlib.suppress(OSError):  # only people read it
+                    self.describe()
+            else:
+                return
 
     def get(self, key: OffloadKey, into: memoryview) -> bool:
         """Fill *into*; false when there is no such block. Raises ``OSError`` when it can't be read.
 
         What has the block's name and is no whole block is removed, and absent. Part of *into* may be written then.
         """
-        path = self._path(key)
+        folder = self._folder_of(key)
         try:
-            fd = open_to_read(path)
+            with folder.opened() as handle:
+                try:
+                    fd = handle.open_file(_name(key))
+                except (StrangerError, ForeignError):
+                    problem = self._problem(handle, handle.status(_name(key)))
+                else:
+                    try:
+                        problem = self._problem(handle, os.fstat(fd)) or _fill(fd, into)
+                    finally:
+                        os.close(fd)
         except (FileNotFoundError, NotADirectoryError):
             return False
-        except StrangerError as stranger:
-            self._drop(path, str(stranger))
-            return False
-        try:
-            problem = self._problem(os.fstat(fd)) or _fill(fd, into)
-        finally:
-            os.close(fd)
         if problem is not None:
-            self._drop(path, problem)
+            self._drop(folder, _name(key), problem)
         return problem is None
 
     def remove(self, key: OffloadKey) -> None:
         """Remove a block if it is there. Raises ``OSError`` on a fault."""
-        with contextlib.suppress(NotADirectoryError):  # its folder is none, so there is no block
-            self._clear(self._path(key))
+        with contextlib.suppress(
+            FileNotFoundError, NotADirectoryError
+        ):  # without its folder there is no block
+            self._clear(self._folder_of(key), _name(key))
 
     def scan(self) -> Iterator[BlockInfo]:
         """Every block; what has a name of ours and is neither folder nor block is removed. Raises ``OSError``."""
-        if self._read_only and not self._directory.is_dir():
-            return  # nobody has stored anything yet
-        with os.scandir(self._directory) as entries:
-            found = [entry for entry in entries if _FAN_OUT_NAME.fullmatch(entry.name)]
-        for entry in found:
-            if entry.is_dir(follow_symlinks=False):
-                yield from self._scan_folder(entry)
-            else:
-                self._drop(Path(entry.path), "is no directory")
+        try:
+            with self._folder.opened() as handle:
+                names = [entry.name for entry in handle.entries() if _FAN_OUT_NAME.fullmatch(entry.name)]
+        except FileNotFoundError:
+            if self._read_only:
+                return  # nobody has stored anything yet
+            raise
+        for name in names:
+            folder = self._folder.sub(name)
+            try:
+                with folder.opened() as handle:
+                    yield from self._scan_folder(folder, handle)
+            except FileNotFoundError:
+                continue
+            except NotADirectoryError:
+                self._drop(self._folder, name, "is no directory")
 
     def remove_all(self) -> None:
         """Remove the namespace's directory with all that is in it. Raises ``OSError``."""
         self._check_writable()
-        shutil.rmtree(self._directory)
+        with self._root.opened() as root:
+            shutil.rmtree(self._folder.path.name, dir_fd=root.fd)
 
-    def _scan_folder(self, folder: os.DirEntry[str]) -> Iterator[BlockInfo]:
-        with os.scandir(folder.path) as entries:
-            for entry in entries:
-                match = _BLOCK_NAME.fullmatch(entry.name)
-                if match is None or not entry.name.startswith(folder.name):
-                    continue  # not a name under which a block would be looked for
-                try:
-                    status = entry.stat(follow_symlinks=False)
-                except FileNotFoundError:
-                    continue  # another process evicted it just now
-                problem = self._problem(status)
-                if problem is None:
-                    key = OffloadKey(bytes.fromhex(match[1]))
-                    yield BlockInfo(key=key, bytes=status.st_size, time=status.st_mtime)
-                else:
-                    self._drop(Path(entry.path), problem)
-
-    def _path(self, key: OffloadKey) -> Path:
-        name = key.hex()
-        return self._directory / name[:2] / f"{name}.kv"
-
-    def _temporary(self) -> Path:
-        return self._tmp / f"{os.getpid()}-{secrets.token_hex(8)}"
-
-    def _problem(self, status: os.stat_result) -> str | None:
-        """Why this can't be a whole block."""
-        if not stat.S_ISREG(status.st_mode):
-            return "is no regular file"
-        if status.st_size != self._block_bytes:
-            return f"has {status.st_size} bytes and not {self._block_bytes}"
-        return None
-
-    def _publish(self, path: Path, content: memoryview) -> None:
-        """Write *content* under a name of its own, then rename it to *path*."""
-        self._check_writable()
-        for attempt in range(_WRITE_ATTEMPTS):
-            temporary = self._temporary()
+    def _scan_folder(self, folder: Folder, handle: Handle) -> Iterator[BlockInfo]:
+        for entry in handle.entries():
+            match = _BLOCK_NAME.fullmatch(entry.name)
+            if match is None or not entry.name.startswith(folder.path.name):
+                continue  # not a name under which a block would be looked for
             try:
-                write_new(temporary, content)
-                self._rename(temporary, path)
-            except (FileNotFoundError, NotADirectoryError):
-                # The folder of temporary files is gone. Or, where locks don't work, a process that opened the
-                # namespace took our file for a leftover.
-                if attempt + 1 == _WRITE_ATTEMPTS:
-                    raise
-                make_folder(self._tmp)
+                status = entry.stat(follow_symlinks=False)
+            except FileNotFoundError:
+                continue  # another process evicted it just now
+            problem = self._problem(handle, status)
+            if problem is None:
+                key = OffloadKey(bytes.fromhex(match[1]))
+                yield BlockInfo(key=key, bytes=status.st_size, time=status.st_mtime)
             else:
-                return
-            finally:
-                with contextlib.suppress(OSError):  # a leftover then; why the write failed matters more
-                    temporary.unlink()
+                self._drop(folder, entry.name, problem)
 
-    def _rename(self, temporary: Path, path: Path) -> None:
+    def _folder_of(self, key: OffloadKey) -> Folder:
+        return self._folder.sub(key.hex()[:2])
+
+    def _problem(self, handle: Handle, status: os.stat_result) -> str | None:
+        """Why this can't be a whole block."""
+        problem = handle.problem(status)
+        if problem is None and status.st_size != self._block_bytes:
+            return f"has {status.st_size} bytes and not {self._block_bytes}"
+        return problem
+
+    def _publish(self, key: OffloadKey, block: memoryview, tmp: Handle) -> None:
+        """Write *block* under a name of its own, then rename it."""
+        temporary = _temporary()
         try:
-            temporary.rename(path)
+            write_new(tmp, temporary, block)
+            self._rename(tmp, temporary, self._folder_of(key), _name(key))
+        finally:
+            with contextlib.suppress(OSError):  # a leftover then; why the write failed matters more
+                tmp.unlink(temporary)
+
+    def _rename(self, tmp: Handle, temporary: str, folder: Folder, name: str) -> None:
+        try:
+            with folder.opened() as handle:
+                os.rename(temporary, name, src_dir_fd=tmp.fd, dst_dir_fd=handle.fd)
         except (FileNotFoundError, NotADirectoryError):
             # The first block of this folder: made now, because making all 256 at the start takes far longer.
-            make_folder(path.parent)
+            self._make(folder)
         except IsADirectoryError:
-            self._drop(path, "is a directory")
+            self._drop(folder, name, "is a directory")
         else:
             return
-        temporary.rename(path)
+        with folder.opened() as handle:
+            os.rename(temporary, name, src_dir_fd=tmp.fd, dst_dir_fd=handle.fd)
 
-    def _remove_leftovers(self) -> None:
-        with os.scandir(self._tmp) as entries:
-            for entry in entries:
-                if entry.is_dir(follow_symlinks=False):
-                    self._note(f"{entry.path} is a directory and no work of kvtier's: ignored")
-                    continue
-                with contextlib.suppress(OSError):  # one that can't be removed is never read either
-                    if not has_writer(Path(entry.path)):
-                        Path(entry.path).unlink()
+    def _make(self, folder: Folder) -> None:
+        """Make a folder of the namespace's, and the namespace's own. What else has its name is removed."""
+        self._folder.make()
+        folder.make()
+        if not folder.is_there():
+            with self._folder.opened() as handle:
+                handle.unlink(folder.path.name)
+            folder.make()
 
-    def _drop(self, path: Path, problem: str) -> None:
+    def _remove_leftovers(self, tmp: Handle) -> None:
+        for entry in tmp.entries():
+            if entry.is_dir(follow_symlinks=False):
+                self._note(f"{tmp.path / entry.name} is a directory and no work of kvtier's: ignored")
+                continue
+            with contextlib.suppress(OSError):  # one that can't be removed is never read either
+                if not has_writer(tmp, entry.name):
+                    tmp.unlink(entry.name)
+
+    def _drop(self, folder: Folder, name: str, problem: str) -> None:
         """Take away what has a name of ours and is not what it should be, as far as that can be done, and say so."""
         try:
-            end = self._clear(path)
+            end = self._clear(folder, name)
         except OSError as error:
             end = f"it stays, because it can't be removed ({error.strerror})"
-        self._note(f"{path} {problem}: {end}")
+        self._note(f"{folder.path / name} {problem}: {end}")
 
-    def _clear(self, path: Path) -> str:
-        """Remove *path*. A directory is no work of ours and may hold somebody's files: it only leaves the place."""
+    def _clear(self, folder: Folder, name: str) -> str:
+        """Remove *name*. A directory is no work of ours and may hold somebody's files: it only leaves the place."""
         self._check_writable()
-        try:
-            path.unlink(missing_ok=True)
-        except IsADirectoryError:
-            aside = self._tmp / f"{path.name}-{secrets.token_hex(4)}"
-            path.rename(aside)
-            return f"moved to {aside}"
+        with folder.opened() as handle:
+            try:
+                handle.unlink(name)
+            except IsADirectoryError:
+                aside = f"{name}-{secrets.token_hex(4)}"
+                with self._tmp.opened() as tmp:
+                    os.rename(name, aside, src_dir_fd=handle.fd, dst_dir_fd=tmp.fd)
+                return f"moved to {self._tmp.path / aside}"
         return "removed"
 
     def _check_writable(self) -> None:
         if self._read_only:
-            raise OSError(errno.EROFS, "the tier is configured read_only", str(self._directory))
+            raise OSError(errno.EROFS, "the tier is configured read_only", str(self._folder.path))
+
+
+def _name(key: OffloadKey) -> str:
+    return f"{key.hex()}.kv"
+
+
+def _temporary() -> str:
+    return f"{os.getpid()}-{secrets.token_hex(8)}"
 
 
 def _fill(fd: int, into: memoryview) -> str | None:
@@ -231,13 +274,3 @@ def _fill(fd: int, into: memoryview) -> str | None:
             return f"ends after {done} bytes of {len(into)}"
         done += count
     return None
-
-
-def _read(path: Path, limit: int) -> bytes | None:
-    """The first *limit* bytes of a regular file, ``None`` where there is none. Raises ``OSError``."""
-    try:
-        fd = open_to_read(path)
-    except (FileNotFoundError, StrangerError):
-        return None
-    with os.fdopen(fd, "rb") as file:
-        return file.read(limit)

@@ -28,7 +28,7 @@ class DiskSettings(TierSettings):
     read_only: bool = False
     """Load and never store, as on a root that is mounted read-only."""
     allow_writable_by_others: bool = False
-    """Use a root that every user of the machine may write to."""
+    """Use a root that another user or a group owns or may write to; what is made there gets its mode and group."""
 
     @field_validator("root", mode="before")
     @classmethod

@@ -34,6 +34,7 @@ from kvtier_disk.extents.statements import IndexDamagedError
 from kvtier_disk.extents.store import BlockStore, Opened, Outcome
 from kvtier_disk.extents.upkeep import Upkeep
 from kvtier_disk.files_tier import FilesTier
+from kvtier_disk.folder import Folder
 from kvtier_disk.settings import DEFAULT_CAPACITY, DiskSettings
 
 _NOT_WRITABLE = frozenset({errno.EROFS, errno.EACCES, errno.EPERM})
@@ -76,7 +77,7 @@ class DiskTier(BlockTier):
         policy: EvictionPolicy[Entry] = make_policy(settings.policy, blocks, context.policies)
         self._contents = Contents(policy)
         self._root = Root(
-            settings.root.expanduser().absolute(),
+            Folder(settings.root.expanduser().absolute(), shared=settings.allow_writable_by_others),
             capacity=capacity,
             max_open=settings.max_open_extents,
             warn=self._warn,
@@ -107,12 +108,7 @@ class DiskTier(BlockTier):
     def _open(self) -> None:
         context, root = self.context, self._root
         check_namespace(context.namespace)
-        open_root(
-            root.path,
-            layout="extents",
-            shared_writes=self.settings.allow_writable_by_others,
-            read_only=self.settings.read_only,
-        )
+        open_root(root.folder, layout="extents", read_only=self.settings.read_only)
         check_local(root.path)
         least = least_capacity(context.row_bytes, root.journal_bytes)
         if self._bounds.capacity is not None and self._bounds.capacity < least:

@@ -40,8 +40,8 @@ def adopt(
                 else "has another extent's number"
             )
             warn(f"{found.path} {problem}: removed")
-            with suppress(OSError):
-                found.path.unlink()
+            with suppress(OSError), found.folder.opened() as handle:
+                handle.unlink(found.name)
         else:
             warn(f"{found.path} is no extent by its header, or can't be read: left alone")
     newest: dict[tuple[str, int, OffloadKey], tuple[float, int]] = {}

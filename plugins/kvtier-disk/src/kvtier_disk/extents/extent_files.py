@@ -6,7 +6,6 @@ through it. Never decides where a row goes, nor whether it is a block. Safe from
 
 import errno
 import os
-import stat
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
@@ -24,13 +23,13 @@ from kvtier_disk.extents.form import (
     make_header,
     read_header,
 )
-from kvtier_disk.extents.found import OUT_OF_DESCRIPTORS, is_plain_directory
+from kvtier_disk.extents.found import OUT_OF_DESCRIPTORS
 from kvtier_disk.extents.group_sync import GroupSync
+from kvtier_disk.folder import Folder, ForeignError, StrangerError
 
 TAIL_BYTES = 64
 """The proof at the end of a row."""
 _MAX_BUFFERS = 512  # in one call; the kernel takes 1024
-_NO_FILE = frozenset({errno.ELOOP, errno.ENXIO, errno.ENODEV, errno.ENOENT, errno.ENOTDIR, errno.EISDIR})
 _ADVICE = {
     errno.EFBIG: "an extent is larger than a file may be here (ulimit -f, or the file system): set extent_size lower",
     errno.EMFILE: "raise the limit of open files (ulimit -n), or set max_open_extents lower",
@@ -46,13 +45,18 @@ class ExtentLostError(Exception):
 @dataclass(eq=False)
 class _Open:
     shape: Shape
-    buffered: int
-    direct: int | None
+    buffered: int = -1
+    direct: int | None = None
     users: int = 0
     descriptors: list[int] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.group = GroupSync(lambda: os.fdatasync(self.buffered))
+
+    def keep(self, fd: int) -> int:
+        """*fd*, which is closed with the extent."""
+        self.descriptors.append(fd)
+        return fd
 
     def close(self) -> None:
         for fd in self.descriptors:
@@ -61,11 +65,11 @@ class _Open:
 
 
 class ExtentFiles:
-    """The extents in *directory*. At most *max_open* stay open, and those in use beyond it."""
+    """The extents in *folder*. At most *max_open* stay open, and those in use beyond it."""
 
     def __init__(
         self,
-        directory: Path,
+        folder: Folder,
         namespace: str,
         row_bytes: int,
         *,
@@ -76,7 +80,7 @@ class ExtentFiles:
         check_root: Callable[[], None] | None = None,
     ) -> None:
         """No I/O. *check_root* raises ``OSError`` where no extent may be opened any more."""
-        self.directory = directory
+        self._folder = folder
         self._namespace = namespace
         self._row_bytes = row_bytes
         self._direct = direct and row_bytes % ALIGNMENT == 0
@@ -90,28 +94,27 @@ class ExtentFiles:
 
     def path_of(self, extent: int) -> Path:
         """Where an extent is."""
-        return self.directory / f"{extent:010x}.ext"
+        return self._folder.path / _name(extent)
 
     # Whole extents.
 
     def make(self, extent: int, shape: Shape) -> None:
         """Make a new extent with room for all its rows. Raises ``OSError``; nothing is left then."""
-        self._check_directory()
-        path = self.path_of(extent)
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
-        try:
-            _write_all(fd, make_header(extent, shape, self._namespace), 0)
-            os.fsync(fd)  # whatever happens from here on, what takes room can be told to be ours
-            self._allocate(fd, shape.file_bytes)
-            os.fsync(fd)
-        except BaseException as error:
-            with suppress(OSError):
-                path.unlink()
-            if isinstance(error, OSError):
-                raise advised(error, path) from None
-            raise
-        finally:
-            os.close(fd)
+        with self._folder.opened() as handle:
+            fd = handle.make_file(_name(extent))
+            try:
+                _write_all(fd, make_header(extent, shape, self._namespace), 0)
+                os.fsync(fd)  # whatever happens from here on, what takes room can be told to be ours
+                self._allocate(fd, shape.file_bytes)
+                os.fsync(fd)
+            except BaseException as error:
+                with suppress(OSError):
+                    handle.unlink(_name(extent))
+                if isinstance(error, OSError):
+                    raise advised(error, self.path_of(extent)) from None
+                raise
+            finally:
+                os.close(fd)
 
     def _allocate(self, fd: int, size: int) -> None:
         try:
@@ -128,24 +131,40 @@ class ExtentFiles:
     def remove(self, extent: int) -> None:
         """Remove an extent and give its room back at once, also where other processes have it open."""
         self.cut(extent)
-        if is_plain_directory(self.directory):
-            with suppress(
-                FileNotFoundError, IsADirectoryError
-            ):  # a directory is somebody's, and in nobody's way
-                self.path_of(extent).unlink()
+        if self._is_ours():
+            with (
+                self._folder.opened() as handle,
+                suppress(IsADirectoryError),
+            ):  # that is somebody's, in nobody's way
+                handle.unlink(_name(extent))
 
     def cut(self, extent: int) -> bool:
         """Give an extent's room back at once: what is left is no extent. False if it had none. Raises ``OSError``."""
         self.forget([extent])
-        path = self.path_of(extent)
-        if not is_plain_directory(self.directory):
-            return False  # gone, or a link: what is behind it is not ours
-        with suppress(FileNotFoundError):
-            status = path.lstat()
-            if stat.S_ISREG(status.st_mode):
-                os.truncate(path, 0)
-                return status.st_size > 0
-        return False
+        if not self._is_ours():
+            return False
+        try:
+            with self._folder.opened() as handle:
+                fd = handle.open_file(_name(extent), os.O_WRONLY)
+        except (FileNotFoundError, StrangerError, ForeignError):
+            return False
+        try:
+            status = os.fstat(fd)
+            if (
+                status.st_nlink > 1
+            ):  # it has another name as well: cut, it would be gone for somebody else too
+                return False
+            os.ftruncate(fd, 0)
+            return status.st_size > 0
+        finally:
+            os.close(fd)
+
+    def _is_ours(self) -> bool:
+        """Whether the directory is there; what is behind a link, or could be changed by others, is not ours."""
+        try:
+            return self._folder.is_there()
+        except ForeignError:
+            return False
 
     def forget(self, extents: Sequence[int]) -> None:
         """Close these extents as soon as nobody uses them."""
@@ -284,36 +303,26 @@ class ExtentFiles:
     def _try_open(self, extent: int) -> _Open:
         if self._check_root is not None:
             self._check_root()
-        self._check_directory()
-        path = self.path_of(extent)
         flags = os.O_RDONLY if self._read_only else os.O_RDWR
-        flags |= os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
-        try:
-            buffered = os.open(path, flags)
-        except OSError as error:
-            # Without its directory the whole root is gone, or not mounted: it may come back as it was.
-            if error.errno in _NO_FILE and self.directory.is_dir():
-                raise ExtentLostError(f"{path} is no extent") from error
-            raise
-        opened = _Open(Shape(row_bytes=self._row_bytes, slots=1), buffered, None, descriptors=[buffered])
-        try:
-            opened.shape = self._checked_shape(extent, buffered)
-            if self._direct:
-                opened.direct = os.open(path, flags | os.O_DIRECT)
-                opened.descriptors.append(opened.direct)
-        except BaseException:
-            opened.close()
-            raise
+        opened = _Open(Shape(row_bytes=self._row_bytes, slots=1))
+        with (
+            self._folder.opened() as handle
+        ):  # without it the whole root is gone, or not mounted: it may come back
+            try:
+                opened.buffered = opened.keep(handle.open_file(_name(extent), flags))
+                opened.shape = self._checked_shape(extent, opened.buffered)
+                if self._direct:
+                    opened.direct = opened.keep(handle.open_file(_name(extent), flags | os.O_DIRECT))
+            except (FileNotFoundError, StrangerError, ForeignError) as error:
+                opened.close()
+                raise ExtentLostError(f"{self.path_of(extent)} is no extent of ours") from error
+            except BaseException:
+                opened.close()
+                raise
         return opened
-
-    def _check_directory(self) -> None:
-        if self.directory.is_symlink():
-            raise OSError(errno.ELOOP, "a link in the place of a namespace's directory", str(self.directory))
 
     def _checked_shape(self, extent: int, fd: int) -> Shape:
         path = self.path_of(extent)
-        if not stat.S_ISREG(os.fstat(fd).st_mode):
-            raise ExtentLostError(f"{path} is no regular file")
         header = read_header(os.pread(fd, HEADER_BYTES, 0))
         if header is None:
             raise ExtentLostError(f"{path} has no header of an extent")
@@ -321,6 +330,10 @@ class ExtentFiles:
         if (found, shape.row_bytes, namespace) != (extent, self._row_bytes, self._namespace):
             raise ExtentLostError(f"{path} is an extent of {namespace!r}, number {found}")
         return shape
+
+
+def _name(extent: int) -> str:
+    return f"{extent:010x}.ext"
 
 
 def advised(error: OSError, path: Path) -> OSError:

@@ -8,6 +8,7 @@
 Decides neither when an index has to be made anew nor what is in it.
 """
 
+import os
 import re
 import secrets
 from collections.abc import Callable
@@ -17,11 +18,19 @@ from typing import TypeVar
 
 from kvtier_disk.extents.database import Database, Snapshot
 from kvtier_disk.extents.index import Index
+from kvtier_disk.extents.statements import IndexDamagedError
+from kvtier_disk.folder import Folder
 
 _INDEX_NAME = re.compile(r"index-(\d{6})\.db")
 _NOT_IN_USE = re.compile(r"index-\d{6}\.db(-\w+)?|.+\.draft(-\w+)?|probe(-\w+)?")
 """What is made here for a while, and an index with what SQLite puts beside it."""
 _MAX_IDENTITY = (1 << 31) - 1  # what SQLite has room for
+_IDENTITY = "id"
+_IDENTITY_BYTES = 64
+"""More than a number takes: what is longer is none."""
+_JOURNAL = "-journal"
+_BESIDE = ("", _JOURNAL, "-wal", "-shm")
+"""The index and what SQLite opens beside it; the last two where the file says so, as those of earlier versions do."""
 
 _T = TypeVar("_T")
 
@@ -29,33 +38,32 @@ _T = TypeVar("_T")
 class IndexFiles:
     """The index's files in a root's directory *home*. Every method raises ``OSError``."""
 
-    def __init__(self, home: Path, *, journal_bytes: int) -> None:
+    def __init__(self, home: Folder, *, journal_bytes: int) -> None:
         """No I/O."""
         self._home = home
         self._journal_bytes = journal_bytes
 
     def path(self) -> Path | None:
         """Where the index in use is, ``None`` when there is none."""
-        found = (
-            [
-                path
-                for path in self._home.iterdir()
-                if _INDEX_NAME.fullmatch(path.name) and not path.is_symlink()
-            ]
-            if self._home.is_dir()
-            else []
-        )
-        return max(found, key=lambda path: path.name, default=None)
+        try:
+            with self._home.opened() as handle:
+                names = [entry.name for entry in handle.entries() if _INDEX_NAME.fullmatch(entry.name)]
+                found = [name for name in names if handle.problem_of(name) is None]
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        return self._home.path / max(found) if found else None
 
     def total_bytes(self) -> int:
         """What the index takes now, with its journal and whatever else lies beside it."""
-        return sum(path.lstat().st_size for path in self._home.iterdir())
+        with self._home.opened() as handle:
+            return sum(entry.stat(follow_symlinks=False).st_size for entry in handle.entries())
 
     def snapshot(self) -> Index | None:
         """The index for reading alone; ``None`` when there is none."""
         path = self.path()
         if path is None:
             return None
+        self._check(path)
         database = Snapshot(path)
         try:
             return Index(database, self.identity())
@@ -65,6 +73,7 @@ class IndexFiles:
 
     def open(self, path: Path) -> Index:
         """Open the index at *path*, which is made if it is missing. Call it ``exclusively``."""
+        self._check(path)
         database = Database(path, journal_bytes=self._journal_bytes)
         try:
             return Index(database, self.identity(make=True))
@@ -72,9 +81,24 @@ class IndexFiles:
             database.close()
             raise
 
+    def make(self, path: Path) -> Index:
+        """Make an index at *path*, where nothing is. Call it ``exclusively``."""
+        with self._home.opened() as handle:
+            for suffix in ("", _JOURNAL):
+                os.close(handle.make_file(f"{path.name}{suffix}"))
+        return self.open(path)
+
     def make_first(self) -> Index:
         """Make an index where there is none. Call it ``exclusively``."""
-        return self.open(self._home / "index-000001.db")
+        return self.make(self._home.path / "index-000001.db")
+
+    def _check(self, path: Path) -> None:
+        """Raises ``IndexDamagedError`` where something else than files of ours would be opened as the index."""
+        with self._home.opened() as handle:
+            for suffix in _BESIDE:
+                problem = handle.problem_of(f"{path.name}{suffix}")
+                if problem is not None:
+                    raise IndexDamagedError(path, f"{path.name}{suffix} {problem}")
 
     def replace(self, fill: Callable[[Index], _T]) -> tuple[Index, _T]:
         """Put a new index, filled by *fill*, in the place of all there are; also returns what *fill* did.
@@ -84,17 +108,18 @@ class IndexFiles:
         """
         last = self.path()
         number = 1 + (int(last.stem.partition("-")[2]) if last is not None else 0)
-        path = self._home / f"index-{number:06}.db"
-        draft = self._home / "index.draft"
+        path = self._home.path / f"index-{number:06}.db"
+        draft = self._home.path / f"{secrets.token_hex(8)}.draft"
         self.remove_unused(None)
         try:
-            index = self.open(draft)
+            index = self.make(draft)
             try:
                 filled = fill(index)
             finally:
                 index.database.close()
-            draft.rename(path)
-            draft.with_name(f"{draft.name}-journal").unlink(missing_ok=True)
+            with self._home.opened() as handle:
+                os.rename(draft.name, path.name, src_dir_fd=handle.fd, dst_dir_fd=handle.fd)
+                handle.unlink(f"{draft.name}{_JOURNAL}")
         except BaseException:
             self.remove_unused(None)
             raise
@@ -105,25 +130,32 @@ class IndexFiles:
 
         Raises no error: what can't be removed takes room, and is otherwise in nobody's way.
         """
-        with suppress(OSError):
-            for path in list(self._home.iterdir()):
-                name = path.name
+        with suppress(OSError), self._home.opened() as handle:
+            for name in [entry.name for entry in handle.entries()]:
                 is_used = in_use is not None and f"{name}-".startswith(f"{in_use.name}-")
                 if not is_used and _NOT_IN_USE.fullmatch(name):
                     with suppress(OSError):
-                        path.unlink()
+                        handle.unlink(name)
 
     def identity(self, *, make: bool = False) -> int:
         """The number that this root's indexes carry, to tell them from another root's; 0 where there is none."""
-        path = self._home / "id"
-        with suppress(FileNotFoundError, ValueError):
-            known = int.from_bytes(bytes.fromhex(path.read_text(errors="replace")))
-            if 0 < known <= _MAX_IDENTITY:
-                return known
-        if not make:
+        try:
+            with self._home.opened() as handle:
+                known = _read_identity(handle.read(_IDENTITY, _IDENTITY_BYTES) or b"")
+                if not known and make:
+                    known = 1 + secrets.randbelow(_MAX_IDENTITY)
+                    handle.publish(_IDENTITY, known.to_bytes(4).hex().encode(), drafts=handle)
+        except FileNotFoundError:
+            if make:
+                raise
             return 0
-        number = 1 + secrets.randbelow(_MAX_IDENTITY)
-        draft = self._home / "id.draft"
-        draft.write_text(number.to_bytes(4).hex())
-        draft.rename(path)
-        return number
+        return known
+
+
+def _read_identity(content: bytes) -> int:
+    """The number that is written so; 0 for what is none."""
+    try:
+        known = int.from_bytes(bytes.fromhex(content.decode("ascii")))
+    except ValueError:
+        return 0
+    return known if known <= _MAX_IDENTITY else 0

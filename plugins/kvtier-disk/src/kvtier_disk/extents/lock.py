@@ -14,9 +14,11 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from pathlib import Path
+
+from kvtier_disk.folder import Folder, ForeignError, StrangerError
 
 _POLL_S = 0.02
+_LOCK = "lock"
 
 _guard = threading.Lock()
 _turns: dict[str, threading.Lock] = {}  # by the real path of a lock file
@@ -35,17 +37,20 @@ os.register_at_fork(after_in_child=_forget_after_fork)
 
 
 @contextmanager
-def exclusively(path: Path, timeout_s: float) -> Iterator[None]:
-    """Keep other processes out meanwhile. Raises ``OSError``, ``ETIMEDOUT`` when another one does so for too long."""
+def exclusively(folder: Folder, timeout_s: float) -> Iterator[None]:
+    """Keep other processes out of *folder* meanwhile, by its file ``lock``; both are made where they are missing.
+
+    Raises ``OSError``, ``ETIMEDOUT`` when another one does so for too long.
+    """
     give_up = time.monotonic() + timeout_s
     with _guard:
-        turn = _turns.setdefault(os.path.realpath(path), threading.Lock())
+        turn = _turns.setdefault(os.path.realpath(folder.path), threading.Lock())
     if not turn.acquire(timeout=timeout_s):
-        raise _too_long(path)
+        raise _too_long(folder)
     try:
-        while (fd := _take(path)) is None:
+        while (fd := _take(folder)) is None:
             if time.monotonic() > give_up:
-                raise _too_long(path)
+                raise _too_long(folder)
             time.sleep(_POLL_S)
         try:
             yield
@@ -55,45 +60,51 @@ def exclusively(path: Path, timeout_s: float) -> Iterator[None]:
         turn.release()
 
 
-def _too_long(path: Path) -> OSError:
+def _too_long(folder: Folder) -> OSError:
     return OSError(
-        errno.ETIMEDOUT, "another process has kept this root locked for too long: is one stopped?", str(path)
+        errno.ETIMEDOUT,
+        "another process has kept this root locked for too long: is one stopped?",
+        str(folder.path / _LOCK),
     )
 
 
-def _take(path: Path) -> int | None:
-    """A descriptor of the locked file *path*; ``None`` when somebody else has it, or has just removed it."""
-    path.parent.mkdir(exist_ok=True)
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
-    taken = False
-    try:
-        taken = _try_lock(fd) and _is_still(path, fd)
-    finally:
-        if not taken:
-            os.close(fd)
+def _take(folder: Folder) -> int | None:
+    """A descriptor of the locked file; ``None`` when somebody else has it, or has just made or removed it."""
+    folder.make()
+    with folder.opened() as handle:
+        try:
+            fd = handle.open_file(_LOCK, os.O_RDWR)
+        except FileNotFoundError:
+            try:
+                fd = handle.make_file(_LOCK)
+            except FileExistsError:
+                return None
+        taken = False
+        try:
+            taken = _try_lock(fd) and os.path.samestat(os.fstat(fd), handle.status(_LOCK))
+        except FileNotFoundError:
+            return None
+        finally:
+            if not taken:
+                os.close(fd)
     return fd if taken else None
-
-
-def _is_still(path: Path, fd: int) -> bool:
-    try:
-        return os.path.samestat(os.fstat(fd), path.lstat())
-    except FileNotFoundError:
-        return False
 
 
 class LifeSign:
     """A file that is locked as long as this object, or the process that made it, lives. A fork has no part in it."""
 
-    def __init__(self, directory: Path) -> None:
-        """Make and lock it. Raises ``OSError``."""
-        directory.mkdir(exist_ok=True)
-        self.path = directory / f"{os.getpid()}-{secrets.token_hex(6)}"
-        self._fd: int | None = os.open(
-            self.path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666
-        )
+    def __init__(self, folder: Folder) -> None:
+        """Make and lock it in *folder*, which is made where it is missing. Raises ``OSError``."""
+        self.name = f"{os.getpid()}-{secrets.token_hex(6)}"
+        self._folder = folder
+        folder.make()
+        with folder.opened() as handle:
+            self._fd: int | None = handle.make_file(self.name)
         if not _try_lock(self._fd):
             os.close(self._fd)
-            raise OSError(errno.EDEADLK, "a new file is locked by somebody else", str(self.path))
+            raise OSError(
+                errno.EDEADLK, "a new file is locked by somebody else", str(folder.path / self.name)
+            )
         self._pid = os.getpid()
         self._identity = _identity(os.fstat(self._fd))
         with _guard:
@@ -103,22 +114,27 @@ class LifeSign:
         """Give the sign up, unless it is another process's. Twice is fine."""
         if self._fd is not None:
             if self._pid == os.getpid():
-                with suppress(OSError):
-                    self.path.unlink()
+                with suppress(OSError), self._folder.opened() as handle:
+                    handle.unlink(self.name)
                 with _guard:
                     _own_signs.discard(self._identity)
             os.close(self._fd)
             self._fd = None
 
 
-def is_alive(path: Path) -> bool:
-    """Whether the process lives that made this sign of life. Raises ``OSError`` when that can't be told."""
+def is_alive(folder: Folder, name: str) -> bool:
+    """Whether the process lives that made this sign of life in *folder*. Raises ``OSError`` when that can't be told."""
     try:
-        with _guard:
-            if _identity(path.lstat()) in _own_signs:
-                return True
-        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
-    except FileNotFoundError:
+        with folder.opened() as handle:
+            with _guard:
+                if _identity(handle.status(name)) in _own_signs:
+                    return True
+            fd = handle.open_file(name, os.O_RDWR)
+    except (
+        FileNotFoundError,
+        StrangerError,
+        ForeignError,
+    ):  # what kvtier has not made is nobody's sign of life
         return False
     try:
         return not _try_lock(fd)

@@ -1,19 +1,17 @@
-"""What kind of place a root is: may we write, may others, which layout and file system, and does it do ``O_DIRECT``.
+"""What kind of place a root is: may others change it, which layout and file system, and does it do ``O_DIRECT``.
 
 Decides what is refused. File systems are told by the kernel's table of mounts: those that other machines may have
 mounted too are refused for extents, because the index relies on locks and shared memory of one machine.
 """
 
-import errno
 import mmap
 import os
 import re
 import secrets
-import stat
-from contextlib import suppress
 from pathlib import Path
 
 from kvtier_core import KvtierError
+from kvtier_disk.folder import Folder, ForeignError, Handle
 
 _NETWORK = frozenset(
     {"9p", "acfs", "afs", "beegfs", "ceph", "cifs", "coda", "davfs", "gfs2", "glusterfs", "gpfs", "lustre"}
@@ -40,28 +38,21 @@ def check_namespace(name: str) -> None:
         )
 
 
-def open_root(root: Path, *, layout: str, shared_writes: bool, read_only: bool) -> None:
+def open_root(root: Folder, *, layout: str, read_only: bool) -> None:
     """Make *root* if it is missing and may be made. Raises ``OSError``.
 
-    Raises ``RootRefusedError`` when everybody may write to it, and when it holds blocks of another *layout*.
+    Raises ``RootRefusedError`` when others could change it, and when it holds blocks of another *layout*.
     """
-    if read_only and not root.exists():
+    if read_only and not root.path.exists():
         raise RootRefusedError(
-            f"root {str(root)!r} is not there, and the tier is configured read_only: name a root that others fill"
+            f"root {str(root.path)!r} is not there, and the tier is configured read_only: name a root that others fill"
         )
-    try:
-        root.mkdir(parents=True, exist_ok=True)
-    except FileExistsError as error:
-        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(root)) from error
-    if root.stat().st_mode & stat.S_IWOTH and not shared_writes:
+    root.make()
+    refuse_foreign(root)
+    for other in sorted(_layouts_in(root.path) - {layout}):
         raise RootRefusedError(
-            f"everybody may write to root {str(root)!r}, and so change what models read: take that right away"
-            " (chmod o-w), or set allow_writable_by_others = true"
-        )
-    for other in sorted(_layouts_in(root) - {layout}):
-        raise RootRefusedError(
-            f'root {str(root)!r} holds blocks of layout = "{other}", which would neither be served nor counted: set'
-            f' another root, or layout = "{other}", or remove them'
+            f'root {str(root.path)!r} holds blocks of layout = "{other}", which would neither be served nor counted:'
+            f' set another root, or layout = "{other}", or remove them'
         )
 
 
@@ -75,13 +66,24 @@ def _layouts_in(root: Path) -> set[str]:
     return found
 
 
-def refuse_link(directory: Path) -> None:
-    """Raises ``RootRefusedError`` when a link or a file is where *directory* would be, and ``OSError``."""
-    if directory.is_symlink() or (directory.exists() and not directory.is_dir()):
-        raise RootRefusedError(
-            f"{str(directory)!r} is a link or a file, and nothing may lead out of the root: put a directory, or"
-            " nothing, in its place"
-        )
+def refuse_foreign(*folders: Folder) -> None:
+    """Raises ``RootRefusedError`` when a link or a file is where a folder would be, or others could change it.
+
+    Raises ``OSError`` when that can't be told. A folder that is missing is none of these.
+    """
+    for folder in folders:
+        try:
+            with folder.opened():
+                pass
+        except FileNotFoundError:
+            continue
+        except ForeignError as error:
+            raise RootRefusedError(f"{str(folder.path)!r}: {error.strerror}") from error
+        except NotADirectoryError as error:
+            raise RootRefusedError(
+                f"{str(folder.path)!r} is a link or a file, and nothing may lead out of the root: put a directory, or"
+                " nothing, in its place"
+            ) from error
 
 
 def check_local(root: Path) -> None:
@@ -116,32 +118,31 @@ def file_system_of(path: Path) -> str | None:
     return by_device or by_path
 
 
-def why_not_direct(directory: Path, written: Path | None) -> str | None:
-    """Try ``O_DIRECT`` on a file that has been written; ``None`` when it works, else why not. Raises no error.
+def why_not_direct(folder: Folder, written: str | None) -> str | None:
+    """Try ``O_DIRECT`` on a file in *folder*; ``None`` when it works, else why not. Raises no error.
 
-    Reads the first page of *written*, or writes to a new file in *directory* when that is ``None``.
+    Reads the first page of *written*, or of a new file that is written first when that is ``None``.
     """
-    if written is not None:
-        return _why_not_read(written)
-    path = directory / f"probe-{secrets.token_hex(6)}"
     try:
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        try:
-            os.pwrite(fd, bytes(_PROBE_BYTES), 0)
-            os.fsync(fd)
-        finally:
-            os.close(fd)
-        return _why_not_read(path)
+        with folder.opened() as handle:
+            if written is not None:
+                return _why_not_read(handle, written)
+            name = f"probe-{secrets.token_hex(6)}"
+            fd = handle.make_file(name)
+            try:
+                os.pwrite(fd, bytes(_PROBE_BYTES), 0)
+                os.fsync(fd)
+                return _why_not_read(handle, name)
+            finally:
+                os.close(fd)
+                handle.unlink(name)
     except OSError as error:
         return error.strerror or str(error)
-    finally:
-        with suppress(OSError):
-            path.unlink()
 
 
-def _why_not_read(path: Path) -> str | None:
+def _why_not_read(handle: Handle, name: str) -> str | None:
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_DIRECT | os.O_CLOEXEC | os.O_NOFOLLOW)
+        fd = handle.open_file(name, os.O_RDONLY | os.O_DIRECT)
         try:
             with mmap.mmap(-1, _PROBE_BYTES) as memory:
                 os.preadv(fd, [memory], 0)

@@ -12,10 +12,9 @@ disk knows is entered, an index that is lost or damaged is made anew from the ex
 """
 
 import errno
-import json
 import os
+import secrets
 import shutil
-import stat
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
@@ -24,16 +23,18 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from kvtier_disk import description as descriptions
 from kvtier_disk.extents.adoption import adopt
 from kvtier_disk.extents.database import Database
 from kvtier_disk.extents.extent_files import ExtentFiles
-from kvtier_disk.extents.found import FoundExtent, find_extents, identify, is_plain_directory
+from kvtier_disk.extents.found import FoundExtent, find_extents, identify
 from kvtier_disk.extents.index import NOBODY, Index
 from kvtier_disk.extents.index_files import IndexFiles
 from kvtier_disk.extents.lock import LifeSign, exclusively, is_alive
-from kvtier_disk.extents.place import check_namespace, refuse_link, why_not_direct
+from kvtier_disk.extents.place import check_namespace, refuse_foreign, why_not_direct
 from kvtier_disk.extents.statements import IndexDamagedError, index_gone
 from kvtier_disk.extents.tables import ExtentRow, Namespace
+from kvtier_disk.folder import Folder, write_all
 
 _OPEN_TIMEOUT_S = 60.0
 _HOLD_TIMEOUT_S = 5.0  # a store waits for it
@@ -54,7 +55,7 @@ class Membership:
     @property
     def lock(self) -> str:
         """The name of the sign of life."""
-        return "" if self.life_sign is None else self.life_sign.path.name
+        return "" if self.life_sign is None else self.life_sign.name
 
     def end(self) -> None:
         """Close the index and the files, and give up the sign of life."""
@@ -68,11 +69,13 @@ class Root:
     """One root directory, as one tier instance sees it."""
 
     def __init__(
-        self, path: Path, *, capacity: int | None, max_open: int, warn: Callable[[str], None]
+        self, folder: Folder, *, capacity: int | None, max_open: int, warn: Callable[[str], None]
     ) -> None:
         """No I/O."""
-        self.path = path
-        self.home = path / ".kvtier"
+        self.folder = folder
+        self.path = folder.path
+        self.home = folder.sub(".kvtier")
+        self._alive = self.home.sub("alive")
         share = _MAX_JOURNAL if capacity is None else capacity // 64
         self.journal_bytes = min(_MAX_JOURNAL, max(_MIN_JOURNAL, share))
         self.indexes = IndexFiles(self.home, journal_bytes=self.journal_bytes)
@@ -84,9 +87,9 @@ class Root:
 
     @contextmanager
     def exclusively(self) -> Iterator[None]:
-        """Keep other processes from opening the root meanwhile. Raises ``OSError``; ``RootRefusedError`` for a link."""
-        refuse_link(self.home)
-        with exclusively(self.home / "lock", _OPEN_TIMEOUT_S):
+        """Keep other processes from opening the root meanwhile. Raises what ``join`` does."""
+        refuse_foreign(self.folder, self.home)
+        with exclusively(self.home, _OPEN_TIMEOUT_S):
             yield
 
     @contextmanager
@@ -101,9 +104,7 @@ class Root:
         self.check_in_use(database)
         with ExitStack() as held:
             try:
-                held.enter_context(
-                    exclusively(self.home / "lock", 0.0 if self._is_held_up else _HOLD_TIMEOUT_S)
-                )
+                held.enter_context(exclusively(self.home, 0.0 if self._is_held_up else _HOLD_TIMEOUT_S))
             except TimeoutError:
                 self._is_held_up = True
                 raise
@@ -132,7 +133,7 @@ class Root:
         """The extents of a namespace; with *known_by* none is opened once that index's root has been moved away."""
         check_namespace(namespace.name)
         return ExtentFiles(
-            self.path / namespace.name,
+            self.folder.sub(namespace.name),
             namespace.name,
             namespace.row_bytes,
             direct=self.direct,
@@ -154,13 +155,12 @@ class Root:
     # Taking part.
 
     def join(self, name: str, row_bytes: int, description: Mapping[str, Any]) -> Membership:
-        """Take part, with index and files in step. Raises ``OSError``.
+        """Take part, with index and files in step. Raises ``OSError``, ``RootRefusedError`` as ``refuse_foreign`` does.
 
         Cost: a look at every extent's file, for all namespaces; much more when the index has to be made anew.
         """
         check_namespace(name)
-        for directory in (self.home, self.home / "alive", self.path / name):
-            refuse_link(directory)
+        refuse_foreign(self.folder, self.home, self._alive, self.folder.sub(name))
         with self.exclusively():
             self._find_out_direct()
             index = self.open_index()
@@ -178,11 +178,12 @@ class Root:
         life_sign: LifeSign | None = None
         try:
             self.reap(index)
+            self._sweep_signs(index)
             self.reconcile(index)
-            life_sign = LifeSign(self.home / "alive")
+            life_sign = LifeSign(self._alive)
             self._make_directory(name, description)
             namespace = index.add_namespace(name, row_bytes, time.time())
-            owner = index.add_owner(life_sign.path.name, namespace.id)
+            owner = index.add_owner(life_sign.name, namespace.id)
         except BaseException:
             index.database.close()
             if life_sign is not None:
@@ -194,8 +195,7 @@ class Root:
     def look_in(self, name: str, row_bytes: int) -> Membership | None:
         """Look at what there is without writing anything; ``None`` without an index. Raises ``OSError``."""
         check_namespace(name)
-        refuse_link(self.home)
-        refuse_link(self.path / name)
+        refuse_foreign(self.folder, self.home, self.folder.sub(name))
         index = self.indexes.snapshot()
         if index is None:
             return None
@@ -227,7 +227,7 @@ class Root:
         is_empty = not (index.namespaces() or index.owners() or index.extents())
         index.database.close()
         if is_empty:
-            shutil.rmtree(self.home)
+            self.remove_directory(self.home.path.name)
 
     def _find_out_direct(self) -> None:
         reason = self._why_not_direct()
@@ -239,13 +239,15 @@ class Root:
 
     def _why_not_direct(self) -> str | None:
         written = next(self._find(), None)
-        return why_not_direct(self.home, None if written is None else written.path)
+        if written is None:
+            return why_not_direct(self.home, None)
+        return why_not_direct(written.folder, written.name)
 
     # The index.
 
     def is_one(self) -> bool:
         """Whether there is anything of a disk tier below the path: the index's directory, or an extent."""
-        return self.home.is_dir() or any(identify(found)[0] is not None for found in self._find())
+        return self.home.is_there() or any(identify(found)[0] is not None for found in self._find())
 
     def open_index(self) -> Index:
         """Open the index, make it if there is none, make it anew if it is damaged. Call it ``exclusively``.
@@ -284,13 +286,15 @@ class Root:
 
     def can_be_written(self) -> bool:
         """Whether files can be made and locked here, and there is room to open the index. Raises no error."""
-        probe = self.home / "probe"
+        probe = f"probe-{secrets.token_hex(6)}"
         try:
-            with self.exclusively():
+            with self.exclusively(), self.home.opened() as handle:
+                fd = handle.make_file(probe, os.O_WRONLY)
                 try:
-                    probe.write_bytes(bytes(_PROBE_BYTES))
+                    write_all(fd, memoryview(bytes(_PROBE_BYTES)))
                 finally:
-                    probe.unlink(missing_ok=True)
+                    os.close(fd)
+                    handle.unlink(probe)
         except OSError:
             return False
         return True
@@ -301,10 +305,20 @@ class Root:
         if member is not None and owners.pop(member.owner, None) is None:
             index.restore_owner(member.owner, member.lock, member.namespace.id)
         for owner, lock in owners.items():
-            path = self.home / "alive" / Path(lock).name
-            if not is_alive(path):
+            name = Path(lock).name
+            if not is_alive(self._alive, name):
                 index.remove_owner(owner)
-                path.unlink(missing_ok=True)
+                with suppress(FileNotFoundError), self._alive.opened() as handle:
+                    handle.unlink(name)
+
+    def _sweep_signs(self, index: Index) -> None:
+        """Remove the signs of life of processes that died before they were entered. Call it ``exclusively``."""
+        entered = {lock for _, lock in index.owners()}
+        with suppress(FileNotFoundError), self._alive.opened() as handle:
+            for name in [entry.name for entry in handle.entries() if entry.name not in entered]:
+                if not is_alive(self._alive, name):
+                    with suppress(IsADirectoryError):  # somebody's
+                        handle.unlink(name)
 
     def reconcile(self, index: Index) -> None:
         """Bring index and files into step, for all namespaces. Call it ``exclusively``. Raises ``OSError``."""
@@ -327,7 +341,7 @@ class Root:
 
         Raises ``OSError``; ``RootRefusedError`` when something else has its name.
         """
-        if is_plain_directory(self.path / member.namespace.name):
+        if self.folder.sub(member.namespace.name).is_there():
             return
         with self.keeping(member.index.database):
             self._make_directory(member.namespace.name, description)
@@ -354,11 +368,10 @@ class Root:
                 self.take_away(index, row, owner=None)
         removed = {namespace.name for namespace in index.remove_namespaces()}
         for name in removed - {namespace.name for namespace in index.namespaces().values()}:
-            directory = self.path / name
-            if is_plain_directory(directory):
-                with suppress(OSError):  # somebody's files are in it, or it is gone
-                    (directory / "namespace.json").unlink(missing_ok=True)
-                    directory.rmdir()
+            with suppress(OSError), self.folder.opened() as root:  # somebody's files are in it, or it is gone
+                with self.folder.sub(name).opened() as directory:
+                    directory.unlink(descriptions.NAME)
+                os.rmdir(name, dir_fd=root.fd)
 
     @staticmethod
     def _namespace_of(index: Index, row: ExtentRow, namespaces: Mapping[int, Namespace]) -> Namespace:
@@ -369,7 +382,7 @@ class Root:
         return namespace
 
     def _find(self, known: Collection[str] = ()) -> Iterator[FoundExtent]:
-        return find_extents(self.path, known, self.warn_once)
+        return find_extents(self.folder, known, self.warn_once)
 
     def _adopt(
         self, index: Index, extents: list[FoundExtent], taken: Collection[int] = ()
@@ -380,27 +393,16 @@ class Root:
 
     def _make_directory(self, name: str, description: Mapping[str, Any]) -> None:
         """Make a namespace's directory, described. Raises ``OSError``, and ``RootRefusedError`` for a link."""
-        directory = self.path / name
+        folder = self.folder.sub(name)
+        folder.make()
+        refuse_foreign(folder)
         try:
-            directory.mkdir()
-        except FileExistsError:
-            refuse_link(directory)
-        self._describe(name, description)
-
-    def _describe(self, name: str, description: Mapping[str, Any]) -> None:
-        """Put *description* beside the extents, unless it is there."""
-        path = self.path / name / "namespace.json"
-        text = json.dumps(description, indent=2, sort_keys=True, default=str) + "\n"
-        with suppress(OSError, UnicodeDecodeError):
-            if stat.S_ISREG(path.lstat().st_mode) and path.read_text() == text:
-                return
-        draft = self.home / f"namespace-{os.getpid()}.draft"
-        try:
-            draft.write_text(text)
-            draft.rename(path)
+            with folder.opened() as directory, self.home.opened() as drafts:
+                descriptions.describe(directory, description, drafts)
         except OSError as error:
             self._warn(f"can't write namespace.json: {error.strerror or error}. Only people read it")
 
     def remove_directory(self, name: str) -> None:
-        """Remove a namespace's directory with all that is in it. Raises ``OSError``."""
-        shutil.rmtree(self.path / name)
+        """Remove a directory in the root with all that is in it. Raises ``OSError``."""
+        with self.folder.opened() as root:
+            shutil.rmtree(name, dir_fd=root.fd)

@@ -334,7 +334,7 @@ class Upkeep:
 
     def _check_root(self) -> None:
         """Raises ``OSError`` where the root is gone: in its empty place nothing may be made."""
-        if not self._root.home.is_dir():
+        if not self._root.home.is_there():
             raise OSError(errno.ENOENT, "the root is gone, or not mounted", str(self._root.path))
 
     def _rejoin(self) -> None:
