@@ -1,3 +1,4 @@
+import re
 import struct
 
 import numpy as np
@@ -7,7 +8,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from kvtier_core import ConfigError, UnsupportedModelError
 from kvtier_transformers.gguf import GGUFFile
-from kvtier_transformers.gguf_model import load_gguf_model
+from kvtier_transformers.gguf_model import gguf_config, load_gguf_model
 from kvtier_transformers.models import find_smollm2
 from tests.transformers.gguf_writer import F16, Q4_1, Q8_0, f32, to_llama_cpp_rope_order, write_gguf
 from tests.transformers.tiny import SIZES, VOCAB, tokens
@@ -131,7 +132,7 @@ def test_an_unknown_tensor_type_is_refused_by_name(tmp_path):
     ("change", "problem"),
     [
         ({"general.architecture": "gemma"}, "architecture 'gemma' is not supported"),
-        ({"llama.rope.scaling.type": "linear"}, "scaled by 'linear'"),
+        ({"llama.rope.scaling.type": "linear"}, r"llama\.rope\.scaling\.type = 'linear'"),
         ({"llama.block_count": None}, r"lacks llama\.block_count"),
     ],
 )
@@ -139,6 +140,60 @@ def test_a_file_that_asks_for_more_than_a_plain_llama_is_refused(tmp_path, chang
     metadata = {name: value for name, value in (METADATA | change).items() if value is not None}
     with pytest.raises(UnsupportedModelError, match=problem):
         load_gguf_model(GGUFFile(write_gguf(tmp_path / "m.gguf", metadata, {})))
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("llama.rope.scaling.factor", 4.0),
+        ("llama.rope.scale_linear", 2.0),
+        ("llama.rope.dimension_count", 8),
+        ("llama.rope.scaling.attn_factor", 1.5),
+        ("llama.rope.scaling.finetuned", True),
+        ("llama.rope.scaling.original_context_length", 64),
+        ("llama.rope.freq_scale_of_some_later_release", 1.0),
+        ("llama.attention.value_length", 8),
+        ("llama.attention.sliding_window", 64),
+        ("llama.attention.causal", False),
+        ("llama.attention.head_count_kv", [2, 1]),
+        ("llama.expert_count", 8),
+        ("llama.logit_scale", 0.5),
+        ("llama.vocab_size", 100),
+        ("llama.rope.freq_base", "large"),
+        ("split.count", 2),
+        ("general.type", "adapter"),
+        ("adapter.lora.alpha", 16.0),
+    ],
+)
+def test_r4_a_setting_that_would_change_the_answers_is_refused_by_name(tmp_path, name, value):
+    path = write_gguf(tmp_path / "m.gguf", METADATA | {name: value}, {})
+    with pytest.raises(UnsupportedModelError, match=re.escape(f"{name} = {value!r}")):
+        gguf_config(GGUFFile(path))
+
+
+def test_r4_settings_that_say_what_is_so_anyway_are_fine(tmp_path):
+    neutral = {
+        "llama.rope.scaling.type": "none",
+        "llama.rope.scaling.factor": 1.0,
+        "llama.rope.scale_linear": 0.0,
+        "llama.rope.scaling.attn_factor": 1.0,
+        "llama.rope.scaling.finetuned": False,
+        "llama.rope.scaling.original_context_length": 512,
+        "llama.rope.dimension_count": 16,
+        "llama.attention.key_length": 16,
+        "llama.attention.value_length": 16,
+        "llama.attention.sliding_window": 0,
+        "llama.attention.causal": True,
+        "llama.expert_count": 0,
+        "llama.vocab_size": VOCAB,
+        "split.count": 1,
+        "general.type": "model",
+        "general.anything": 5,
+        "quantize.imatrix.file": "x",
+    }
+    plain = gguf_config(GGUFFile(write_gguf(tmp_path / "plain.gguf", METADATA, {})))
+    told = gguf_config(GGUFFile(write_gguf(tmp_path / "told.gguf", METADATA | neutral, {})))
+    assert told.to_dict() == plain.to_dict()
 
 
 @pytest.mark.parametrize(

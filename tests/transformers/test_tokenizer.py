@@ -1,3 +1,5 @@
+import re
+
 import pytest
 
 from kvtier_core import UnsupportedModelError
@@ -60,3 +62,29 @@ def test_smollm2_round_trip_and_known_tokens():
     )
     assert real.decode(chat).endswith("<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n")
     assert chat[0] == real.bos_token_id == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("tokenizer.ggml.add_bos_token", True),
+        ("tokenizer.ggml.add_eos_token", True),
+        ("tokenizer.ggml.add_space_prefix", True),
+        ("tokenizer.ggml.remove_extra_whitespaces", True),
+        ("tokenizer.ggml.of_some_later_release", 1),
+    ],
+)
+def test_r4_a_setting_that_would_change_the_tokens_is_refused_by_name(tmp_path, name, value):
+    with pytest.raises(UnsupportedModelError, match=re.escape(f"{name} = {value!r}")):
+        tokenizer(tmp_path, **{name: value})
+
+
+def test_r4_settings_that_change_no_tokens_are_fine(tmp_path):
+    neutral = {
+        "tokenizer.ggml.add_bos_token": False,
+        "tokenizer.ggml.add_space_prefix": False,
+        "tokenizer.ggml.fim_pre_token_id": 1,
+        "tokenizer.ggml.scores": [0.5],
+        "tokenizer.chat_template.tool_use": "x",
+    }
+    assert tokenizer(tmp_path, **neutral).encode("ab12") == tokenizer(tmp_path).encode("ab12")

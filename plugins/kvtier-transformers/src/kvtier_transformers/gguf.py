@@ -5,8 +5,10 @@ be true is an error before any value is used. Knows nothing of models; ``gguf_mo
 """
 
 import math
+import re
+import reprlib
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -172,6 +174,37 @@ class GGUFFile:
                 f"{self.path}: the GGUF metadata lacks {name}: convert the model again"
             )
         return self.metadata[name]
+
+    def number(self, name: str, default: float | None = None) -> Any:
+        """One metadata value that must be a number: *default* where the file lacks it, if that is given.
+
+        Raises ``UnsupportedModelError`` as ``need`` does, and when it is of another kind, such as one for each layer.
+        """
+        value = self.need(name) if default is None else self.metadata.get(name, default)
+        if not isinstance(value, int | float) or isinstance(value, bool):
+            raise self._not_read([(name, value)])
+        return value
+
+    def refuse_other_settings(self, understood: Mapping[str, Collection[Any] | None], *, but: str) -> None:
+        """Refuse each metadata entry that is not *understood*, and whose name does not match *but*.
+
+        *understood* has the values that are, by name; ``None`` for all. Raises ``UnsupportedModelError`` naming those
+        that are not: leaving one out would give a model that answers wrongly.
+        """
+        entries = [entry for entry in self.metadata.items() if not re.match(but, entry[0])]
+        accepted = [(name, value, understood.get(name, ())) for name, value in entries]
+        others = [
+            (name, value) for name, value, values in accepted if values is not None and value not in values
+        ]
+        if others:
+            raise self._not_read(others)
+
+    def _not_read(self, settings: Iterable[tuple[str, Any]]) -> UnsupportedModelError:
+        named = ", ".join(f"{name} = {reprlib.repr(value)}" for name, value in settings)
+        return UnsupportedModelError(
+            f"{self.path}: settings that are not read from GGUF, or not with these values: {named}: use a directory "
+            "with the model's config.json, tokenizer.json and safetensors"
+        )
 
     def tensor(self, name: str) -> Floats:
         """One tensor's values in fp32, slowest dimension first, a copy.

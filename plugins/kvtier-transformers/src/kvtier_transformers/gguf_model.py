@@ -1,8 +1,8 @@
 """Makes a transformers Llama model out of a GGUF file: configuration, weights, nothing compiled.
 
 Decides which GGUF files are understood: architecture ``llama`` with plain rotary positions. Whatever else a file asks
-for (scaled positions, biases, experts) is refused by name, because leaving it out would give a model that answers
-wrongly.
+for (scaled positions, biases, experts, a setting of a later release) is refused by name, because leaving it out would
+give a model that answers wrongly.
 """
 
 import numpy as np
@@ -29,6 +29,35 @@ _TOP_NAMES = {
     "output_norm.weight": "model.norm.weight",
     "output.weight": "lm_head.weight",
 }
+_DESCRIPTIONS = r"general\.(?!architecture$|type$)|quantize\.|imatrix\.|tokenizer\."
+"""Metadata that says nothing of how the model computes, or that the tokenizer is made of."""
+_READ = (
+    *("llama.context_length", "llama.embedding_length", "llama.block_count", "llama.feed_forward_length"),
+    *("llama.attention.head_count", "llama.attention.head_count_kv", "llama.attention.key_length"),
+    *("llama.attention.layer_norm_rms_epsilon", "llama.rope.freq_base"),
+)
+_NEUTRAL = {
+    "general.architecture": ("llama",),
+    "general.type": ("model",),
+    "split.no": (0,),
+    "split.count": (0, 1),
+    "split.tensors.count": None,
+    "llama.tensor_data_layout": ("Meta AI original pth",),
+    "llama.attention.causal": (True,),
+    "llama.attention.sliding_window": (0,),
+    "llama.expert_count": (0,),
+    "llama.expert_used_count": (0,),
+    "llama.leading_dense_block_count": (0,),
+    "llama.pooling_type": (0,),
+    "llama.logit_scale": (1.0,),
+    "llama.rope.scale_linear": (0.0, 1.0),
+    "llama.rope.scaling.type": ("none",),
+    "llama.rope.scaling.factor": (0.0, 1.0),
+    "llama.rope.scaling.attn_factor": (1.0,),
+    "llama.rope.scaling.finetuned": (False,),
+    "llama.rope.scaling.yarn_log_multiplier": (0.0,),
+}
+"""Settings that are not read, by the values with which a plain Llama computes the same: 0 stands for unset."""
 
 
 def gguf_config(file: GGUFFile) -> LlamaConfig:
@@ -38,23 +67,28 @@ def gguf_config(file: GGUFFile) -> LlamaConfig:
         raise UnsupportedModelError(
             f"{file.path}: GGUF architecture {architecture!r} is not supported; supported is 'llama'"
         )
-    if (scaling := file.metadata.get("llama.rope.scaling.type", "none")) != "none":
-        raise UnsupportedModelError(
-            f"{file.path}: rotary positions scaled by {scaling!r} are not read from GGUF: use the model's safetensors"
-        )
-    heads = file.need("llama.attention.head_count")
-    hidden = file.need("llama.embedding_length")
+    heads = file.number("llama.attention.head_count")
+    hidden = file.number("llama.embedding_length")
+    head_dim = file.number("llama.attention.key_length", hidden // heads)
+    tokens, context = len(file.need("tokenizer.ggml.tokens")), file.number("llama.context_length")
+    implied = {
+        "llama.vocab_size": (tokens,),
+        "llama.attention.value_length": (head_dim,),
+        "llama.rope.dimension_count": (head_dim,),
+        "llama.rope.scaling.original_context_length": (context,),
+    }
+    file.refuse_other_settings(dict.fromkeys(_READ) | _NEUTRAL | implied, but=_DESCRIPTIONS)
     return LlamaConfig(
-        vocab_size=len(file.need("tokenizer.ggml.tokens")),
+        vocab_size=tokens,
         hidden_size=hidden,
-        intermediate_size=file.need("llama.feed_forward_length"),
-        num_hidden_layers=file.need("llama.block_count"),
+        intermediate_size=file.number("llama.feed_forward_length"),
+        num_hidden_layers=file.number("llama.block_count"),
         num_attention_heads=heads,
-        num_key_value_heads=file.metadata.get("llama.attention.head_count_kv", heads),
-        head_dim=file.metadata.get("llama.attention.key_length", hidden // heads),
-        max_position_embeddings=file.need("llama.context_length"),
-        rms_norm_eps=file.need("llama.attention.layer_norm_rms_epsilon"),
-        rope_theta=file.metadata.get("llama.rope.freq_base", 10000.0),
+        num_key_value_heads=file.number("llama.attention.head_count_kv", heads),
+        head_dim=head_dim,
+        max_position_embeddings=context,
+        rms_norm_eps=file.number("llama.attention.layer_norm_rms_epsilon"),
+        rope_theta=file.number("llama.rope.freq_base", 10000.0),
         bos_token_id=file.metadata.get("tokenizer.ggml.bos_token_id"),
         eos_token_id=file.metadata.get("tokenizer.ggml.eos_token_id"),
         tie_word_embeddings="output.weight" not in file.names,

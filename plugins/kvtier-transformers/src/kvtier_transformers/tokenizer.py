@@ -15,6 +15,20 @@ from kvtier_transformers.gguf import GGUFFile
 _CONTROL, _USER_DEFINED = 3, 4
 _PREFIX = "tokenizer.ggml."
 
+_READ = ("model", "pre", "tokens", "token_type", "merges", "scores")
+_NEUTRAL = {f"{_PREFIX}{name}": None for name in _READ} | {
+    f"{_PREFIX}{name}": (False,)
+    for name in (
+        *("add_bos_token", "add_eos_token", "add_sep_token", "add_space_prefix", "remove_extra_whitespaces"),
+        "normalizer.lowercase",
+    )
+}
+"""Settings that this tokenizer has, or that it does as if they were off."""
+_NO_MATTER = (
+    r"(?!tokenizer\.)|tokenizer\.chat_template|tokenizer\.huggingface\.json$|tokenizer\.ggml\.\w+_token_id$"
+)
+"""What is about the model, about conversations, the same tokenizer in another form, or names a token."""
+
 
 def _pre_tokenizer(file: GGUFFile) -> pre_tokenizers.PreTokenizer:
     byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
@@ -31,8 +45,12 @@ def _pre_tokenizer(file: GGUFFile) -> pre_tokenizers.PreTokenizer:
 
 
 def load_gguf_tokenizer(file: GGUFFile) -> PreTrainedTokenizerFast:
-    """The tokenizer of *file*, chat template included. Raises ``UnsupportedModelError`` when it is not a known one."""
+    """The tokenizer of *file*, chat template included.
+
+    Raises ``UnsupportedModelError`` when it is not a known one, or asks for what this one does not do.
+    """
     pre_tokenizer = _pre_tokenizer(file)
+    file.refuse_other_settings(_NEUTRAL, but=_NO_MATTER)
     tokens: list[str] = file.need(_PREFIX + "tokens")
     merges = [tuple(pair.split(" ", 1)) for pair in file.need(_PREFIX + "merges")]
     vocabulary = {token: index for index, token in enumerate(tokens)}
