@@ -3,8 +3,9 @@ import torch
 from transformers import DynamicCache
 
 from kvtier_core import PoolError
-from kvtier_transformers.cache import CacheError, DeviceKV
+from kvtier_transformers.cache import DeviceKV
 from kvtier_transformers.compat import cache_keyword
+from kvtier_transformers.token_log import CacheError
 from tests.transformers.tiny import BLOCK, MODELS, tiny_model, tokens
 
 PROMPT = 100

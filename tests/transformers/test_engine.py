@@ -8,10 +8,11 @@ import torch
 from transformers import DynamicCache
 
 from kvtier_core import ClosedError, ConfigError, EngineSession, UnsupportedModelError
-from kvtier_transformers.cache import CacheError, DeviceKV
+from kvtier_transformers.cache import DeviceKV
 from kvtier_transformers.compat import cache_keyword
 from kvtier_transformers.decoding import GreedyDecoder
 from kvtier_transformers.engine import Engine
+from kvtier_transformers.token_log import CacheError
 from tests.transformers.tiny import BLOCK, save_model, tiny_model, tokens, write_settings
 
 NEW = 12

@@ -7,12 +7,13 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from kvtier_transformers.cache import CacheError, DeviceKV
+    from kvtier_transformers.cache import DeviceKV
     from kvtier_transformers.cached_prompt import Prompt
     from kvtier_transformers.engine import Engine, Generation
     from kvtier_transformers.models import LoadedModel, load
     from kvtier_transformers.namespace import namespace_for
     from kvtier_transformers.support import check_model
+    from kvtier_transformers.token_log import CacheError
 
 __all__ = [
     "CacheError",
@@ -27,7 +28,7 @@ __all__ = [
 ]
 
 _HOMES = {
-    "CacheError": "cache",
+    "CacheError": "token_log",
     "DeviceKV": "cache",
     "Engine": "engine",
     "Generation": "engine",

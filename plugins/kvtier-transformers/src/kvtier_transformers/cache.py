@@ -11,11 +11,8 @@ import torch
 from transformers import Cache, PreTrainedModel
 from transformers.cache_utils import CacheLayerMixin
 
-from kvtier_core import KvtierError, PoolError
-
-
-class CacheError(KvtierError, ValueError):
-    """The cache was used for what it can't hold: several sequences, too many tokens, another dtype, gradients."""
+from kvtier_core import PoolError
+from kvtier_transformers.token_log import CacheError, TokenLog
 
 
 def _refuse_batch(what: str) -> CacheError:
@@ -32,9 +29,15 @@ class BlockLayer(CacheLayerMixin):
     is_compileable = False
     is_croppable = True
 
-    def __init__(self, keys: torch.Tensor, values: torch.Tensor, length: int) -> None:
-        """*keys* and *values* are ``(max_tokens, kv_heads, head_dim)``, kept and written in place."""
+    def __init__(
+        self, keys: torch.Tensor, values: torch.Tensor, length: int, log: TokenLog | None = None
+    ) -> None:
+        """*keys* and *values* are ``(max_tokens, kv_heads, head_dim)``, kept and written in place.
+
+        *log*, which the first layer has, is asked whether a write may be.
+        """
         super().__init__()
+        self._log = log
         self._key_tokens = keys
         self._value_tokens = values
         self._is_over = False
@@ -59,6 +62,8 @@ class BlockLayer(CacheLayerMixin):
         for states in (key_states, value_states):  # under autocast they may differ
             self._check(states)
         begin, end = self._length, self._length + key_states.shape[-2]
+        if self._log is not None:
+            self._log.written(begin, end - begin)
         self._key_tokens[begin:end] = key_states[0].transpose(0, 1)
         self._value_tokens[begin:end] = value_states[0].transpose(0, 1)
         self._show(end)
@@ -178,14 +183,18 @@ class DeviceKV:
         """The tensors by block, each ``(num_blocks, items of a page)``, sharing memory: what a KV layout takes."""
         return [tensor.view(self.num_blocks, -1) for tensor in self.tensors]
 
-    def cache(self, length: int = 0) -> Cache:
+    def cache(self, length: int = 0, log: TokenLog | None = None) -> Cache:
         """A transformers cache over this memory, its first *length* tokens already there.
 
-        The caches of one ``DeviceKV`` share its memory: the one before is over.
+        It takes only what *log* knows of; unset, whatever comes. The caches of one ``DeviceKV`` share its memory: the
+        one before is over.
         """
         self.end_cache()
         layers = zip(self.tensors[::2], self.tensors[1::2], strict=True)
-        self._layers = [BlockLayer(keys, values, length) for keys, values in layers]
+        self._layers = [
+            BlockLayer(keys, values, length, None if index else log)
+            for index, (keys, values) in enumerate(layers)
+        ]
         return Cache(layers=list(self._layers))
 
     def end_cache(self) -> None:

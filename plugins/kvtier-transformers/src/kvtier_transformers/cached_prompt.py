@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 import torch
 from transformers import Cache
 
-from kvtier_transformers.cache import CacheError
+from kvtier_transformers.token_log import CacheError, TokenLog
 
 
 class Prompt:
@@ -22,13 +22,18 @@ class Prompt:
         cache: Cache,
         token_ids: tuple[int, ...],
         hit_tokens: int,
+        log: TokenLog,
         store: Callable[[Sequence[int], int], None],
     ) -> None:
-        """*store* is given the new tokens of the sequence, and how many of all have been computed."""
+        """*log* has the tokens that went through *cache*.
+
+        *store* is given the new tokens of the sequence, and how many of all have been computed.
+        """
         self.cache = cache
         self.token_ids = token_ids
         self.hit_tokens = hit_tokens
         self._stored = token_ids
+        self._log = log
         self._store = store
 
     def store(self, sequence: torch.Tensor | Sequence[int]) -> None:
@@ -36,10 +41,21 @@ class Prompt:
 
         The tokens must be those that went through ``cache``, in order; what the cache does not hold is left out.
         May be called again with a longer sequence. Raises ``CacheError`` when *sequence* does not begin with the prompt
-        and with what was stored before, when a forward pass was cut off half way, or when the copies take too long.
+        and with what was stored before, is shorter than what the cache holds, or has other tokens than went through the
+        model, when a forward pass was cut off half way, or when the copies take too long.
         """
-        flat = tuple(sequence.reshape(-1).tolist() if isinstance(sequence, torch.Tensor) else sequence)
+        if isinstance(sequence, torch.Tensor):
+            if sequence.dim() > 1 and sequence.shape[0] != 1:
+                raise CacheError(f"{sequence.shape[0]} sequences to store: kvtier's cache holds one sequence")
+            sequence = sequence.reshape(-1).tolist()
+        flat = tuple(sequence)
+        self._check(flat)
         known = len(self._stored)
+        self._stored = flat
+        self._store(flat[known:], min(len(flat), self.cache.get_seq_length()))
+
+    def _check(self, flat: tuple[int, ...]) -> None:
+        known, held = len(self._stored), self.cache.get_seq_length()
         if flat[:known] != self._stored:
             raise CacheError(
                 "the sequence to store does not begin with the prompt this cache was made for"
@@ -52,5 +68,15 @@ class Prompt:
                 "the layers hold different numbers of tokens: a forward pass was cut off half way, and what came after "
                 "it can't be trusted"
             )
-        self._stored = flat
-        self._store(flat[known:], min(len(flat), self.cache.get_seq_length()))
+        computed = self._log.held(held)
+        for position, (token, other) in enumerate(zip(flat, computed, strict=False)):
+            if token != other:
+                raise CacheError(
+                    f"the sequence to store has token {token} at position {position}, and {other} went through the "
+                    "model there: store what was computed, and feed the model what follows hit_tokens alone"
+                )
+        if held > len(flat):
+            raise CacheError(
+                f"the cache holds {held} tokens, the sequence to store has {len(flat)}: store all that went through "
+                f"the model, or take the last away first, with cache.crop({len(flat) - held})"
+            )

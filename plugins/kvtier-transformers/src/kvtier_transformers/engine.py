@@ -29,13 +29,14 @@ from kvtier_core import (
     open_session,
 )
 from kvtier_core.transfer import KVLayout
-from kvtier_transformers.cache import CacheError, DeviceKV
+from kvtier_transformers.cache import DeviceKV
 from kvtier_transformers.cached_prompt import Prompt
 from kvtier_transformers.decoding import GreedyDecoder
 from kvtier_transformers.model_state import StateWatch
 from kvtier_transformers.namespace import namespace_for
 from kvtier_transformers.prefill_cost import PrefillCost
 from kvtier_transformers.support import check_model
+from kvtier_transformers.token_log import CacheError, TokenLog
 
 _STORE_PATIENCE_S = 2.0
 """How long one sequence waits in all for tiers that are behind, before they leave blocks of it out."""
@@ -150,7 +151,7 @@ class Engine:
         started = time.perf_counter()
         if max_tokens < 1:
             raise CacheError(f"max_tokens must be at least 1, not {max_tokens}")
-        with self._request(prompt_ids, max_tokens - 1, salt) as (request_id, cache):
+        with self._request(prompt_ids, max_tokens - 1, salt) as (request_id, cache, _):
             hit_tokens, load_s = cache.get_seq_length(), time.perf_counter() - started
             hand_on = _HandOn(self._session, request_id, self._block_ids)
 
@@ -200,8 +201,10 @@ class Engine:
                 prompt.store(output)
 
         ``generate`` skips the loaded tokens by itself; ``forward`` wants those after ``prompt.hit_tokens``. Without
-        ``store`` nothing is kept. The cache takes tokens inside the ``with`` block only. A prompt's KV is known by its
-        token ids: pass no mask that hides some of them, and no positions of your own. Raises as ``generate`` does.
+        ``store`` nothing is kept. The cache takes tokens inside the ``with`` block only, and only those that go through
+        the engine's model. A prompt's KV is known by its token ids, so that the model raises ``CacheError`` when it is
+        called with a mask that hides some, with other positions, or with embeddings. Assisted generation does so where
+        tokens were loaded, and so does ``use_cache=False``. Raises as ``generate`` does.
         """
         if isinstance(prompt_ids, torch.Tensor):
             if prompt_ids.dim() > 1 and prompt_ids.shape[0] != 1:
@@ -209,7 +212,7 @@ class Engine:
                     f"a batch of {prompt_ids.shape[0]} prompts: kvtier's cache holds one sequence"
                 )
             prompt_ids = prompt_ids.reshape(-1).tolist()
-        with self._request(prompt_ids, 0, salt) as (request_id, cache):
+        with self._request(prompt_ids, 0, salt) as (request_id, cache, log):
 
             def store(new_ids: Sequence[int], num_tokens: int) -> None:
                 self._ensure_open()
@@ -220,7 +223,7 @@ class Engine:
                     request_id
                 )  # the caller may take tokens back and write others in their place
 
-            yield Prompt(cache, tuple(prompt_ids), cache.get_seq_length(), store)
+            yield Prompt(cache, tuple(prompt_ids), cache.get_seq_length(), log, store)
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
@@ -234,7 +237,7 @@ class Engine:
     @contextmanager
     def _request(
         self, prompt_ids: Sequence[int], more_tokens: int, salt: str | None
-    ) -> Iterator[tuple[str, Cache]]:
+    ) -> Iterator[tuple[str, Cache, TokenLog]]:
         """One request from its announcement to its end, with a cache that holds what could be loaded."""
         self._ensure_open()
         with self._alone():
@@ -249,7 +252,11 @@ class Engine:
                 self._session.new_request(request_id, prompt_ids, RequestIdentity(salt=salt))
                 self._last_request = request_id
                 try:
-                    yield request_id, self._kv.cache(self._load(request_id, len(prompt_ids)))
+                    length = self._load(request_id, len(prompt_ids))
+                    log = TokenLog(prompt_ids[:length])
+                    cache = self._kv.cache(length, log)
+                    with log.watch(self._model, cache):
+                        yield request_id, cache, log
                 except BaseException:
                     self._copies_lost = True
                     self._session.abort(request_id)  # raises when this request's transfers do not end

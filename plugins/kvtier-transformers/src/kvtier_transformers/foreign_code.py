@@ -15,8 +15,9 @@ import torch
 from transformers import PretrainedConfig
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-_PACKAGES = ("torch", "transformers", "kernels")
-"""``kernels`` is transformers' own: it brings the decorators of its model classes where it is installed."""
+_PACKAGES = ("torch", "transformers", "kernels", __package__)
+"""``kernels`` brings decorators of transformers' model classes, where it is installed. The last one is this package: it
+sees by a hook which tokens go through a model."""
 _HOMES = tuple(
     f"{Path(found.origin).parent}{os.sep}"
     for found in map(find_spec, _PACKAGES)
