@@ -56,8 +56,8 @@ class TokenLog:
 
         def before_forward(_inner: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             given = signature.bind_partial(*args).arguments | kwargs
-            used: object = given.get("cache", given.get("past_key_values"))
-            if used is cache:
+            is_ours = given.get("cache", given.get("past_key_values")) is cache
+            if is_ours:
                 self._announced = _token_ids_of(given, cache.get_seq_length())
 
         return inner.register_forward_pre_hook(before_forward, with_kwargs=True)
