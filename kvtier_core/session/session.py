@@ -315,15 +315,23 @@ class EngineSession:
             self.wait(left)
         return True
 
-    def reset_cache(self) -> None:
-        """Nothing stored so far answers any more, in any tier (C34). Does not wait.
+    def reset_cache(self, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
+        """Nothing stored so far answers any more, in any tier (C34). Waits for device copies alone, no tier.
 
         Requests go on with what their device blocks hold, which is not stored any more, unless they are preempted and
-        begin anew, or look up only now.
+        begin anew, or look up only now. Copies that have not begun are dropped, and those that have are waited for:
+        afterwards the engine may give its KV memory up. Raises ``TimeoutError`` when they take longer than *timeout_s*;
+        the cache is reset all the same.
         """
         self._ensure_open()
         self._pool.control.bump_epoch()
         self._manager.reset_cache()
+        if not self._pool.wait_for_copies(timeout_s):
+            raise TimeoutError(
+                f"the cache was reset, but device copies are still under way after {timeout_s:g} s: keep the engine's "
+                "KV memory until wait_stored, preempt or close has ended"
+            )
+        self._poll()
 
     def close(self, timeout_s: float = DEFAULT_TIMEOUT_S) -> bool:
         """Shut down within *timeout_s*; every other method but ``stats`` raises ``ClosedError`` then. Twice is fine.

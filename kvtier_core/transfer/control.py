@@ -5,8 +5,8 @@ in each worker, whether a transfer may still start. It never touches a row and n
 
 Each word is a 64-bit counter with one writer. The scheduler writes the *epoch*, and that it came. Each worker writes,
 per direction, the last job it *started*, the last it *finished*, and the last of those that did not move its bytes
-(*failed*, or dropped, or handed to a process that died before it began them); job ids of one direction grow and its
-jobs complete in order.
+(*failed*, or dropped, or handed to a process that died before it began them), and the last that was *handed* to it; job
+ids of one direction grow and its jobs complete in order.
 
 The race, step by step. The scheduler wants the rows of job J (epoch E) back while a worker may be about to
 start it::
@@ -47,6 +47,7 @@ _SCHEDULER_CAME = 1
 _STARTED = {Direction.STORE: 0, Direction.LOAD: 2}
 _FINISHED = {Direction.STORE: 1, Direction.LOAD: 3}
 _FAILED = {Direction.STORE: 4, Direction.LOAD: 5}
+_HANDED = {Direction.STORE: 6, Direction.LOAD: 7}
 
 
 def control_words_bytes(num_workers: int) -> int:
@@ -144,6 +145,19 @@ class ControlPage:
         # Whoever reads the rows next must see what the workers wrote before they said "finished".
         self._fence()
         return True
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether every worker is done with every job that was handed to it by now. Any side."""
+        return all(
+            self.get_last_finished(worker, direction) >= self._words[self._index(worker, _HANDED[direction])]
+            for worker in range(self.num_workers)
+            for direction in Direction
+        )
+
+    def hand(self, worker: int, direction: Direction, job_id: int) -> None:
+        """Say that this worker has a job in its line, whose turn may come late. Worker side."""
+        self._words[self._index(worker, _HANDED[direction])] = job_id
 
     def begin(self, worker: int, direction: Direction, job_id: int, epoch: int) -> bool:
         """Announce a job, before touching a row; True: its rows may be touched until ``finish``. Worker side.

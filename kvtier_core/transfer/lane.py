@@ -67,6 +67,7 @@ class Lane:
         self._reached = (0, -1)
         """The job that runs, or ran last, and the last of its layers that is complete."""
         self._last_id = control.get_last_started(worker, direction)
+        control.hand(worker, direction, self._last_id)  # what a dead process had in its line never comes
         self._stopping = False
         self._thread = threading.Thread(
             target=self._run, name=f"kvtier-{direction.value}-{worker}", daemon=True
@@ -83,6 +84,7 @@ class Lane:
                     f"{self._direction.value} job {job.job_id} must be above the last one, {self._last_id}"
                 )
             self._last_id = job.job_id
+            self._control.hand(self._worker, self._direction, job.job_id)
             self._unfinished.add(job.job_id)
             self._queue.append(job)
             self._changed.notify_all()

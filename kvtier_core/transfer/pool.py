@@ -8,7 +8,7 @@ as any of them lives. The memory has no name of its own and is freed by the kern
 open, however that ends (``handover`` says how it gets around); ``named=True`` puts it into /dev/shm instead, where its
 name goes when all have come. Layout, little-endian::
 
-    0     magic "kvtpool" 0x03 | num_workers u64 | num_rows u64 | row_bytes u64 | bytes before row 0 u64
+    0     magic "kvtpool" 0x04 | num_workers u64 | num_rows u64 | row_bytes u64 | bytes before row 0 u64
     64    the control page's words (see ``control``), zero padding to a multiple of 4096
     ...   row 0 | row 1 | ...
 """
@@ -44,8 +44,9 @@ from kvtier_core.transfer.region import (
     reclaim_dead,
 )
 from kvtier_core.transfer.sharing import Sharing
+from kvtier_core.transfer.waiting import bounded
 
-_MAGIC = MAGIC + b"\x03"
+_MAGIC = MAGIC + b"\x04"
 _HEADER = struct.Struct("<8sQQQQ")
 _HEADER_BYTES = 64
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
@@ -261,6 +262,13 @@ class Pool:
     def missing_members(self) -> list[int]:
         """Workers (and ``SCHEDULER``) that have not joined or have died. Empty for a pool of one process."""
         return [] if self._sharing is None else self._sharing.members.missing()
+
+    def wait_for_copies(self, timeout_s: float) -> bool:
+        """Wait until every device transfer that was handed to a device of this pool is over; False on time-out.
+
+        Those of all workers, in whatever process. Until then the engine's KV memory must not be given up.
+        """
+        return wait_for(lambda: self.control.is_idle, bounded(timeout_s))
 
     def prefault(self) -> Prefault:
         """Take the pool's pages from the machine now, in the background; ``close`` ends that.

@@ -142,7 +142,8 @@ def test_c36_reset_in_the_middle_of_a_device_store_then_a_store_into_the_pool(ma
     session.new_request("old", PROMPT)
     toy.compute(PROMPT, list(range(5)))
     session.computed("old", 17, list(range(5)))  # takes all four rows, and hangs
-    session.reset_cache()
+    with pytest.raises(TimeoutError):
+        session.reset_cache(0.01)
     state = session._manager.coordinator.state
     assert state.ledger.room == 0, "rows of unfinished device transfers must not be handed out"
     assert session.loadable_tokens("old") == 0

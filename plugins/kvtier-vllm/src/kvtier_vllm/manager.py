@@ -2,7 +2,8 @@
 
 Translates between vLLM's calls, which name sets of keys, and the coordinator's jobs; remembers per request what one
 batched lookup said, for as long as the step lasts. Decides nothing about blocks, does no I/O and never waits but in
-``shutdown``, and a moment at the end of a step that has nothing to run. Runs on the scheduler's thread.
+``reset_cache`` and ``shutdown``, and a moment at the end of a step that has nothing to run. Runs on the scheduler's
+thread.
 """
 
 import logging
@@ -248,7 +249,10 @@ class KvtierManager(OffloadingManager):
     # -- reset and end
 
     def reset_cache(self) -> None:
-        """Nothing stored so far answers any more (C34). vLLM forgets its transfers, so we remember them."""
+        """Nothing stored so far answers any more (C34). vLLM forgets its transfers, so we remember them.
+
+        Waits for the copies that the workers have been handed: vLLM may be about to sleep, and give the KV memory up.
+        """
         self._unfinished.leave(
             {
                 Direction.LOAD: list(self._loads.values()),
@@ -259,6 +263,12 @@ class KvtierManager(OffloadingManager):
         self._stores.clear()
         self._tiers.reset_cache()
         self._step += 1
+        if not self._pool.wait_for_copies(self._shutdown_timeout):
+            _log.warning(
+                "device copies still run %g s after the reset of the cache: KV memory that is given up now, by a "
+                "sleep, may be touched by them",
+                self._shutdown_timeout,
+            )
 
     def shutdown(self) -> None:
         """Shut the tiers down and let go of the pool. Twice is fine."""
