@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from kvtier_core.blocktier import (
         BlockTier,
         SupportsBatch,
+        SupportsChains,
         SupportsFollow,
         SupportsRemoval,
         SupportsScan,
@@ -97,6 +98,7 @@ __all__ = [
     "Settings",
     "Size",
     "SupportsBatch",
+    "SupportsChains",
     "SupportsFollow",
     "SupportsRemoval",
     "SupportsScan",
@@ -167,6 +169,7 @@ _HOMES = {
     "Settings": "settings",
     "Size": "units",
     "SupportsBatch": "blocktier",
+    "SupportsChains": "blocktier",
     "SupportsFollow": "blocktier",
     "SupportsRemoval": "blocktier",
     "SupportsScan": "blocktier",

@@ -126,3 +126,16 @@ class SupportsTouch(Protocol):
     def touch(self, keys: Sequence[OffloadKey]) -> None:
         """These blocks were used. Comes from the hook thread; does no I/O."""
         ...
+
+
+@runtime_checkable
+class SupportsChains(Protocol):
+    """A tier that bounds itself by an eviction policy, and lets the end of a prompt leave before its beginning."""
+
+    def arrange(self, chain: int, keys: Sequence[OffloadKey], depths: Sequence[int]) -> None:
+        """The request with the number *chain* stored, loaded or touched these blocks; they stand at *depths* in it.
+
+        For ``Entry.chain`` and ``Entry.depth``; a key that is gone meanwhile is passed over. Follows the ``store``,
+        ``load`` or ``touch`` of them, on the same thread; does no I/O.
+        """
+        ...

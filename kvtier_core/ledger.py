@@ -21,7 +21,7 @@ evicted before its head.
 import enum
 from collections.abc import Callable, Collection, Iterable, Sequence
 from collections.abc import Set as AbstractSet
-from itertools import takewhile
+from itertools import count, takewhile
 from typing import Literal, NamedTuple
 
 from kvtier_core.keys import OffloadKey
@@ -78,13 +78,15 @@ def _make_blocks(num_rows: int) -> list[Block]:
     return blocks
 
 
-def _begin(blocks: Sequence[Block], keys: Sequence[OffloadKey], writer: int) -> None:
+def _begin(blocks: Sequence[Block], keys: Sequence[OffloadKey], writer: int, chain: int, depth: int) -> None:
     """Let free *blocks* be the arriving blocks of *keys*, each pinned by its *writer*.
 
     Of whatever block the row had before, no pin and no tier store is left.
     """
-    for block, key in zip(blocks, keys, strict=True):
+    for block, key, place in zip(blocks, keys, count(depth)):
         block.key = key
+        block.depth = place
+        block.chain = chain
         block.writer = writer
         block.pins = 1
         block.uses = 0
@@ -182,11 +184,18 @@ class Ledger:
     # -- reservations
 
     def reserve(
-        self, keys: Sequence[OffloadKey], keep: Iterable[OffloadKey] = (), writer: int = 0
+        self,
+        keys: Sequence[OffloadKey],
+        keep: Iterable[OffloadKey] = (),
+        writer: int = 0,
+        *,
+        chain: int = 0,
+        depth: int = 0,
     ) -> Reservation | None:
         """Give each of *keys* (none of them held, none twice) a row, evicting idle blocks of keys not in *keep*.
 
-        The new blocks are arriving, each pinned once for its *writer*. ``None``, with nothing changed, when the room
+        The new blocks are arriving, each pinned once for its *writer*; in the order of eviction they are those of
+        *chain* from *depth* on. ``None``, with nothing changed, when the room
         can't be made. Raises ``PluginError`` when a plugin's eviction policy breaks its word.
         """
         free = self._free
@@ -206,7 +215,7 @@ class Ledger:
         first = len(free) - len(keys)
         new = free[first:]
         del free[first:]
-        _begin(new, keys, writer)
+        _begin(new, keys, writer, chain, depth)
         self._blocks.update(zip(keys, new, strict=True))
         self._arriving.update(keys)
         return Reservation(new, tuple([block.row for block in new]), evicted)
@@ -334,8 +343,13 @@ class Ledger:
                     self._idle -= 1
         return True
 
-    def unlease(self, keys: Collection[OffloadKey], known: Collection[OffloadKey] = ()) -> None:
-        """A request gives promises back. Each was a use of the key's block, unless the key is in *known*."""
+    def unlease(
+        self, keys: Collection[OffloadKey], known: Collection[OffloadKey] = (), *, chain: int = 0
+    ) -> None:
+        """A request gives promises back. Each was a use of the key's block, unless the key is in *known*.
+
+        The used blocks are those of *chain* from now on, the first of *keys* its beginning.
+        """
         last = keys
         more = self._more_leases
         if more and not more.keys().isdisjoint(keys):
@@ -350,15 +364,20 @@ class Ledger:
         assert before - len(self.leases) == len(last), "one of them was not promised"
         leases = self.leases
         blocks = self.blocks_of(keys)
-        for block in [block for block in blocks if block.key not in known] if known else blocks:
-            block.uses += 1
+        for depth, block in enumerate(blocks):
+            if not known or block.key not in known:
+                block.uses += 1
+                block.chain = chain
+                block.depth = depth
         self._make_idle([block for block in blocks if not block.pins and block.key not in leases])
 
-    def use(self, blocks: Iterable[Block]) -> None:
-        """Count one use of each block for the order of eviction, in effect when nobody holds it any more."""
+    def use(self, blocks: Iterable[Block], chain: int = 0, depth: int = 0) -> None:
+        """Count one use of each block, as those of *chain* from *depth* on, in effect when nobody holds it any more."""
         idle: list[Block] = []
-        for block in blocks:
+        for number, block in enumerate(blocks, depth):
             block.uses += 1
+            block.chain = chain
+            block.depth = number
             if self.is_idle(block):
                 idle.append(block)
         self._policy.release(idle)

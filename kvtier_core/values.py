@@ -8,6 +8,7 @@ import enum
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import count
 from typing import Any, Literal
 
 from kvtier_core.keys import OffloadKey
@@ -77,6 +78,8 @@ class TierInfo:
 class RequestInfo:
     """One request as tiers see it. ``params`` are the engine's ``kv_transfer_params``.
 
+    ``chain`` is this request's own number in this process, above 0: a tier that bounds itself hands it to its eviction
+    policy with the request's blocks (``Entry.chain``), so that the end of a prompt leaves before its beginning.
     ``not_stored`` is filled for ``on_request_finished`` alone, and for a tier that gets whole requests
     (``OffloadPolicy.REQUEST_LEVEL``): the keys of this request that it should have got and was never given.
     """
@@ -85,6 +88,7 @@ class RequestInfo:
     num_tokens: int = 0
     params: Mapping[str, Any] = field(default_factory=dict)
     not_stored: Sequence[OffloadKey] = ()
+    chain: int = field(default_factory=count(1).__next__, init=False, repr=False, compare=False)
 
     @property
     def wants_remote_decode(self) -> bool:

@@ -86,10 +86,11 @@ class TellStepEnd:
 
 @dataclass(frozen=True, slots=True)
 class TellTouched:
-    """Call ``touch``: these keys were used from the pool."""
+    """Call ``touch``: these keys were used from the pool, by the request with the number *chain*."""
 
     tier: str
     keys: Sequence[OffloadKey]
+    chain: int
 
 
 Action = (

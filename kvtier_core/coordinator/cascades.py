@@ -37,12 +37,14 @@ class Cascades:
         state = self._state
         if len(set(keys)) < len(keys):  # a block named twice would have two places in the order of eviction
             keys = list(dict.fromkeys(keys))
+        depth, request.depth = request.depth, request.depth + len(keys)
         counted = state.admission.offer(keys, request.offered)
         absent = list(keys)
         keys_held: dict[OffloadKey, None] = {}
         if state.ledger.holds_any(keys):
             held = [block for block in state.ledger.find_all(keys) if block is not None]
-            leases.use(state, request, held)
+            leases.use(state, request, held, depth)
+            depth += len(held)
             if counted:
                 self._cascade_often_offered(request, held, counted, now)
             if any(block.withheld for block in held):
@@ -53,7 +55,7 @@ class Cascades:
         state.counters.below_threshold += len(absent) - len(new)
         if not new:
             return NOTHING_TO_DO
-        reserved = state.ledger.reserve(new, keep=keys_held, writer=state.next_job)
+        reserved = state.ledger.reserve(new, keys_held, state.next_job, chain=request.info.chain, depth=depth)
         if reserved is None:
             return None
         state.note_evicted(reserved.evicted)

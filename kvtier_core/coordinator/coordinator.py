@@ -174,19 +174,25 @@ class Coordinator:
             return PreparedTransfer(0, (), (), tokens=tokens)
         state.ledger.pin(blocks)
         held = [block.key for block in blocks]
-        if leases.end(state, request, held) < len(held):
-            leases.use(state, request, blocks)
+        request.depth = max(request.depth, len(held))
+        in_order = self._lookups.in_prompt_order(tokens, blocks) if tokens else blocks
+        touched = [block.key for block in in_order]
+        if leases.end(state, request, touched) < len(held):
+            leases.use(state, request, in_order)
         job = state.start_job(JobKind.DEVICE_LOAD, request, held, blocks, float("inf"))
         sources = ["pool"] * len(blocks)
         if request.waited:
             sources = [
                 block.source if block.source and block.key in request.waited else "pool" for block in blocks
             ]
+            loaded = {key for key, source in zip(held, sources, strict=True) if source != "pool"}
+            touched = [key for key in touched if key not in loaded]
         state.counters.hits.update(sources)
-        touched = [key for key, source in zip(held, sources, strict=True) if source == "pool"]
         if touched:
             state.outbox.extend(
-                TellTouched(tier.name, touched) for tier in state.tiers.values() if tier.serving
+                TellTouched(tier.name, touched, request.info.chain)
+                for tier in state.tiers.values()
+                if tier.serving
             )
         rows = [block.row for block in blocks]
         return PreparedTransfer(job.id, held, rows, sources=sources, tokens=tokens)

@@ -25,11 +25,14 @@ def grant(state: State, request: RequestState, keys: Collection[OffloadKey]) -> 
     state.ledger.lease(fresh)
 
 
-def use(state: State, request: RequestState, blocks: Sequence[Block]) -> None:
-    """Count a use of *blocks*, but for those that *request* was promised, or has used before."""
+def use(state: State, request: RequestState, blocks: Sequence[Block], depth: int = 0) -> None:
+    """Count a use of *blocks*, which stand from *depth* on in the prompt of *request*.
+
+    But for those that it was promised, or has used before.
+    """
     used = request.used
     fresh = [block for block in blocks if block.key not in used and block.key not in request.leases]
-    state.ledger.use(fresh)
+    state.ledger.use(fresh, request.info.chain, depth)
     used.update([block.key for block in fresh])
 
 
@@ -41,7 +44,7 @@ def end(state: State, request: RequestState, keys: Sequence[OffloadKey]) -> int:
     request.leases.difference_update(leased)
     if len(request.promised) > 2 * len(request.leases):
         request.promised = _in_order(request)
-    state.ledger.unlease(leased, request.used)
+    state.ledger.unlease(leased, request.used, chain=request.info.chain)
     request.used.update(leased)
     return len(leased)
 
@@ -62,7 +65,7 @@ def keep_only(state: State, request: RequestState, keys: Iterable[OffloadKey]) -
 def give_back(state: State, request: RequestState) -> None:
     """End every lease of *request*."""
     state.forget_answer(request)
-    state.ledger.unlease(_in_order(request), request.used)
+    state.ledger.unlease(_in_order(request), request.used, chain=request.info.chain)
     request.used.update(request.leases)
     request.leases.clear()
     request.promised.clear()

@@ -8,6 +8,7 @@ it waits for has happened.
 """
 
 from collections.abc import Sequence
+from operator import itemgetter
 from typing import cast
 
 from kvtier_core.coordinator import leases
@@ -176,6 +177,11 @@ class Lookups:
         needed = [group.blocks[index] for group in groups for index in group.shape.needed(end)]
         return end, [block for block in needed if block is not None]
 
+    def in_prompt_order(self, end: int, blocks: Sequence[Block]) -> list[Block]:
+        """What the groups need for the end point *end*, as ``ready_blocks`` lists it, by the token each ends at."""
+        ends = [(index + 1) * shape.tokens_per_block for shape in self._shapes for index in shape.needed(end)]
+        return [block for _, block in sorted(zip(ends, blocks, strict=True), key=itemgetter(0))]
+
     # -- deciding
 
     def _plan(
@@ -242,6 +248,7 @@ class Lookups:
         waits, and all that comes after it.
         """
         plan = _Plan(end)
+        hold: list[tuple[int, Block]] = []  # by the token each ends at
         rooms = {name: tier.load_room for name, tier in self._state.tiers.items()}
         is_certain = (len(groups) == 1 and groups[0].shape.window is None) or all(
             group.blocks[index] is not None or group.verdicts[index] is not None
@@ -252,7 +259,7 @@ class Lookups:
             for index in group.shape.needed(end):
                 block, key = group.blocks[index], group.keys[index]
                 if block is not None:
-                    plan.hold.append(block)
+                    hold.append(((index + 1) * group.shape.tokens_per_block, block))
                     continue
                 tier = group.verdicts[index]
                 if tier is None:
@@ -268,6 +275,7 @@ class Lookups:
                 else:
                     plan.retry[key] = None
                     promotions = 0
+        plan.hold = [block for _, block in sorted(hold, key=itemgetter(0))]
         return plan
 
     def _explain(
@@ -295,7 +303,7 @@ class Lookups:
                 self._share(request, block)
         if not plan.promote:
             return
-        reserved = state.ledger.reserve(list(plan.promote))
+        reserved = state.ledger.reserve(list(plan.promote), chain=request.info.chain, depth=len(plan.hold))
         assert reserved is not None, "the plan promised more than the pool has room for"
         new = reserved.blocks
         state.note_evicted(reserved.evicted)

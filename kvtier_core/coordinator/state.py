@@ -38,6 +38,8 @@ class RequestState:
     """All of them, and some that were promised earlier, in the order of the promises."""
     offered: set[OffloadKey] = field(default_factory=set)
     """Keys whose offer for storing has been counted for admission."""
+    depth: int = 0
+    """Where the next block that it offers for storing stands in the order of eviction: behind all before."""
     used: set[OffloadKey] = field(default_factory=set)
     """Keys whose use by this request has been counted."""
     planned: dict[str, list[Block]] = field(default_factory=dict)

@@ -144,6 +144,10 @@ class TierHost:
         """Call a hook whose answer nobody waits for, unless the tier is far behind."""
         self._inbox.put_news(partial(self._tell, hook, arguments))
 
+    def touch(self, keys: Sequence[OffloadKey], chain: int) -> None:
+        """These keys were used from the pool by a request with the number *chain*, its beginning first."""
+        self._inbox.put_news(partial(self._touch, keys, chain))
+
     def ask_changes(self) -> bool:
         """Ask what changed in the tier's contents, reported as ``Changed``; False for a tier that does not say."""
         if not self.is_started or not self._hooks.take_events.get_hookimpls():
@@ -326,6 +330,12 @@ class TierHost:
 
     def _tell(self, hook: str, arguments: Mapping[str, Any]) -> None:
         if self._opening.is_open and isinstance(self._call(hook, **arguments), HookFault):
+            self._fault()
+
+    def _touch(self, keys: Sequence[OffloadKey], chain: int) -> None:
+        if self._adapter is None:
+            self._tell("touch", {"keys": keys})
+        elif isinstance(self._guard.call("touch", self._adapter.use, keys=keys, chain=chain), HookFault):
             self._fault()
 
     def _take_events(self) -> None:

@@ -194,8 +194,8 @@ class Tiers:
                 self.hosts[tier].tell("cancel_jobs", job_ids=job_ids)
             case TellStepEnd(tier, step):
                 self._integrity.after_sealing(partial(self.hosts[tier].tell, "on_schedule_end", step=step))
-            case TellTouched(tier, keys):
-                self.hosts[tier].tell("touch", keys=keys)
+            case TellTouched(tier, keys, chain):
+                self.hosts[tier].touch(keys, chain)
             case _:
                 assert_never(action)
 

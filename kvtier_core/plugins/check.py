@@ -12,6 +12,7 @@ from typing import Any
 from kvtier_core.blocktier import (
     BlockTier,
     SupportsBatch,
+    SupportsChains,
     SupportsFollow,
     SupportsRemoval,
     SupportsScan,
@@ -117,7 +118,11 @@ def _block_tier_problems(cls: type[BlockTier]) -> Iterator[str]:
         yield f"has {batch[0]} but not {missing}: both or neither; expected {expected}"
     if hasattr(cls, "remove_namespace"):
         yield from _method_problems(cls, "remove_namespace", SupportsRemoval.remove_namespace)
-    for name, protocol in (("follow", SupportsFollow), ("touch", SupportsTouch)):
+    for name, protocol in (
+        ("follow", SupportsFollow),
+        ("touch", SupportsTouch),
+        ("arrange", SupportsChains),
+    ):
         if hasattr(cls, name):
             yield from _method_problems(cls, name, getattr(protocol, name))
     if hasattr(cls, "scan"):

@@ -11,7 +11,7 @@ from typing import Generic
 from kvtier_core.keys import OffloadKey
 from kvtier_core.policies.base import E
 from kvtier_core.policies.ghosts import Ghosts
-from kvtier_core.policies.order import Order, leave
+from kvtier_core.policies.order import Order, is_astray, leave
 
 
 class ARC(Generic[E]):
@@ -48,15 +48,15 @@ class ARC(Generic[E]):
         return False
 
     def release(self, entries: Sequence[E]) -> None:
-        """The used ones are the newest frequent ones now; those that lost their rank while held get the newest."""
+        """The used ones are the newest frequent ones now; those that lost their rank get the newest of their side."""
         recent: list[E] = []
         frequent: list[E] = []
         for entry in entries:
-            if entry.uses or self._frequent.has_aside(entry):
+            if entry.uses:
                 entry.uses = 0
                 frequent.append(entry)
-            elif self._recent.has_aside(entry):
-                recent.append(entry)
+            elif is_astray(entry):
+                (frequent if entry.place.order is self._frequent else recent).append(entry)
         self._recent.append(recent)
         self._frequent.append(frequent)
 

@@ -22,9 +22,18 @@ class Entry:
     ``of`` or a pool's loop: making one takes longer than all else that is done for a block.
     """
 
-    __slots__ = ("key", "pins", "place", "uses")
+    __slots__ = ("chain", "depth", "key", "pins", "place", "uses")
 
     key: OffloadKey
+    chain: int
+    """The request that stored or used the block last, as a number above 0 (``RequestInfo.chain``); 0 for none.
+
+    A block is of use only while those before it in its prompt are there. So of one chain the deepest leaves first,
+    however many calls it came in, and the whole chain was used when its last block was.
+    """
+    depth: int
+    """Where the block stands in its chain, 0 without one: above all that come before it. Equal ones stay as they came.
+    """
     pins: int
     uses: int
     """Uses that the policy has not taken notice of: one for each request. The owner adds, the policy resets."""
@@ -36,7 +45,7 @@ class Entry:
         """A new entry that nobody holds."""
         entry = cls()
         entry.key = key
-        entry.pins = entry.uses = 0
+        entry.chain = entry.depth = entry.pins = entry.uses = 0
         entry.place = None
         return entry
 
@@ -47,6 +56,9 @@ E = TypeVar("E", bound=Entry)
 class EvictionPolicy(Protocol[E]):
     """The order of eviction over the entries it was given.
 
+    A policy that knows nothing of chains is an eviction policy all the same: it costs hits where prompts come in
+    pieces, since it lets their beginnings go first.
+
     Every method takes many entries at once. Its cost is proportional to the entries it is given or gives out, plus,
     over time, one look for each entry that was held or used since the policy last met it: neither the number of
     entries nor the number held counts. What a policy remembers of evicted keys is bounded by the capacity it was made
@@ -54,13 +66,17 @@ class EvictionPolicy(Protocol[E]):
     """
 
     def insert(self, entries: Sequence[E]) -> None:
-        """Learn entries that are not in the order. Of several in one call the last leaves first. May be held."""
+        """Learn entries that are not in the order. May be held.
+
+        Of several in one call the last leaves first, and all of them before those of their chain that came earlier.
+        """
         ...
 
     def release(self, entries: Sequence[E]) -> None:
         """These were held or used, and are held no longer. Of several in one call the last leaves first.
 
-        An entry without ``uses`` was only held: that alone must not make it look new.
+        An entry without ``uses`` was only held: that alone must not make it look new. One whose ``chain`` has changed
+        takes its place there.
         """
         ...
 

@@ -1,4 +1,4 @@
-"""Least recently used: the entry whose last use is longest ago leaves first."""
+"""Least recently used: the chain whose last use is longest ago leaves first, from its end."""
 
 from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
@@ -6,7 +6,7 @@ from typing import Generic
 
 from kvtier_core.keys import OffloadKey
 from kvtier_core.policies.base import E
-from kvtier_core.policies.order import Order, leave
+from kvtier_core.policies.order import Order, is_astray, leave
 
 
 class LRU(Generic[E]):
@@ -20,8 +20,8 @@ class LRU(Generic[E]):
         self._order.insert(entries)
 
     def release(self, entries: Sequence[E]) -> None:
-        """The used ones are the most recent now, and so are those that lost their rank while they were held."""
-        moving = [entry for entry in entries if entry.uses or self._order.has_aside(entry)]
+        """The used ones are the most recent now, and so are those that lost their rank, or came to another chain."""
+        moving = [entry for entry in entries if entry.uses or is_astray(entry)]
         for entry in moving:
             entry.uses = 0
         self._order.append(moving)

@@ -1,40 +1,75 @@
 """A queue of entries that an entry can leave from anywhere: what every policy of the core is made of.
 
-Entries that come together stay together in a batch, and an entry knows its batch, so that it leaves or moves on at the
-cost of a few attribute accesses: no hashing, no neighbours to mend. What it leaves behind in its old batch is passed
-over, once, when the batch comes to the front. It decides nothing about who should leave.
+Entries of one chain stay together in a batch, and so do those without a chain that come in one call. An entry knows its
+batch, so that it leaves or moves on at the cost of a few attribute accesses: no hashing, no neighbours to mend. What it
+leaves behind in its old batch is passed over, once, when the batch comes to the front.
+
+Example: blocks a b of one request, then c d of another, then e f of the first come in this order, and leave as
+d c f e b a. It decides nothing about which chain should leave.
 """
 
 from collections import OrderedDict
 from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
+from itertools import count, groupby
+from operator import attrgetter
 from typing import Generic
 
 from kvtier_core.keys import OffloadKey
 from kvtier_core.policies.base import E
 
-BATCH_SIZE = 64
-"""Entries of one batch at most: bounds the left-overs that one call can meet for each entry it takes."""
+_ASIDE = -1
+"""The chain of the batch of entries that were met while held: of no entry."""
+_chain_of = attrgetter("chain")
+_depth_of = attrgetter("depth")
 
 
 class Batch(Generic[E]):
-    """Entries that came together, the first to leave at the end; some may have left since."""
+    """Entries that leave together, the first to leave at the end; some may have left since."""
 
-    __slots__ = ("entries", "left", "order")
+    __slots__ = ("chain", "deepest", "entries", "is_sorted", "left", "name", "order")
 
-    def __init__(self, order: "Order[E]", entries: list[E]) -> None:
+    def __init__(self, order: "Order[E]", chain: int, name: int) -> None:
         self.order = order
-        self.entries = entries
-        self.left = len(entries)
-        """How many of the entries have their place here still; at zero it is gone, whatever entry names it as place."""
+        self.chain = chain
+        """That of its entries, 0 for entries without one."""
+        self.name = name
+        """What it is called in its order: the chain, or a number below that of any chain."""
+        self.entries: list[E] = []
+        self.left = 0
+        """How many entries have their place here; at zero it is gone."""
+        self.deepest = 0
+        """No entry that ever came was deeper."""
+        self.is_sorted = True
+
+    def add(self, new: list[E]) -> None:
+        """Entries that have no place come in: the deeper leave first, and of equal ones those that came later."""
+        deepest = self.deepest
+        for entry in new:
+            entry.place = self
+            if entry.depth < deepest:
+                self.is_sorted = False  # it came out of turn: sorted once, when the batch comes to the front
+            else:
+                deepest = entry.depth
+        self.deepest = deepest
+        self.entries += new
+        self.left += len(new)
+
+    def sort(self) -> None:
+        """Bring entries that came out of turn into order, and forget those that have left."""
+        newest_first = dict.fromkeys([entry for entry in reversed(self.entries) if entry.place is self])
+        self.entries = [*newest_first][::-1]
+        self.entries.sort(key=_depth_of)
+        self.is_sorted = True
 
 
 class Order(Generic[E]):
-    """Entries in the order in which they came. Every entry is in at most one order."""
+    """Chains in the order in which something of them came last. Every entry is in at most one order."""
 
     def __init__(self) -> None:
-        self._batches: OrderedDict[Batch[E], None] = OrderedDict()
-        self._aside: Batch[E] = Batch(self, [])
+        self._batches: OrderedDict[int, Batch[E]] = OrderedDict()
+        self._names = count(_ASIDE - 1, -1)
+        self._aside: Batch[E] = Batch(self, _ASIDE, _ASIDE)
         """The place of held entries that were met; it has no list of them, and is never in front."""
         self.size = 0
         """How many entries have their place here, those set aside among them."""
@@ -44,61 +79,82 @@ class Order(Generic[E]):
         return self.size
 
     def append(self, entries: Sequence[E]) -> None:
-        """Put entries behind all others, wherever they were before; of these the last will be first."""
+        """Put entries, and with them their chains, behind all others, wherever they were before."""
         leave(entries)
         self.insert(entries)
 
     def insert(self, entries: Sequence[E]) -> None:
-        """``append`` entries that are in no order."""
-        end = len(entries)
-        while end > 0:
-            begin = max(0, end - BATCH_SIZE)
-            batch = Batch(self, list(entries[begin:end]))
-            for entry in batch.entries:
-                entry.place = batch
-            self._batches[batch] = None
-            end = begin
+        """``append`` entries that are in no order. Of chains in one call the last is the first to leave."""
+        for chain, new in reversed([(chain, list(new)) for chain, new in groupby(entries, _chain_of)]):
+            self._last(chain).add(new)
         self.size += len(entries)
 
-    def take(self, n: int, keep: AbstractSet[OffloadKey] = frozenset()) -> list[E]:
+    def _last(self, chain: int) -> Batch[E]:
+        """The batch of *chain*, behind all others from now on; a new one where there is no chain."""
+        batch = self._batches.get(chain) if chain else None
+        if batch is not None:
+            self._batches.move_to_end(chain)
+            return batch
+        name = chain or next(self._names)
+        batch = self._batches[name] = Batch(self, chain, name)
+        return batch
+
+    def take(self, n: int, keep: AbstractSet[OffloadKey], *, up_to_used: bool = False) -> list[E]:
         """Take out the first *n* entries that are not held, by a pin or by *keep*; fewer if there are fewer.
 
-        Held ones that are met are set aside.
+        Held ones that are met are set aside. With *up_to_used* the first that was used is the last to be taken.
         """
         taken: list[E] = []
-        while self._batches and len(taken) < n:
-            batch = next(iter(self._batches))
-            entries = batch.entries
-            if len(entries) <= n - len(taken) and self._take_all(batch, taken, keep):
-                continue
-            while entries and len(taken) < n:
-                entry = entries.pop()
-                if entry.place is not batch:
-                    continue
-                batch.left -= 1
-                if entry.pins or entry.key in keep:
-                    entry.place = self._aside
-                    self._aside.left += 1
-                    continue
-                entry.place = None
-                self.size -= 1
-                taken.append(entry)
+        while self._batches and len(taken) < n and not (up_to_used and taken and taken[-1].uses):
+            batch = next(iter(self._batches.values()))
+            if not batch.is_sorted:
+                batch.sort()
+            if not self._take_tail(batch, n - len(taken), taken, keep, up_to_used=up_to_used):
+                self._take_each(batch, n, taken, keep, up_to_used=up_to_used)
             if not batch.left:
-                del self._batches[batch]
+                self.drop(batch)
         return taken
 
-    def _take_all(self, batch: Batch[E], taken: list[E], keep: AbstractSet[OffloadKey]) -> bool:
-        """Take a batch as a whole, unless one of its entries is held or has left."""
-        entries = batch.entries[::-1]
-        if len(entries) != batch.left or sum([entry.pins for entry in entries]) > 0:
+    def _take_tail(
+        self, batch: Batch[E], n: int, taken: list[E], keep: AbstractSet[OffloadKey], *, up_to_used: bool
+    ) -> bool:
+        """Take the last *n* entries of a batch, or all there are, unless one of them has to be looked at by itself."""
+        tail = batch.entries[-n:]
+        if [entry for entry in tail if entry.place is not batch or entry.pins]:
             return False
-        if keep and not keep.isdisjoint([entry.key for entry in entries]):
+        if up_to_used and [entry for entry in tail if entry.uses]:
             return False
-        taken += entries
-        self.size -= len(entries)
-        batch.left = 0
-        del self._batches[batch]
+        if len(batch.entries) != batch.left and len(set(tail)) != len(tail):
+            return False  # one that left has come back
+        if keep and not keep.isdisjoint([entry.key for entry in tail]):
+            return False
+        for entry in tail:
+            entry.place = None
+        del batch.entries[-n:]
+        taken += tail[::-1]
+        batch.left -= len(tail)
+        self.size -= len(tail)
         return True
+
+    def _take_each(
+        self, batch: Batch[E], n: int, taken: list[E], keep: AbstractSet[OffloadKey], *, up_to_used: bool
+    ) -> None:
+        """Take entries of a batch one by one until *n* are *taken*, or none is left in it."""
+        entries = batch.entries
+        while entries and len(taken) < n:
+            entry = entries.pop()
+            if entry.place is not batch:
+                continue
+            batch.left -= 1
+            if entry.pins or entry.key in keep:
+                entry.place = self._aside
+                self._aside.left += 1
+                continue
+            entry.place = None
+            self.size -= 1
+            taken.append(entry)
+            if up_to_used and entry.uses:
+                return
 
     def has_aside(self, entry: E) -> bool:
         """Whether *entry* was met here while it was held, and so has no rank any more."""
@@ -106,14 +162,20 @@ class Order(Generic[E]):
 
     def drop(self, batch: Batch[E]) -> None:
         """All entries of *batch* have left."""
-        self._batches.pop(batch, None)
+        self._batches.pop(batch.name, None)
+
+
+def is_astray(entry: E) -> bool:
+    """Whether *entry* is not in the batch of its chain: the chain has changed, or it was met while it was held."""
+    chain: int = entry.place.chain
+    return chain != entry.chain
 
 
 def leave(entries: Sequence[E]) -> None:
     """Take entries out of whatever order they are in."""
     for entry in entries:
         batch = entry.place
-        if batch is not None and batch.left:
+        if batch is not None:
             entry.place = None
             order = batch.order
             order.size -= 1

@@ -2,8 +2,8 @@
 
 New entries stand in the small queue. At its end those that were used go on to the main queue, the others leave and
 are remembered: one that comes back goes to the main queue at once. At the end of the main queue a used entry gets
-another round for each of its uses. Neither order changes when an entry is used, so that one pass over many
-blocks, each used once, costs the main queue nothing.
+another round for each of its uses, and with it its chain. Neither order changes when an entry is used, so that one
+pass over many blocks, each used once, costs the main queue nothing.
 """
 
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from typing import Generic
 from kvtier_core.keys import OffloadKey
 from kvtier_core.policies.base import E
 from kvtier_core.policies.ghosts import Ghosts
-from kvtier_core.policies.order import Order, leave
+from kvtier_core.policies.order import Order, is_astray, leave
 
 _MAX_ROUNDS = 3
 """Uses that count: bounds how often an entry is passed over before it leaves."""
@@ -42,10 +42,22 @@ class S3FIFO(Generic[E]):
         self._main.insert(main)
 
     def release(self, entries: Sequence[E]) -> None:
-        """Entries that came to the end of a queue while they were held go on to the main queue's other end."""
-        self._main.append(
-            [entry for entry in entries if self._small.has_aside(entry) or self._main.has_aside(entry)]
-        )
+        """Entries that came to the end of a queue while they were held go on to the main queue's other end.
+
+        Unused ones that came to another chain take their place there, in the queue they are in.
+        """
+        astray = [entry for entry in entries if is_astray(entry)]
+        if not astray:
+            return
+        small: list[E] = []
+        main: list[E] = []
+        for entry in astray:
+            if self._small.has_aside(entry) or self._main.has_aside(entry):
+                main.append(entry)
+            elif not entry.uses:
+                (main if entry.place.order is self._main else small).append(entry)
+        self._small.append(small)
+        self._main.append(main)
 
     def remove(self, entries: Sequence[E]) -> None:
         """Forget entries."""
@@ -58,7 +70,7 @@ class S3FIFO(Generic[E]):
             surplus = len(self._small) - self._max_small
             if end := self._small.take(min(wanted, surplus), keep):
                 self._end_probation(end, out)
-            elif end := self._main.take(wanted, keep):
+            elif end := self._main.take(wanted, keep, up_to_used=True):
                 self._end_round(end, out)
             elif end := self._small.take(wanted, keep):
                 self._end_probation(end, out)
@@ -75,9 +87,10 @@ class S3FIFO(Generic[E]):
         self._ghosts.add(entry.key for entry in unused)
         out += unused
 
-    def _end_round(self, entries: Sequence[E], out: list[E]) -> None:
-        used = [entry for entry in reversed(entries) if entry.uses]
-        out += [entry for entry in entries if not entry.uses]
-        for entry in used:
-            entry.uses = min(entry.uses, _MAX_ROUNDS) - 1
-        self._main.append(used)
+    def _end_round(self, entries: list[E], out: list[E]) -> None:
+        """The last one may have been used: then it and its chain have another round, and none before it left."""
+        last = entries[-1]
+        if last.uses:
+            last.uses = min(last.uses, _MAX_ROUNDS) - 1
+            self._main.append([entries.pop()])
+        out += entries

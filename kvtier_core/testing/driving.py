@@ -20,7 +20,6 @@ PATIENCE_S = 60.0
 """How long a result may take before its test fails: long, so that a busy machine fails none."""
 
 _UNTOUCHED = b"\xa5"
-_REQUEST = RequestInfo(request_id="kit")
 
 
 @dataclass(frozen=True)
@@ -157,7 +156,7 @@ class TierDriver:
         self._due.add(job_id)
         return TierJob(
             id=job_id,
-            request=_REQUEST,
+            request=RequestInfo(request_id="kit"),
             keys=tuple(keys),
             rows=tuple(range(len(buffers))),
             buffers=tuple(buffers),

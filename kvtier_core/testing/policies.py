@@ -92,7 +92,8 @@ class _Run:
         new = [self.left.pop() if self.left else Entry() for _ in keys]
         for entry, key in zip(new, keys, strict=True):
             entry.key = key
-            entry.pins = entry.uses = 0
+            entry.chain = self.random.randint(0, 3)
+            entry.depth = entry.pins = entry.uses = 0
             entry.place = None
         self.known.update(new)
         self.policy.insert(new)

@@ -496,7 +496,7 @@ class World:
                         self.running[job_id].is_cancelled = True
             case TellStepEnd(tier, _):
                 self.hooks.other("on_schedule_end", tier)
-            case TellTouched(tier, keys):
+            case TellTouched(tier, keys, _):
                 self.hooks.other("touch", tier, keys)
             case _:
                 assert_never(action)

@@ -209,11 +209,11 @@ def test_c13_what_one_group_was_promised_is_not_evicted_for_another():
     put(world, "abcd")
     world.new_request("x")
     prepared = world.prepare_store("x", make_keys("z", 7))
-    assert prepared.evicted == make_keys("d", 1)
+    assert prepared.evicted == make_keys("d", 0)
     world.complete_store(prepared.job_id)
     world.finish("x")
     world.answer_all(JobHook.STORE)
-    assert settle(world) == 16  # d of group 1 comes back in the place of z
+    assert settle(world) == 16  # d of group 0 comes back in the place of z
     assert leased(world) == {*make_keys("abcd", 0), *make_keys("cd", 1)}
 
 

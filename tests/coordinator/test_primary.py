@@ -172,8 +172,9 @@ def test_c11_nothing_new_has_no_job():
 
 def test_c11_evicts_as_many_as_needed_the_longest_unused_first():
     world = world_with("a")
-    world.put("w", make_keys("b"))
-    world.put("w", make_keys("cd"))
+    world.new_request("v", "u")
+    world.put("v", make_keys("b"))
+    world.put("u", make_keys("cd"))
     prepared = world.prepare_store("r", make_keys("ef"))
     assert prepared.evicted == make_keys("ab")
 
@@ -455,8 +456,8 @@ def test_k11_o1_a_thousand_stores_beside_200_000_held_blocks(policy, hold):
 @pytest.mark.parametrize("policy", ["arc", "s3fifo"])
 def test_c14_recency_counts_once_per_request_and_key(policy):
     world = World(4, policy=policy)
-    world.new_request("w", "r", "s")
-    world.put("w", make_keys("ab"))
+    world.new_request("v", "w", "r", "s")
+    world.put("v", make_keys("ab"))
     world.put("w", make_keys("cd"))
     block = world.ledger.find(make_keys("a")[0])
     world.lookup("r", make_keys("a"))

@@ -92,14 +92,15 @@ def memory_manager():
 
 def test_c16_events_replay_into_a_bounded_tier_over_a_reset(memory_manager):
     manager, pool = memory_manager
-    manager.new_request(RequestInfo(request_id="a"))
     replay = Replay(manager)
 
     def store(*numbers):
-        prepared = manager.prepare_store("a", [key(n) for n in numbers])
+        manager.new_request(RequestInfo(request_id=f"{numbers}"))
+        prepared = manager.prepare_store(f"{numbers}", [key(n) for n in numbers])
         for number, row in zip(numbers, prepared.rows, strict=True):
             pool.row(row)[:PAYLOAD] = content(number)
         manager.complete_store(prepared.job_id, success=True)
+        manager.request_finished(f"{numbers}")
 
     def expect(*numbers):
         for _ in range(1000):

@@ -1,33 +1,75 @@
 """Eviction policies written down naively, over lists, one key at a time: what the real ones are compared with."""
 
+from itertools import groupby
+
+
+class Chain:
+    """Keys that leave together, the last first. Chain 0 stands for none: one is made for every call."""
+
+    def __init__(self, number):
+        self.number = number
+        self.keys: list[int] = []
+
 
 class Oracle:
-    """Common to all: lists of keys, the first to leave in front; keys met while held are set aside."""
+    """Common to all: lists of chains, the first to leave in front; keys met while held are set aside.
+
+    A key is its own depth: of one chain the highest leaves first.
+    """
 
     def __init__(self, *queues):
-        self.queues: dict[str, list[int]] = {name: [] for name in queues}
+        self.queues: dict[str, list[Chain]] = {name: [] for name in queues}
         self.aside: dict[int, str] = {}
         self.uses: dict[int, int] = {}
+        self.chains: dict[int, int] = {}
+
+    def home(self, key):
+        """The queue and the chain that *key* has its place in."""
+        for name, queue in self.queues.items():
+            for chain in queue:
+                if key in chain.keys:
+                    return name, chain
+        return self.aside.get(key), None
+
+    def is_astray(self, key):
+        _, chain = self.home(key)
+        return chain is None or chain.number != self.chains[key]
 
     def forget(self, key):
         for queue in self.queues.values():
-            if key in queue:
-                queue.remove(key)
+            for chain in list(queue):
+                if key in chain.keys:
+                    chain.keys.remove(key)
+                if not chain.keys:
+                    queue.remove(chain)
         self.aside.pop(key, None)
 
-    def move(self, key, name):
-        self.forget(key)
-        self.queues[name].append(key)
+    def move(self, keys, name):
+        """To the end of a queue, as one call: of its chains the last leaves first."""
+        for key in keys:
+            self.forget(key)
+        queue = self.queues[name]
+        for number, new in reversed([(n, list(new)) for n, new in groupby(keys, self.chains.get)]):
+            chain = next((chain for chain in queue if chain.number == number), None) if number else None
+            if chain is None:
+                chain = Chain(number)
+            else:
+                queue.remove(chain)
+            queue.append(chain)
+            chain.keys += new
+            if number:
+                chain.keys.sort()
 
     def length(self, name):
-        return len(self.queues[name]) + sum(home == name for home in self.aside.values())
+        return sum(len(chain.keys) for chain in self.queues[name]) + list(self.aside.values()).count(name)
 
     def first(self, name, held):
         """The first key that may be looked at, or ``None``; held ones on the way are set aside."""
-        for key in list(self.queues[name]):
+        while self.queues[name]:
+            key = self.queues[name][0].keys[-1]
             if key not in held:
                 return key
-            self.queues[name].remove(key)
+            self.forget(key)
             self.aside[key] = name
         return None
 
@@ -53,15 +95,13 @@ class NaiveLRU(Oracle):
         super().__init__("all")
 
     def insert(self, keys):
-        for key in reversed(keys):
-            self.uses[key] = 0
-            self.move(key, "all")
+        self.uses.update(dict.fromkeys(keys, 0))
+        self.move(keys, "all")
 
     def release(self, keys):
-        for key in reversed(keys):
-            if self.uses[key] or key in self.aside:
-                self.uses[key] = 0
-                self.move(key, "all")
+        moving = [key for key in keys if self.uses[key] or self.is_astray(key)]
+        self.uses.update(dict.fromkeys(moving, 0))
+        self.move(moving, "all")
 
     def next(self, held):
         key = self.first("all", held)
@@ -78,10 +118,10 @@ class NaiveARC(Oracle):
         self.ghosts: dict[str, list[int]] = {"recent": [], "frequent": []}
 
     def insert(self, keys):
+        self.uses.update(dict.fromkeys(keys, 0))
         homes = {key: self.home_of(key) for key in keys}
-        for key in reversed(keys):
-            self.uses[key] = 0
-            self.move(key, homes[key])
+        for side in ("recent", "frequent"):
+            self.move([key for key in keys if homes[key] == side], side)
 
     def home_of(self, key):
         recent, frequent = self.ghosts["recent"], self.ghosts["frequent"]
@@ -96,12 +136,16 @@ class NaiveARC(Oracle):
         return "frequent"
 
     def release(self, keys):
-        for key in reversed(keys):
-            if self.uses[key] or self.aside.get(key) == "frequent":
+        moving: dict[str, list[int]] = {"recent": [], "frequent": []}
+        for key in keys:
+            side, _ = self.home(key)
+            if self.uses[key]:
                 self.uses[key] = 0
-                self.move(key, "frequent")
-            elif key in self.aside:
-                self.move(key, "recent")
+                moving["frequent"].append(key)
+            elif self.is_astray(key):
+                moving[side].append(key)
+        for side, moved in moving.items():
+            self.move(moved, side)
 
     def next(self, held):
         sides = ["frequent", "recent"]
@@ -125,15 +169,20 @@ class NaiveS3FIFO(Oracle):
         self.ghosts: list[int] = []
 
     def insert(self, keys):
-        for key in reversed(keys):
-            self.uses[key] = 0
-            self.move(key, "main" if key in self.ghosts else "small")
+        self.uses.update(dict.fromkeys(keys, 0))
+        self.move([key for key in keys if key not in self.ghosts], "small")
+        self.move([key for key in keys if key in self.ghosts], "main")
         self.ghosts = [key for key in self.ghosts if key not in keys]
 
     def release(self, keys):
-        for key in reversed(keys):
+        moving: dict[str, list[int]] = {"small": [], "main": []}
+        for key in keys:
             if key in self.aside:
-                self.move(key, "main")
+                moving["main"].append(key)
+            elif self.is_astray(key) and not self.uses[key]:
+                moving[self.home(key)[0]].append(key)
+        for queue, moved in moving.items():
+            self.move(moved, queue)
 
     def next(self, held):
         while True:
@@ -147,7 +196,7 @@ class NaiveS3FIFO(Oracle):
                         self.forget(main)
                         return main
                     self.uses[main] = min(self.uses[main], 3) - 1
-                    self.move(main, "main")
+                    self.move([main], "main")
                     continue
                 key = self.first("small", held)
             if key is None:
@@ -157,7 +206,7 @@ class NaiveS3FIFO(Oracle):
                 self.ghosts = [*self.ghosts, key][-self.max_ghosts :]
                 return key
             self.uses[key] = 0
-            self.move(key, "main")
+            self.move([key], "main")
 
 
 ORACLES = {"lru": NaiveLRU, "arc": NaiveARC, "s3fifo": NaiveS3FIFO}

@@ -42,13 +42,24 @@ class Versus(RuleBasedStateMachine):
     def held(self):
         return {number for number, entry in self.entries.items() if entry.pins or entry.key in self.leases}
 
-    @rule(numbers=st.lists(st.integers(0, 15), unique=True, max_size=6), pins=st.integers(0, 1))
-    def insert(self, numbers, pins):
-        fresh = [number for number in numbers if number not in self.entries]
+    def come_to(self, chain, numbers):
+        for number in numbers:
+            self.entries[number].chain = chain
+            self.entries[number].depth = number if chain else 0
+            self.oracle.chains[number] = chain
+
+    @rule(
+        numbers=st.lists(st.integers(0, 15), unique=True, max_size=6),
+        pins=st.integers(0, 1),
+        chain=st.integers(0, 3),
+    )
+    def insert(self, numbers, pins, chain):
+        fresh = sorted(number for number in numbers if number not in self.entries)
         new = [Entry.of(key(number)) for number in fresh]
         for number, entry in zip(fresh, new, strict=True):
             entry.pins = pins
             self.entries[number] = entry
+        self.come_to(chain, fresh)
         self.policy.insert(new)
         self.oracle.insert(fresh)
 
@@ -65,9 +76,11 @@ class Versus(RuleBasedStateMachine):
         self.oracle.uses[number] += is_use
 
     @precondition(lambda self: self.held)
-    @rule(data=st.data())
-    def release(self, data):
-        numbers = data.draw(st.lists(st.sampled_from(sorted(self.held)), unique=True, max_size=4))
+    @rule(data=st.data(), chain=st.integers(0, 3))
+    def release(self, data, chain):
+        numbers = sorted(data.draw(st.lists(st.sampled_from(sorted(self.held)), unique=True, max_size=4)))
+        if chain:
+            self.come_to(chain, numbers)
         for number in numbers:
             self.entries[number].pins = 0
             self.leases.pop(self.entries[number].key, None)

@@ -127,7 +127,7 @@ def test_c13_a_block_being_loaded_is_no_victim_and_a_full_tier_says_so():
 def test_c13_a_block_whose_load_waits_is_no_victim():
     script = Script()
     with drive(script, capacity_blocks=2, threads=1) as tier:
-        tier.store(rows(A, B))
+        tier.store(rows(B, A))
         script.before = gate = Gate("store")
         storing = tier.start_store(rows(C))  # takes the room of A
         gate.wait_entered()
@@ -274,7 +274,7 @@ class BoundsWorld:
         if key in self.busy() or self.bounds.serves(key, self.now):
             return
         self.bounds.pin(key)
-        victims = self.bounds.reserve(key)
+        victims = self.bounds.reserve(key, self.rng.randrange(3), KEYS.index(key))
         if victims is None:
             self.outcomes.add("full")
             self.bounds.unpin(key)
@@ -321,7 +321,7 @@ class BoundsWorld:
 
     def use(self, key: OffloadKey) -> None:
         if self.rng.random() < 0.5:
-            self.bounds.touch(key)
+            self.bounds.touch(key, self.rng.randrange(3), KEYS.index(key))
         else:
             self.bounds.distrust(key)
             assert not self.bounds.serves(key, self.now)
@@ -332,7 +332,7 @@ class BoundsWorld:
             self.finish(A)
         while self.pins:
             self.unpin(A)
-        assert self.bounds.reserve(KEYS[-1]) is not None
+        assert self.bounds.reserve(KEYS[-1], 0, 0) is not None
 
 
 def test_c13_bounds_never_give_away_more_slots_than_there_are():
@@ -367,7 +367,7 @@ def test_c13_adopting_keeps_the_newest_that_fit_and_are_not_too_old():
         bounds.forget(key)
     assert bounds.blocks == 3
     assert bounds.expired(15.5, limit=10) == [KEYS[5]]
-    assert bounds.reserve(A) == [KEYS[5]]
+    assert bounds.reserve(A, 0, 0) == [KEYS[5]]
 
 
 def test_c33_surplus_that_cannot_be_deleted_is_not_served_and_leaves_first(caplog):

@@ -30,9 +30,9 @@ from kvtier_core.values import JobResult, PoolView, TierContext, TierEvent, Tier
 class BlockTierAdapter:
     """Makes a ``BlockTier`` class, its settings and a context into an object with hook implementations.
 
-    ``context.capacity_bytes`` of ``None`` means the tier type's default capacity, if it has one. Beside the hooks
-    there are two methods for any thread: ``resident_presence`` and ``discard``. *policies* are the eviction policies
-    of plugins, by name.
+    ``context.capacity_bytes`` of ``None`` means the tier type's default capacity, if it has one. Beside the hooks there
+    are two methods for any thread, ``resident_presence`` and ``discard``, and ``use`` for the hook thread. *policies*
+    are the eviction policies of plugins, by name.
     """
 
     def __init__(
@@ -137,9 +137,13 @@ class BlockTierAdapter:
     @hookimpl
     def touch(self, keys: Sequence[OffloadKey]) -> None:
         """Count a use of each block for the eviction policy."""
+        self.use(keys, 0)
+
+    def use(self, keys: Sequence[OffloadKey], chain: int) -> None:
+        """``touch`` that names the request too, by its number (``Entry.chain``). On the hook thread."""
         instance = self._instance()
         if instance is not None:
-            instance.touch(keys)
+            instance.touch(keys, chain)
 
     @hookimpl
     def take_events(self) -> Sequence[TierEvent]:

@@ -39,8 +39,9 @@ class Bounds:
         self._held = 0
         """Stored blocks that are pinned."""
         self._unserved: set[OffloadKey] = set()
-        self._arriving: set[OffloadKey] = set()
-        self._leaving: dict[OffloadKey, float] = {}
+        self._arriving: dict[OffloadKey, tuple[int, int]] = {}
+        """The chain of each, and its depth in it."""
+        self._leaving: dict[OffloadKey, _Stored] = {}
         self._pins: Counter[OffloadKey] = Counter()
 
     @property
@@ -90,18 +91,20 @@ class Bounds:
                 self._held -= 1
                 self._policy.release([stored])
 
-    def touch(self, key: OffloadKey) -> None:
-        """Count one use of a stored block."""
+    def touch(self, key: OffloadKey, chain: int, depth: int) -> None:
+        """Count one use of a stored block, which is at *depth* of *chain* from now on (``Entry``)."""
         stored = self._stored.get(key)
         if stored is not None:
             stored.uses += 1
+            stored.chain, stored.depth = chain, depth
             if not stored.pins:
                 self._policy.release([stored])
 
-    def reserve(self, key: OffloadKey) -> list[OffloadKey] | None:
+    def reserve(self, key: OffloadKey, chain: int, depth: int) -> list[OffloadKey] | None:
         """Give *key* a slot: returns the blocks to delete before the store, ``None`` when no room can be made.
 
-        A block still stored under *key* itself is one of those to delete: both would not fit together.
+        In the order of eviction it will be the block at *depth* of *chain*. A block still stored under *key* itself is
+        one of those to delete: both would not fit together.
         """
         if key in self._stored:
             victims = [key]
@@ -113,8 +116,9 @@ class Bounds:
                 return None
             victims = [entry.key for entry in self._policy.evict(needed, frozenset())] if needed else []
         for victim in victims:
-            self._leaving[victim] = self._drop(self._stored.pop(victim))
-        self._arriving.add(key)
+            self._leaving[victim] = stored = self._stored.pop(victim)
+            self._held -= stored.pins > 0
+        self._arriving[key] = chain, depth
         return victims
 
     def left(self, victims: Sequence[OffloadKey]) -> None:
@@ -127,16 +131,16 @@ class Bounds:
         """The victims' delete failed: they keep their slots. Their store must be given up with ``abandon``."""
         for victim in victims:
             # Its age is now out of order, which only delays its removal: `serves` looks at the age itself.
-            self._enter(victim, self._leaving.pop(victim))
+            left = self._leaving.pop(victim)
+            self._enter(victim, left.time, left.chain, left.depth)
 
     def commit(self, key: OffloadKey, now: float) -> None:
         """The store of *key* succeeded."""
-        self._arriving.remove(key)
-        self._enter(key, now)
+        self._enter(key, now, *self._arriving.pop(key))
 
     def abandon(self, key: OffloadKey) -> None:
         """The store of *key* did not happen; its slot is free."""
-        self._arriving.discard(key)
+        self._arriving.pop(key, None)
 
     def distrust(self, key: OffloadKey) -> None:
         """The block is there but can't be had: keep its slot, serve it no more."""
@@ -148,7 +152,7 @@ class Bounds:
         stored = self._stored.pop(key, None)
         if stored is not None:
             self._policy.remove([stored])
-            self._drop(stored)
+            self._held -= stored.pins > 0
             self._unserved.discard(key)
 
     def expired(self, now: float, limit: int) -> list[OffloadKey]:
@@ -158,18 +162,14 @@ class Bounds:
         old = takewhile(lambda item: self._is_old(item[1].time, now), self._stored.items())
         return list(islice((key for key, _ in old if key not in self._unserved), limit))
 
-    def _enter(self, key: OffloadKey, time: float) -> None:
+    def _enter(self, key: OffloadKey, time: float, chain: int = 0, depth: int = 0) -> None:
         stored = _Stored.of(key)
+        stored.chain, stored.depth = chain, depth
         stored.time = time
         stored.pins = self._pins[key]
         self._stored[key] = stored
         self._held += stored.pins > 0
         self._policy.insert([stored])
-
-    def _drop(self, stored: _Stored) -> float:
-        """A stored block has lost its slot; returns its time."""
-        self._held -= stored.pins > 0
-        return stored.time
 
     def _is_old(self, stored: float, now: float) -> bool:
         return self._ttl is not None and stored + self._ttl <= now

@@ -12,7 +12,7 @@ from functools import partial
 from itertools import islice
 from typing import TypeVar
 
-from kvtier_core.blocktier import BlockTier, SupportsBatch, SupportsFollow
+from kvtier_core.blocktier import BlockTier, SupportsBatch, SupportsChains, SupportsFollow
 from kvtier_core.keys import OffloadKey
 from kvtier_core.manager.tracebacks import log_traceback
 from kvtier_core.masking import mask_text
@@ -109,6 +109,13 @@ class TierCalls:
     def follow(self, tier: SupportsFollow) -> Fault | None:
         """Let the tier report what changed. Returns what went wrong."""
         done = self._command("follow", tier.follow)
+        return done if isinstance(done, Fault) else None
+
+    def arrange(
+        self, tier: SupportsChains, chain: int, keys: Sequence[OffloadKey], depths: Sequence[int]
+    ) -> Fault | None:
+        """Tell the tier which blocks belong together. Returns what went wrong."""
+        done = self._command("arrange", lambda: tier.arrange(chain, keys, depths))
         return done if isinstance(done, Fault) else None
 
     def close(self) -> Fault | None:

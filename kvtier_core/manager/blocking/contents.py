@@ -86,17 +86,16 @@ class Contents:
         if self._bounds is not None:
             self._bounds.unpin(key)
 
-    def touch(self, keys: Iterable[OffloadKey]) -> None:
-        """Count a use of each block."""
+    def touch(self, key: OffloadKey, chain: int, depth: int) -> None:
+        """Count a use of a block, as the one at *depth* of *chain* (``Entry``)."""
         if self._bounds is not None:
-            for key in keys:
-                self._bounds.touch(key)
+            self._bounds.touch(key, chain, depth)
 
-    def reserve(self, key: OffloadKey) -> list[OffloadKey] | None:
+    def reserve(self, key: OffloadKey, chain: int, depth: int) -> list[OffloadKey] | None:
         """Make room for *key*: returns the blocks to delete first, no longer present; ``None`` if the tier is full."""
         if self._bounds is None:
             return []
-        victims = self._bounds.reserve(key)
+        victims = self._bounds.reserve(key, chain, depth)
         if victims:
             self._vanish(victims)
         return victims

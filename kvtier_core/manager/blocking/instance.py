@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
-from kvtier_core.blocktier import BlockTier, SupportsFollow, SupportsScan, SupportsTouch
+from kvtier_core.blocktier import BlockTier, SupportsChains, SupportsFollow, SupportsScan, SupportsTouch
 from kvtier_core.errors import TierOpenError
 from kvtier_core.keys import OffloadKey
 from kvtier_core.manager.blocking.calls import Fault, Outcome, TierCalls
@@ -69,6 +69,7 @@ class TierInstance:
         self._scan = self._tier.scan if scans and isinstance(self._tier, SupportsScan) else None
         self._followed = self._tier if isinstance(self._tier, SupportsFollow) else None
         self._touched = self._tier if isinstance(self._tier, SupportsTouch) else None
+        self._arranged = self._tier if isinstance(self._tier, SupportsChains) else None
         enumerable = self._scan is not None or self._followed is not None
         contents = Contents(tier_class.info, settings, context, enumerable=enumerable, policies=policies)
         batch = self._batch_limits(settings.limits.max_batch // context.row_bytes, context)
@@ -139,6 +140,7 @@ class TierInstance:
                     # A view of our own, to be released when the unit ends: frames of the threads can outlive that.
                     buffer=None if buffer is None else buffer[:],
                     deadline=job.deadline,
+                    chain=job.request.chain,
                 )
                 for index, (key, buffer) in enumerate(zip(job.keys, buffers, strict=True))
             ]
@@ -157,11 +159,12 @@ class TierInstance:
         self._retired.set()
         self._fail(self.state.retire(), reason)
 
-    def touch(self, keys: Sequence[OffloadKey]) -> None:
+    def touch(self, keys: Sequence[OffloadKey], chain: int) -> None:
         """Count a use of each block, where the core or the tier keeps the order of eviction."""
-        self.state.touch(keys)
+        self.state.touch(keys, chain)
         if self._touched is not None:
             self._touched.touch(keys)
+        self._arrange(chain, keys, range(len(keys)))
 
     def wait_closed(self, timeout_s: float) -> bool:
         """Wait until the retired tier has been closed; false when a call still runs after *timeout_s*."""
@@ -255,6 +258,7 @@ class TierInstance:
                 for unit, outcome in zip(timely, outcomes, strict=True)
             ]
             self._distrust_failed_loads(timely, outcomes, due)
+            self._arrange_all([unit for unit, done in zip(timely, outcomes, strict=True) if done is True])
             self.state.done(units)
             # All at once: whoever waits for jobs is woken once for a call, and not in the middle of its jobs.
             self._settle(
@@ -289,6 +293,21 @@ class TierInstance:
                 if unit.kind is Kind.LOAD and isinstance(outcome, Fault) and again is None
             ]
         )
+
+    def _arrange_all(self, units: Sequence[Unit]) -> None:
+        """Blocks were stored or loaded: let the tier have them in the order of their requests."""
+        by_chain: dict[int, list[Unit]] = {}
+        for unit in units if self._arranged is not None else ():
+            by_chain.setdefault(unit.chain, []).append(unit)
+        for chain, of_chain in by_chain.items():
+            self._arrange(chain, _keys(of_chain), [unit.depth for unit in of_chain])
+
+    def _arrange(self, chain: int, keys: Sequence[OffloadKey], depths: Sequence[int]) -> None:
+        if self._arranged is None or not chain:  # lookups and deletes are of no chain
+            return
+        fault = self._calls.arrange(self._arranged, chain, keys, depths)
+        if fault is not None:
+            self._log.warning("%s; the order in which its blocks leave may be wrong", fault.text)
 
     def _ask(self, units: list[Unit], call: Callable[[list[Unit]], list[Outcome]]) -> list[Outcome]:
         """Call the tier for the units whose blocks may be there; blocks it says are absent leave the contents."""

@@ -85,7 +85,9 @@ class TierState:
         """The calls for these units have ended. A load is a use of its block; a lookup or a delete is none."""
         with self._lock:
             self._storing -= units[0].kind is Kind.STORE
-            self._contents.touch(unit.key for unit in units if unit.kind is Kind.LOAD)
+            for unit in units:
+                if unit.kind is Kind.LOAD:
+                    self._contents.touch(unit.key, unit.chain, unit.depth)
             self._unpin(units)
             self._free([unit.key for unit in units])
 
@@ -174,11 +176,11 @@ class TierState:
             held = self._contents.holding([unit.key for unit in units], self._clocks.wall())
             for unit, is_there in zip(units, held, strict=True):
                 if is_there:
-                    self._contents.touch((unit.key,))
+                    self._contents.touch(unit.key, unit.chain, unit.depth)
                     outcomes.append(True)
                     continue
                 try:
-                    evict = self._contents.reserve(unit.key)
+                    evict = self._contents.reserve(unit.key, unit.chain, unit.depth)
                 except PluginError as error:  # an eviction policy that broke its word, for this block alone
                     outcomes.append(Fault(f"tier {self._name!r}: {error}"))
                     continue
@@ -214,10 +216,11 @@ class TierState:
             self._contents.stored([key for key in keys if there[key]], self._clocks.wall())
             self._contents.not_stored([key for key in keys if not there[key]])
 
-    def touch(self, keys: Sequence[OffloadKey]) -> None:
-        """Count a use of each block."""
+    def touch(self, keys: Sequence[OffloadKey], chain: int) -> None:
+        """Count a use of each block by the request with the number *chain*, its beginning first."""
         with self._lock:
-            self._contents.touch(keys)
+            for depth, key in enumerate(keys):
+                self._contents.touch(key, chain, depth)
 
     def take_events(self) -> list[TierEvent]:
         """Changes of the contents since the last call."""

@@ -47,6 +47,13 @@ class Unit(NamedTuple):
     deadline: float = float("inf")
     tries: int = 0
     """Calls made for it so far."""
+    chain: int = 0
+    """Of loads and stores: the number of their request (``Entry.chain``)."""
+
+    @property
+    def depth(self) -> int:
+        """Where the block stands among those of its request: jobs come in the order of the prompt."""
+        return (self.job_id or 0) << 32 | self.position
 
     @property
     def turn(self) -> int | None:

@@ -214,6 +214,10 @@ class DiskTier(BlockTier):
         """These blocks were used."""
         self._contents.use(keys)
 
+    def arrange(self, chain: int, keys: Sequence[OffloadKey], depths: Sequence[int]) -> None:
+        """These blocks belong to one request."""
+        self._contents.arrange(chain, keys, depths)
+
     def follow(self) -> None:
         """Learn what other processes changed, and keep root and index in order. Raises ``OSError``."""
         self._opened()

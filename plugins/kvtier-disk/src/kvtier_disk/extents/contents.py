@@ -87,6 +87,17 @@ class Contents:
         with self._lock:
             self._count_use(keys)
 
+    def arrange(self, chain: int, keys: Sequence[OffloadKey], depths: Sequence[int]) -> None:
+        """Blocks come to a chain, at these depths in it: of one chain the deepest leaves first."""
+        with self._lock:
+            arranged: list[Entry] = []
+            for key, depth in zip(keys, depths, strict=True):
+                entry = self._entries.get(key)
+                if entry is not None:
+                    entry.chain, entry.depth = chain, depth
+                    arranged.append(entry)
+            self._policy.release([entry for entry in arranged if not entry.pins])
+
     @contextmanager
     def holding(self, keys: Sequence[OffloadKey]) -> Iterator[None]:
         """Meanwhile these blocks are no victims; afterwards they have been used."""
