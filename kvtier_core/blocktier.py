@@ -37,8 +37,13 @@ class BlockTier(ABC):
         """Make ready. May do I/O. Raises ``TierOpenError`` when the tier can't work as configured."""
 
     @abstractmethod
-    def contains(self, keys: Sequence[OffloadKey]) -> Sequence[bool]:
-        """Which of *keys* are stored, one bool each, in order."""
+    def contains(self, keys: Sequence[OffloadKey]) -> Sequence[bool | Exception]:
+        """Which of *keys* are stored, one bool each, in order; an exception for a key that could not be asked about.
+
+        *keys* are at most 256, fewer where each takes its time: a lookup of many is asked in parts, a prefix no further
+        than shortly behind its first absent key, and what has been told when ``limits.lookup_timeout`` is nearly over
+        counts. Raising means that none could be asked about.
+        """
 
     @abstractmethod
     def store(self, key: OffloadKey, block: memoryview) -> None:

@@ -29,10 +29,15 @@ class TierHookSpecs:
     """The hooks, with their exact arguments. Implementations mark theirs with ``hookimpl``."""
 
     @hookspec(firstresult=True)
-    def lookup(self, job: TierJob) -> Sequence[bool] | None:
+    def lookup(self, job: TierJob) -> Sequence[bool | None] | None:
         """Say which of ``job.keys`` the tier holds, one bool each, in order.
 
         Return ``None`` when the answer takes I/O: it is then due as ``JobResult.present``. Cost: no I/O here.
+
+        A part of an answer counts. Example: of 1,000 keys the storage has told 700 shortly before ``job.deadline``. A
+        result then, with ``None`` for the other 300, makes the 700 known, and the 300 are asked again. An answer after
+        the deadline serves later requests alone. Where ``job.is_prefix``, what follows the first key that is not there
+        needs no answer: it may be ``None``, and the storage need not be asked.
         """
 
     @hookspec(firstresult=True)

@@ -134,19 +134,25 @@ class TierJob:
     written into a right one later may be served, as after the result. From any thread; returns at once. The result is
     due all the same.
     """
+    is_prefix: bool = False
+    """Of a lookup: the keys follow one another, and behind the first that is not there no answer is needed.
+
+    The tier may stop asking its storage there, and say ``None`` of all that follows.
+    """
 
 
 @dataclass(frozen=True, kw_only=True)
 class JobResult:
     """How a job ended. Exactly one is due for every job, also when there was nothing to do.
 
-    ``present`` answers a lookup, one bool a key. ``missing`` are keys that are not there (absence, no fault), or, for
-    a store, that the tier declined. ``failed`` are keys that could not be moved (a fault). ``error`` says why, in
-    words, without secrets; an error with neither list means that every key failed.
+    ``present`` answers a lookup, one bool a key, in order. ``None`` stands for a key that the tier can't tell of in
+    time: the others count, and this one is asked again. ``missing`` are keys that are not there (absence, no fault),
+    or, for a store, that the tier declined. ``failed`` are keys that could not be moved, or asked about (a fault).
+    ``error`` says why, in words, without secrets; an error with neither list means that every key failed.
     """
 
     job_id: int
-    present: Sequence[bool] | None = None
+    present: Sequence[bool | None] | None = None
     missing: Sequence[OffloadKey] = ()
     failed: Sequence[OffloadKey] = ()
     error: str | None = None

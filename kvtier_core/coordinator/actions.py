@@ -24,6 +24,8 @@ class JobPlan:
     keys: Sequence[OffloadKey]
     rows: Sequence[int]
     deadline: float
+    is_prefix: bool = False
+    """Of a lookup: behind the first key that the tier lacks no answer is needed."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from kvtier_core.coordinator.cascades import Cascades
 from kvtier_core.coordinator.endpoints import GroupShape
 from kvtier_core.coordinator.jobs import Job, JobKind
 from kvtier_core.coordinator.lookups import Lookups
-from kvtier_core.coordinator.presence import ResidentSource
+from kvtier_core.coordinator.presence import ResidentSource, bad_answers
 from kvtier_core.coordinator.promotions import Promotions
 from kvtier_core.coordinator.request_level import RequestLevel
 from kvtier_core.coordinator.state import (
@@ -270,9 +270,9 @@ class Coordinator:
             self._promotions.expire(job, arrived(job.id), now, waiting)
             self._request_level.arrived(job.blocks, None, now)
         else:
+            # Not remembered of the tier: whoever asks next may be answered.
             tier.presence.unask(job.keys, job.id)
-            for key in job.keys:
-                tier.presence.lost(key, MissReason.TIER_SLOW, now)
+            self._promotions.note_lost(job, dict.fromkeys(job.keys, MissReason.TIER_SLOW), now, waiting)
 
     # -- results
 
@@ -298,7 +298,8 @@ class Coordinator:
         if bad is None:
             tier.counters.faults += 1
             bad = dict.fromkeys(job.keys, MissReason.TIER_FAILED)
-        faulty = MissReason.TIER_FAILED in bad.values()
+        says_nothing = job.kind is JobKind.LOOKUP and len(bad) == len(job.keys)
+        faulty = says_nothing or MissReason.TIER_FAILED in bad.values()
         seconds = None
         if not job.overdue:
             seconds = tier.count_time(job, now)
@@ -308,7 +309,9 @@ class Coordinator:
             else:
                 breaker.succeeded()
         if job.kind is JobKind.LOOKUP:
-            self._answer(job, result, now, faulty=faulty)
+            tier.counters.timeouts += MissReason.TIER_SLOW in bad.values() and not job.overdue
+            if not job.stale:
+                tier.presence.take_answer(job, result, bad, now)
         elif job.kind is JobKind.TIER_STORE:
             self._cascades.finish(job, bad, now)
             self._request_level.give_late(now)
@@ -324,15 +327,10 @@ class Coordinator:
 
     @staticmethod
     def _bad_keys(job: Job, finished: Finished) -> dict[OffloadKey, MissReason] | None:
-        """Why which keys of *job* were not moved; ``None`` for a result that makes no sense."""
+        """Why which keys of *job* were not moved, or told of; ``None`` for a result that makes no sense."""
         result = finished.result
         if job.kind is JobKind.LOOKUP:
-            if result.error is not None or result.failed:
-                return dict.fromkeys(job.keys, MissReason.TIER_FAILED)
-            answer = result.present
-            if not isinstance(answer, Sequence) or len(answer) != len(job.keys):
-                return None
-            return {} if all(isinstance(there, bool) for there in answer) else None
+            return bad_answers(job, result)
         bad = dict.fromkeys(result.missing, MissReason.NEVER_STORED)
         bad.update(dict.fromkeys(finished.corrupt, MissReason.INTEGRITY))
         bad.update(dict.fromkeys(result.failed, MissReason.TIER_FAILED))
@@ -341,18 +339,6 @@ class Coordinator:
         if result.error is not None and not bad:
             return dict.fromkeys(job.keys, MissReason.TIER_FAILED)
         return bad
-
-    def _answer(self, job: Job, result: JobResult, now: float, *, faulty: bool) -> None:
-        presence = self._state.tiers[job.tier].presence
-        if job.stale:
-            return
-        presence.unask(job.keys, job.id)
-        if faulty:
-            for key in job.keys:
-                presence.lost(key, MissReason.TIER_FAILED, now)
-            return
-        assert result.present is not None
-        presence.answer(job.keys, result.present, now)
 
     def on_fault(self, tier_name: str, now: float) -> None:
         """A hook raised or answered nonsense outside any job."""

@@ -46,6 +46,8 @@ class Job:
     deadline: float
     overdue: bool = False
     """Nobody waits for it any more: only its rows' pins are still of interest."""
+    is_prefix: bool = False
+    """Of a lookup: behind the first key that the tier lacks no answer is needed."""
     rows: Sequence[int] = ()
     """The rows of its blocks, where they have been listed."""
     stale: bool = False

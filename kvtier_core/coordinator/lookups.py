@@ -14,7 +14,7 @@ from typing import cast
 from kvtier_core.coordinator import leases
 from kvtier_core.coordinator.break_even import BreakEven
 from kvtier_core.coordinator.endpoints import GroupCosts, GroupShape, find_end, last_candidate, unit_of
-from kvtier_core.coordinator.group_lookup import GroupLookup
+from kvtier_core.coordinator.group_lookup import GroupLookup, Verdict
 from kvtier_core.coordinator.state import EndPoint, Lookup, RequestState, State
 from kvtier_core.coordinator.tier_answers import TierAnswers
 from kvtier_core.keys import OffloadKey
@@ -188,15 +188,12 @@ class Lookups:
         self, request: RequestState, groups: Sequence[GroupLookup], max_tokens: int, now: float
     ) -> _Plan:
         state = self._state
-        absent = [
-            key for group in groups for key, b in zip(group.keys, group.blocks, strict=True) if b is None
-        ]
-        judged = self._tiers.judge(request, absent, now)
-        if None not in judged:
+        judged = [self._judge(request, group, now) for group in groups]
+        if not any(None in verdicts for verdicts in judged):
             request.wait_until = None
-        verdicts = iter(self._tiers.bound_waiting(request, judged, now))
-        for group in groups:
-            group.verdicts = [next(verdicts) if block is None else None for block in group.blocks]
+        for group, verdicts in zip(groups, judged, strict=True):
+            following = iter(self._tiers.bound_waiting(request, verdicts, now))
+            group.verdicts = [next(following) if block is None else None for block in group.blocks]
         if len(groups) == 1 and groups[0].shape.window is None:
             groups[0].end_at_first_doubt()
         promotions = state.promotion_room
@@ -217,6 +214,11 @@ class Lookups:
         self._commit(request, plan)
         return plan
 
+    def _judge(self, request: RequestState, group: GroupLookup, now: float) -> list[Verdict]:
+        """What the tiers say of the group's blocks that the pool lacks."""
+        absent = [key for key, block in zip(group.keys, group.blocks, strict=True) if block is None]
+        return self._tiers.judge(request, absent, now, is_prefix=group.shape.window is None)
+
     def _pass_over(
         self, request: RequestState, groups: Sequence[GroupLookup], tiers: Sequence[str], now: float
     ) -> None:
@@ -228,7 +230,8 @@ class Lookups:
                 if group.keys[index] not in request.passed_over:
                     self._state.tiers[str(group.verdicts[index])].counters.passed_over += 1
             request.passed_over.update(keys)
-            judged = self._tiers.judge(request, keys, now, passed_over=tiers)
+            is_prefix = group.shape.window is None
+            judged = self._tiers.judge(request, keys, now, is_prefix=is_prefix, passed_over=tiers)
             judged = self._tiers.bound_waiting(request, judged, now)
             for index, verdict in zip(indices, judged, strict=True):
                 group.verdicts[index] = MissReason.BREAK_EVEN if isinstance(verdict, MissReason) else verdict

@@ -5,11 +5,12 @@ changes), the tier's resident presence set where it has one, and answers to ques
 """
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Generic, Literal, Protocol, TypeVar
 
+from kvtier_core.coordinator.jobs import Job
 from kvtier_core.keys import OffloadKey
-from kvtier_core.values import MissReason
+from kvtier_core.values import JobResult, MissReason
 
 
 class ResidentPresence(Protocol):
@@ -129,6 +130,27 @@ class Presence:
             if self._asked.get(key) == job_id:
                 del self._asked[key]
 
+    def take_answer(
+        self, job: Job, result: JobResult, bad: Mapping[OffloadKey, MissReason], now: float
+    ) -> None:
+        """The tier answered the question *job*, but for what ``bad_answers`` gave as *bad*; late or not.
+
+        What it could not tell in time is unknown as before; what it failed to ask about is not asked again for a while.
+        """
+        self.unask(job.keys, job.id)
+        for key, reason in bad.items():
+            if reason is MissReason.TIER_FAILED:
+                self.lost(key, reason, now)
+        if len(bad) == len(job.keys):
+            return
+        assert result.present is not None
+        said = {
+            key: there
+            for key, there in zip(job.keys, result.present, strict=True)
+            if there is not None and key not in bad
+        }
+        self.answer(list(said), list(said.values()), now)
+
     def answer(self, keys: Sequence[OffloadKey], present: Sequence[bool], now: float) -> None:
         """The tier said which of *keys* it holds; a late answer counts too."""
         is_resident = self.resident is not None and self.resident() is not None
@@ -152,3 +174,27 @@ class Presence:
         self._answers.clear()
         self._lost.clear()
         self._asked.clear()
+
+
+def bad_answers(job: Job, result: JobResult) -> dict[OffloadKey, MissReason] | None:
+    """What *result* does not tell of the keys that *job* asks about; ``None`` for a result that makes no sense (C22b).
+
+    ``TIER_FAILED`` are keys that the tier could not ask about, ``TIER_SLOW`` those that it had no answer for in time. A
+    prefix ends at the first key that is not there: what follows needs no answer.
+    """
+    failed = set(result.failed)
+    if not failed <= set(job.keys):
+        return None
+    if (result.error is not None and not failed) or (result.present is None and failed):
+        return dict.fromkeys(job.keys, MissReason.TIER_FAILED)
+    answers = result.present
+    if not isinstance(answers, Sequence) or len(answers) != len(job.keys):
+        return None
+    if not all(there is None or isinstance(there, bool) for there in answers):
+        return None
+    bad = dict.fromkeys(result.failed, MissReason.TIER_FAILED)
+    end = answers.index(False) if job.is_prefix and False in answers else len(answers)
+    for key, there in zip(job.keys[:end], answers, strict=False):
+        if there is None:
+            bad.setdefault(key, MissReason.TIER_SLOW)
+    return bad

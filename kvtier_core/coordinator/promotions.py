@@ -104,7 +104,7 @@ class Promotions:
             if key in lost:
                 tier.presence.lost(key, lost[key], now)
         self._drop([block for block in job.blocks if block.key in lost])
-        self._note_lost(job, lost, now, waiting)
+        self.note_lost(job, lost, now, waiting)
 
     def _make_ready(self, job: Job, blocks: Sequence[Block], pins: int = 0) -> None:
         """*blocks* of *job* have come; they keep so many *pins*."""
@@ -113,10 +113,10 @@ class Promotions:
         for block in blocks:
             block.is_sealed = True
 
-    def _note_lost(
+    def note_lost(
         self, job: Job, lost: Mapping[OffloadKey, MissReason], now: float, waiting: Iterable[RequestState]
     ) -> None:
-        """Let nobody who waited for *job* wait for its lost keys again, however soon others may ask anew (K6)."""
+        """Let nobody who waited for *job* wait for its *lost* keys again, however soon others may ask anew (K6)."""
         limits = self._state.tiers[job.tier].limits
         until = now + max(limits.miss_ttl, limits.load_again_after)
         noted = {key: (until, reason) for key, reason in lost.items()}
@@ -135,7 +135,7 @@ class Promotions:
         self.quarantine(job)
         for key, reason in lost.items():
             tier.presence.lost(key, reason, now)
-        self._note_lost(job, lost, now, waiting)
+        self.note_lost(job, lost, now, waiting)
         self._state.outbox.append(CancelJobs(job.tier, [job.id]))
 
     def quarantine(self, job: Job) -> None:

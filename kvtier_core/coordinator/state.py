@@ -55,7 +55,7 @@ class RequestState:
     waited: set[OffloadKey] = field(default_factory=set)
     """Keys that a promotion brought while this request waited for them."""
     not_loaded: dict[str, dict[OffloadKey, tuple[float, MissReason]]] = field(default_factory=dict)
-    """By tier: keys whose loads failed or came too late while it waited, and until when it does not try them again."""
+    """By tier: keys that it waited for in vain, and until when it does not try them again."""
     unsure: list[OffloadKey] = field(default_factory=list)
     """Keys under which the request is entered in ``State.unsure``, each once."""
     passed_over: set[OffloadKey] = field(default_factory=set)
@@ -226,10 +226,12 @@ class State:
         blocks: Sequence[Block],
         deadline: float,
         tier: str = "",
+        *,
+        is_prefix: bool = False,
     ) -> Job:
         """Enter a job into the table, under a number never used before."""
         # A tuple: a tier that changed its job's keys would change ours.
-        job = Job(self.next_job, kind, tier, request, tuple(keys), blocks, deadline)
+        job = Job(self.next_job, kind, tier, request, tuple(keys), blocks, deadline, is_prefix=is_prefix)
         self.next_job += 1
         self.jobs.add(job)
         if tier:
@@ -299,7 +301,7 @@ class State:
     def plan(job: Job) -> JobPlan:
         """The part of *job* that its tier sees."""
         rows = job.rows or tuple([block.row for block in job.blocks])
-        return JobPlan(job.id, job.tier, job.request.info, job.keys, rows, job.deadline)
+        return JobPlan(job.id, job.tier, job.request.info, job.keys, rows, job.deadline, job.is_prefix)
 
     def take_overdue(self, now: float) -> list[Job]:
         """Give up and return the jobs whose deadline has passed."""

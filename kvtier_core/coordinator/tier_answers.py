@@ -32,20 +32,34 @@ class TierAnswers:
         request: RequestState,
         keys: Sequence[OffloadKey],
         now: float,
+        *,
+        is_prefix: bool = False,
         passed_over: Collection[str] = (),
     ) -> list[Verdict]:
         """A verdict for each of *keys*, none of which the pool holds, by all tiers but those *passed_over*.
 
-        Cost: proportional to the keys and tiers.
+        Of a prefix all misses behind the first one: nothing is asked about what follows it. Cost: proportional to the
+        keys and tiers.
         """
-        verdicts: list[Verdict] | None = None
-        for tier in self._state.tiers.values() if keys else ():
-            if not request.may_load_from(tier.name) or tier.name in passed_over:
-                continue
-            answers = self._ask(request, tier, keys, now)
-            verdicts = answers if verdicts is None else list(map(_first_of, verdicts, answers))
-        if verdicts is None:
-            verdicts = [MissReason.NEVER_STORED] * len(keys)
+        tiers = [
+            tier
+            for tier in self._state.tiers.values()
+            if keys and request.may_load_from(tier.name) and tier.name not in passed_over
+        ]
+        known = [self._known(request, tier, keys, now) for tier in tiers]
+        verdicts = self._merge(tiers, known, keys, now)
+        may_wait = request.wait_until is None or now < request.wait_until
+        if may_wait and any(None in answers for answers in known):
+            for tier, answers in zip(tiers, known, strict=True):
+                end = _end_of_interest(answers, verdicts) if is_prefix else len(keys)
+                # Past a key that only others hold, the rest is asked as a whole: not miss by miss, a round each.
+                ends = is_prefix and not any(isinstance(answer, MissReason) for answer in answers[:end])
+                self._ask(request, tier, keys[:end], answers, now, is_prefix=ends)
+            verdicts = self._merge(tiers, known, keys, now)
+        if is_prefix:
+            for index, verdict in enumerate(verdicts):
+                if isinstance(verdict, MissReason):
+                    return [*verdicts[:index], *([verdict] * (len(keys) - index))]
         return verdicts
 
     def sure_miss(self, request: RequestState, key: OffloadKey, now: float) -> MissReason | None:
@@ -73,33 +87,55 @@ class TierAnswers:
             return [MissReason.TIER_SLOW if verdict is None else verdict for verdict in verdicts]
         return verdicts
 
-    def _ask(
+    def _known(
         self, request: RequestState, tier: TierState, keys: Sequence[OffloadKey], now: float
-    ) -> list[Verdict]:
-        """What *tier* is known to hold; unknown keys are asked of it, all in one job."""
-        presence = tier.presence
-        answers = presence.classify(keys, now)
+    ) -> list[Answer]:
+        """What *tier* is known to hold, as far as *request* is concerned."""
+        answers = tier.presence.classify(keys, now)
         if tier.name in request.not_loaded:
-            answers = self._without_lost(request, tier, keys, answers, now)
-        if None in answers:
-            unknown = presence.not_asked(keys, answers)
-            if unknown and tier.may_ask(now):
-                job = self._state.start_job(
-                    JobKind.LOOKUP, request, unknown, (), now + tier.limits.lookup_timeout, tier.name
-                )
-                presence.ask(job.keys, job.id)
-                tier.lookup_breaker.submitted()
-                self._state.outbox.append(AskTier(self._state.plan(job)))
-            elif unknown:
-                refused = set(unknown)
-                answers = [
-                    MissReason.TIER_FAILED if answer is None and key in refused else answer
-                    for key, answer in zip(keys, answers, strict=True)
-                ]
-        if True not in answers:
-            return cast("list[Verdict]", answers)
-        there: Verdict = tier.name if tier.may_promote(now) else MissReason.TIER_FAILED
-        return [there if answer is True else answer for answer in answers]
+            return self._without_lost(request, tier, keys, answers, now)
+        return answers
+
+    @staticmethod
+    def _merge(
+        tiers: Sequence[TierState], known: Sequence[Sequence[Answer]], keys: Sequence[OffloadKey], now: float
+    ) -> list[Verdict]:
+        verdicts: list[Verdict] | None = None
+        for tier, answers in zip(tiers, known, strict=True):
+            mine = cast("list[Verdict]", answers)
+            if True in answers:
+                there: Verdict = tier.name if tier.may_promote(now) else MissReason.TIER_FAILED
+                mine = [there if answer is True else answer for answer in answers]
+            verdicts = mine if verdicts is None else list(map(_first_of, verdicts, mine))
+        return [_NEVER_STORED] * len(keys) if verdicts is None else verdicts
+
+    def _ask(
+        self,
+        request: RequestState,
+        tier: TierState,
+        keys: Sequence[OffloadKey],
+        answers: list[Answer],
+        now: float,
+        *,
+        is_prefix: bool,
+    ) -> None:
+        """Ask *tier* about what is unknown of *keys*, all in one job. Where it may not be asked, *answers* say so."""
+        unknown = tier.presence.not_asked(keys, answers[: len(keys)])
+        if not unknown:
+            return
+        if tier.may_ask(now):
+            deadline = now + tier.limits.lookup_timeout
+            job = self._state.start_job(
+                JobKind.LOOKUP, request, unknown, (), deadline, tier.name, is_prefix=is_prefix
+            )
+            tier.presence.ask(job.keys, job.id)
+            tier.lookup_breaker.submitted()
+            self._state.outbox.append(AskTier(self._state.plan(job)))
+            return
+        refused = set(unknown)
+        for index, key in enumerate(keys):
+            if answers[index] is None and key in refused:
+                answers[index] = MissReason.TIER_FAILED
 
     @staticmethod
     def _without_lost(
@@ -129,6 +165,17 @@ class TierAnswers:
                     job.waiters[request] = None
                     waits = True
         return waits
+
+
+def _end_of_interest(answers: Sequence[Answer], verdicts: Sequence[Verdict]) -> int:
+    """How much of a prefix a tier with these *answers* need be asked about.
+
+    Behind a key that it lacks, and that no other is known to hold, nothing can be loaded from it.
+    """
+    for index, (answer, verdict) in enumerate(zip(answers, verdicts, strict=True)):
+        if isinstance(answer, MissReason) and not isinstance(verdict, str):
+            return index
+    return len(answers)
 
 
 def _first_of(verdict: Verdict, answer: Verdict) -> Verdict:

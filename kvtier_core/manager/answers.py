@@ -45,7 +45,7 @@ def plain_result(result: JobResult, job_id: int) -> JobResult:
     present: object = result.present
     return JobResult(
         job_id=job_id,
-        present=None if present is None else _bools(present),
+        present=None if present is None else _answers(present),
         missing=_keys("missing", result.missing),
         failed=_keys("failed", result.failed),
         error=error,
@@ -72,13 +72,15 @@ def _plain_event(event: object) -> TierEvent:
     return TierEvent(kind=kind, keys=_keys("keys", event.keys))
 
 
-def _bools(present: object) -> tuple[bool, ...]:
+def _answers(present: object) -> tuple[bool | None, ...]:
     if not isinstance(present, list | tuple):
         raise TypeError(f"present must be a list or tuple of bools, not {type(present).__name__}")
     answers = tuple(present)
     for answer in answers:
-        if type(answer) is not bool:
-            raise TypeError(f"present must hold bools, not {type(answer).__name__}")
+        if answer is not None and type(answer) is not bool:
+            raise TypeError(
+                f"present must hold bools, or None for what is not known, not {type(answer).__name__}"
+            )
     return answers
 
 

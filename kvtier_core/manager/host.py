@@ -250,6 +250,7 @@ class TierHost:
             rows=plan.rows,
             buffers=buffers,
             deadline=plan.deadline,
+            is_prefix=plan.is_prefix,
             arrived=None if load is None else partial(self._integrity.verify_early, load),
         )
         self._running[job.id] = _Running(hook, plan, load)

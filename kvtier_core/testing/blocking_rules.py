@@ -118,10 +118,9 @@ class BlockingRules(TierFixtures):
 
 def _contains(tier: BlockTier, keys: Sequence[OffloadKey]) -> list[bool]:
     answers = tier.contains(keys)
-    assert all(isinstance(answer, bool) for answer in answers), (
-        f"contains returned {answers!r}: it returns bools"
-    )
-    return list(answers)
+    told = [answer for answer in answers if isinstance(answer, bool)]
+    assert len(told) == len(answers), f"contains returned {answers!r}: it returns bools"
+    return told
 
 
 def _store(tier: BlockTier, key: OffloadKey, row: bytes) -> None:

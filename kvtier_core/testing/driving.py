@@ -3,7 +3,7 @@
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any, Self
 
@@ -108,9 +108,11 @@ class TierDriver:
         self.hooks.submit_load(job=job)
         return job.id
 
-    def start_lookup(self, keys: Sequence[OffloadKey], *, deadline: float = float("inf")) -> int:
+    def start_lookup(
+        self, keys: Sequence[OffloadKey], *, deadline: float = float("inf"), is_prefix: bool = False
+    ) -> int:
         """Submit a lookup; returns the job's id. An answer given at once is that job's result."""
-        job = self._job(keys, (), deadline)
+        job = replace(self._job(keys, (), deadline), is_prefix=is_prefix)
         present = self.hooks.lookup(job=job)
         if present is not None:
             self._take(JobResult(job_id=job.id, present=present))
@@ -192,8 +194,9 @@ class TierDriver:
         assert result.error is None, f"the lookup failed: {result.error}"
         assert isinstance(result.present, Sequence), f"a lookup was answered with {result.present!r}"
         assert len(result.present) == len(keys), f"{len(result.present)} answers for {len(keys)} keys"
-        assert all(isinstance(answer, bool) for answer in result.present), f"not bools: {result.present!r}"
-        return list(result.present)
+        told = [answer for answer in result.present if isinstance(answer, bool)]
+        assert len(told) == len(keys), f"not bools: {result.present!r}"
+        return told
 
     # The rest.
 

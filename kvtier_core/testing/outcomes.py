@@ -31,6 +31,7 @@ OUTCOMES = frozenset(
         "a lease lapsed",
         "a load brought only a part",
         "a part of an overdue load had come",
+        "a lookup was answered in part",
         "a planned promotion was handed over",
         "a promotion was shared",
         "a prefix came in waves",

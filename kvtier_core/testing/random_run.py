@@ -296,6 +296,8 @@ class Simulation:
         self._last_answered = job.plan.id
         if job.hook is JobHook.LOAD and 0 < self._loaded(job) - loaded < len(job.plan.keys):
             self.watcher.note("a load brought only a part")
+        is_part = answer is Answer.MISSING and 0 < len(chosen) < len(job.plan.keys)
+        self.watcher.note("a lookup was answered in part", job.hook is JobHook.LOOKUP and is_part)
         return True
 
     def _arrive(self) -> bool:

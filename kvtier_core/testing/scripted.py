@@ -77,9 +77,9 @@ class Answer(enum.Enum):
     OK = "ok"
     """Honestly: keys it does not hold are missing."""
     MISSING = "missing"
-    """The chosen keys are reported as absent, and were not moved."""
+    """The chosen keys are reported as absent, and were not moved. A lookup says nothing of them."""
     FAILED = "failed"
-    """The chosen keys are reported as failed, and were not moved."""
+    """The chosen keys are reported as failed, and were not moved or looked up."""
     ERROR = "error"
     """An error without a list of keys: nothing was moved."""
     CORRUPT = "corrupt"
@@ -100,6 +100,7 @@ class Answer(enum.Enum):
 
 LOOKUP_ANSWERS = (
     Answer.OK,
+    Answer.MISSING,
     Answer.LIE,
     Answer.FAILED,
     Answer.ERROR,
@@ -197,7 +198,7 @@ class ScriptedTier:
         """Do what *running* asks for in the way of *answer*, and say so. *chosen* are the keys that go wrong."""
         plan = running.plan
         if running.hook is JobHook.LOOKUP:
-            return self._answer_lookup(plan, answer)
+            return self._answer_lookup(plan, answer, chosen)
         spoilt = set(plan.keys) if answer in (Answer.ERROR, Answer.LIE) else set(chosen)
         if answer in (Answer.OK, Answer.UNASKED_KEYS):
             spoilt = set()
@@ -220,10 +221,16 @@ class ScriptedTier:
             case _:
                 return JobResult(job_id=plan.id, missing=absent)
 
-    def _answer_lookup(self, plan: JobPlan, answer: Answer) -> JobResult:
+    def _answer_lookup(self, plan: JobPlan, answer: Answer, chosen: Collection[OffloadKey]) -> JobResult:
         truth = self.contains_many(plan.keys)
-        if answer is Answer.FAILED:
-            return JobResult(job_id=plan.id, failed=plan.keys)
+        told: list[bool | None] = [*truth]
+        if plan.is_prefix and False in truth:
+            end = truth.index(False) + 1
+            told[end:] = [None] * (len(told) - end)
+        if answer in (Answer.FAILED, Answer.MISSING):
+            told = [None if key in chosen else there for key, there in zip(plan.keys, told, strict=True)]
+            failed = [key for key in plan.keys if answer is Answer.FAILED and key in chosen]
+            return JobResult(job_id=plan.id, present=told, failed=failed)
         if answer is Answer.ERROR:
             return JobResult(job_id=plan.id, error="scripted to fail")
         presents: dict[Answer, Any] = {
@@ -233,7 +240,7 @@ class ScriptedTier:
             Answer.NOT_A_SEQUENCE: True,
             Answer.NO_ANSWER: None,
         }
-        return JobResult(job_id=plan.id, present=presents.get(answer, truth))
+        return JobResult(job_id=plan.id, present=presents.get(answer, told))
 
     def _store(self, running: RunningJob, answer: Answer, spoilt: Collection[OffloadKey]) -> list[OffloadKey]:
         """Take the rows as they are *now*; a store of an earlier epoch stays where nobody looks."""

@@ -318,8 +318,8 @@ MUTANTS: Sequence[Mutant] = (
     _m(
         "a tier that was left out is asked all the same",
         "coordinator.tier_answers",
-        "not request.may_load_from(tier.name) or tier.name in passed_over",
-        "tier.name in passed_over",
+        "request.may_load_from(tier.name) and tier.name not in passed_over",
+        "tier.name not in passed_over",
         test_promotions.test_c27_a_request_loads_only_from_the_tiers_it_may,
     ),
     # -- results
@@ -356,8 +356,8 @@ MUTANTS: Sequence[Mutant] = (
     _m(
         "a lookup's answer from before a reset is believed",
         "coordinator.coordinator",
-        "        if job.stale:\n            return\n",
-        "",
+        "            if not job.stale:\n",
+        "            if True:\n",
         test_reset.test_k7_o4_a_lookup_of_an_earlier_epoch_says_nothing_about_the_new_one,
     ),
     # -- reset

@@ -144,12 +144,14 @@ def test_k12_o3_a_failure_in_group_1_leaves_a_prefix_valid_for_both_and_other_re
 # -- what is asked, held and loaded for it
 
 
-def test_c21_one_call_asks_each_tier_once_about_all_groups():
+def test_c21_one_call_asks_each_tier_once_about_each_group():
     world = world_of(FULL, WINDOW, tiers=("x", "y"))
     world.lookup_groups("r", keys_of(world), 24)
-    asked = [call for call in world.hooks.calls if call.hook == "lookup"]
-    assert [call.tier for call in asked] == ["x", "y"]
-    assert all(set(call.keys) == {*make_keys(PROMPT, 0), *make_keys(PROMPT, 1)} for call in asked)
+    asked = [(call.tier, call.keys) for call in world.hooks.calls if call.hook == "lookup"]
+    full, window = (tuple(make_keys(PROMPT, group)) for group in (0, 1))
+    assert asked == [("x", full), ("y", full), ("x", window), ("y", window)]
+    prefixes = [world.running[job].plan.is_prefix for job in world.jobs(JobHook.LOOKUP)]
+    assert prefixes == [True, True, False, False]
 
 
 def test_c21_only_what_the_end_point_needs_is_loaded():

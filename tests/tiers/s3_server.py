@@ -7,7 +7,8 @@ import logging
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterable
+import time
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import boto3
@@ -32,6 +33,10 @@ class S3Server:
         self.fault: Callable[[dict[str, Any]], Answer | None] | None = None
         self._lock = threading.Lock()
         self.requests: list[tuple[str, str]] = []
+        self._changed = threading.Condition()  # guards the two below
+        self._under_way = 0
+        self.most_under_way = 0
+        """The most requests that were under way together."""
 
     @property
     def options(self) -> dict[str, Any]:
@@ -46,8 +51,26 @@ class S3Server:
     def _answer(self, environ, start_response):
         with self._lock:
             self.requests.append((environ["REQUEST_METHOD"], environ["PATH_INFO"]))
-        other = self.fault(environ) if self.fault is not None else None
-        return (other or self._moto)(environ, start_response)
+        with self._changed:
+            self._under_way += 1
+            self.most_under_way = max(self.most_under_way, self._under_way)
+            self._changed.notify_all()
+        try:
+            other = self.fault(environ) if self.fault is not None else None
+            return (other or self._moto)(environ, start_response)
+        finally:
+            with self._changed:
+                self._under_way -= 1
+
+    def hold_until(self, requests: int) -> Callable[[dict[str, Any]], None]:
+        """As ``fault``: keeps every request waiting until so many are under way together, or half a minute."""
+        self.most_under_way = 0
+
+        def fault(_environ: dict[str, Any]) -> None:
+            with self._changed:
+                self._changed.wait_for(lambda: self.most_under_way >= requests, 30.0)
+
+        return fault
 
 
 def options(port: int) -> dict[str, Any]:
@@ -80,6 +103,28 @@ def refusal(status: str, code: str, message: str) -> Answer:
         return [f"<Error><Code>{code}</Code><Message>{message}</Message></Error>".encode()]
 
     return answer
+
+
+def held(objects: Mapping[str, bytes], latency_s: float) -> Callable[[dict[str, Any]], Answer | None]:
+    """As ``fault``: reads are answered from *objects*, by path, after so long, quicker than moto does it."""
+
+    def fault(environ: dict[str, Any]) -> Answer | None:
+        if environ["REQUEST_METHOD"] != "GET" or not environ["PATH_INFO"].endswith(".kv"):
+            return None
+        time.sleep(latency_s)
+        content = objects.get(environ["PATH_INFO"])
+        if content is None:
+            return refusal("404 Not Found", "NoSuchKey", "The specified key does not exist.")
+        first, _, last = environ["HTTP_RANGE"].removeprefix("bytes=").partition("-")
+        part = content[int(first) : int(last) + 1]
+
+        def answer(_environ: dict[str, Any], start_response: Callable[..., Any]) -> list[bytes]:
+            start_response("206 Partial Content", [("Content-Length", str(len(part)))])
+            return [part]
+
+        return answer
+
+    return fault
 
 
 if __name__ == "__main__":

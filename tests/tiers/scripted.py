@@ -3,7 +3,7 @@
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, Self
 
 from kvtier_core.blocktier import BlockTier
 from kvtier_core.keys import OffloadKey
@@ -189,7 +189,7 @@ def drive(
 
 
 class Gate:
-    """Holds calls up: as ``script.before``, it lets those of *method* wait until it is opened."""
+    """Holds calls up: as ``script.before``, it lets those of *method* wait until it is opened, or its block ends."""
 
     def __init__(self, *methods: str, keys: Iterable[OffloadKey] | None = None) -> None:
         self._methods = methods
@@ -201,6 +201,12 @@ class Gate:
         if method in self._methods and (self._keys is None or not self._keys.isdisjoint(keys)):
             self._entered.release()
             assert self._open.wait(PATIENCE_S), "nobody opened the gate"
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self.open()
 
     def wait_entered(self, calls: int = 1) -> None:
         """Wait until so many more calls wait at the gate."""

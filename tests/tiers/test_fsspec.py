@@ -368,8 +368,7 @@ def test_k5_o3_a_fault_ends_the_use_of_one_file_system_once(expiring, monkeypatc
     assert expiring.made == 1
     expiring.valid = "new"
     expiring.credentials = "new"
-    with pytest.raises(OSError, match="has expired"):
-        tier.contains([A])
+    assert "has expired" in str(tier.contains([A]))
     assert tier.contains([A, B]) == [False, False]
     assert expiring.made == 2
 
@@ -380,8 +379,7 @@ def test_k5_o3_faults_in_a_row_share_a_file_system(expiring, monkeypatch):
     tier.open()
     expiring.valid = "new"
     for _ in range(5):
-        with pytest.raises(OSError, match="has expired"):
-            tier.contains([A])
+        assert "has expired" in str(tier.contains([A]))
     assert expiring.made == 1
 
 

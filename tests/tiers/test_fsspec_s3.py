@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -16,9 +17,11 @@ from kvtier_core.errors import TierOpenError
 from kvtier_core.testing.driving import PATIENCE_S, TierDriver
 from kvtier_core.testing.rows import RowMaker, similar_keys
 from kvtier_core.testing.tiers import assert_contents
+from kvtier_core.values import MissReason
 from kvtier_fsspec import FsspecTier
+from tests.tiers.engine import TierEngine
 from tests.tiers.fsspec_rules import A, B, C, FsspecTests, load, make_tier, store_until_it_works
-from tests.tiers.s3_server import KEY, SECRET, S3Server, client, options, refusal
+from tests.tiers.s3_server import KEY, SECRET, S3Server, client, held, options, refusal
 
 HERE = Path(__file__).parent
 MAKER = RowMaker("ns", 5000)
@@ -312,6 +315,63 @@ def test_c29_large_blocks_travel_in_one_request(server, url):
     assert load(tier, A) == maker.make(A)
     assert [method for method, _ in server.requests] == ["PUT", "GET"]
     tier.close()
+
+
+# Many at a time.
+
+
+@pytest.mark.parametrize("parallel_requests", [3, 48])
+def test_s3_as_many_lookups_and_deletes_are_under_way_as_set(server, url, parallel_requests):
+    keys = similar_keys(200)
+    tier = make_tier(
+        {"url": url, "storage_options": server.options, "threads": 2, "parallel_requests": parallel_requests}
+    )
+    tier.open()
+    for work in (tier.contains, tier.delete):
+        server.fault = server.hold_until(parallel_requests)
+        callers = [threading.Thread(target=work, args=(keys[begin::4],)) for begin in range(4)]
+        for caller in callers:
+            caller.start()
+        for caller in callers:
+            caller.join(PATIENCE_S)
+        assert server.most_under_way == parallel_requests, work.__name__
+
+
+@pytest.mark.parametrize("threads", [2, 32])
+def test_s3_as_many_blocks_are_loaded_and_stored_at_a_time_as_set(server, url, threads):
+    many = rows(*similar_keys(100, seed=threads))
+    with drive(url, server.options, threads=threads) as tier:
+        server.fault = server.hold_until(threads - 1)  # one is kept from stores
+        assert tier.store(many).error is None
+        assert server.most_under_way == threads - 1
+        server.fault = server.hold_until(threads)
+        assert tier.load(list(many)).rows == many
+        assert server.most_under_way == threads
+
+
+def test_s3_what_storage_options_say_of_the_client_goes_first(server, url):
+    options = {**server.options, "config_kwargs": {"max_pool_connections": 5}}
+    tier = make_tier({"url": url, "storage_options": options, "parallel_requests": 48})
+    tier.open()
+    server.fault = server.hold_until(5)
+    tier.contains(similar_keys(60))
+    assert server.most_under_way == 5
+
+
+# Lookups of many keys.
+
+
+def test_s2_many_blocks_far_away_are_hits_at_the_first_or_second_try(server, url):
+    keys = similar_keys(2000)
+    settings = {"url": url, "storage_options": server.options, "threads": 16}
+    with TierEngine(FsspecTier, num_rows=2500, **settings) as engine:
+        path = f"/{url.removeprefix('s3://')}/{engine.namespace}"
+        there = {f"{path}/{key.hex()[:2]}/{key.hex()}.kv": engine.maker.make(key) for key in keys}
+        server.fault = held(there, 0.020)
+        tries = [engine.load(str(number), keys) for number in range(2)]
+        assert tries[1] > 0
+        assert tries[1] >= tries[0]
+        assert engine.reasons <= {MissReason.TIER_SLOW}, "what was not answered is not said to be absent"
 
 
 # Several processes.

@@ -25,7 +25,9 @@ from kvtier_core.transfer.waiting import bounded
 from kvtier_core.values import BlockInfo, TierContext, TierJob
 
 _KEYS_A_CALL = 256
-"""Keys asked for or deleted in one call: enough to share its cost, few enough to stay quick."""
+"""Keys deleted in one call: enough to share its cost, few enough to stay quick."""
+_LOOKUP_SHARE = 0.9
+"""A lookup is answered with what is known when so much of its time is over: after its deadline nobody waits for it."""
 _TURNS = 10
 """Calls that each thread makes of a long queue at least: a newcomer waits for one, and for the one that it is in."""
 _BLOCKS_A_STORE = 1024
@@ -96,7 +98,6 @@ class TierInstance:
         turns = _TURNS * self._threads
         limits = {
             Kind.LOAD: (blocks, blocks * loads, self._threads, turns),
-            Kind.LOOKUP: (_KEYS_A_CALL, _KEYS_A_CALL, 1, turns),
             Kind.DELETE: (_KEYS_A_CALL, _KEYS_A_CALL, 1, None),
             Kind.STORE: (min(most, blocks * -(-stores // 4)), most, 2, None),
         }
@@ -127,22 +128,33 @@ class TierInstance:
 
     def submit(self, job: TierJob, kind: Kind) -> None:
         """Queue a job, key by key. Never waits for I/O. Not after ``retire``."""
-        buffers: Sequence[memoryview | None] = [None] * len(job.keys) if kind is Kind.LOOKUP else job.buffers
-        assert len(buffers) == len(job.keys), f"job {job.id}: {len(job.keys)} keys, {len(buffers)} buffers"
-        self._board.begin(job, kind)
-        self.state.put(
+        if kind is Kind.LOOKUP:
+            now = self._clocks.monotonic()
+            job = replace(job, deadline=now + _LOOKUP_SHARE * (job.deadline - now))
+        else:
+            assert len(job.buffers) == len(job.keys), f"job {job.id}: {len(job.buffers)} buffers"
+        is_taken = self._put(job, kind, self._board.begin(job, kind, self._ahead))
+        assert is_taken, "work for a retired instance"
+
+    @property
+    def _ahead(self) -> int:
+        """Keys of a prefix that may be asked about at a time: a call for each thread."""
+        return self._threads * self.state.lookup_pace
+
+    def _put(self, job: TierJob, kind: Kind, positions: Iterable[int]) -> bool:
+        return self.state.put(
             [
                 Unit(
                     kind=kind,
-                    key=key,
+                    key=job.keys[index],
                     job_id=job.id,
                     position=index,
                     # A view of our own, to be released when the unit ends: frames of the threads can outlive that.
-                    buffer=None if buffer is None else buffer[:],
+                    buffer=job.buffers[index][:] if job.buffers else None,
                     deadline=job.deadline,
                     chain=job.request.chain,
                 )
-                for index, (key, buffer) in enumerate(zip(job.keys, buffers, strict=True))
+                for index in positions
             ]
         )
 
@@ -151,8 +163,12 @@ class TierInstance:
         self._fail(self.state.drop_jobs(job_ids), "cancelled before the work started")
 
     def tick(self) -> None:
-        """Let time pass: fail queued work past its deadline, stop serving blocks past their time to live."""
-        self._fail(self.state.tick(), "the deadline passed before the work started")
+        """Let time pass: give up queued work past its deadline, stop serving blocks past their time to live.
+
+        Lookups whose time is up are answered as far as the tier has told.
+        """
+        self._give_up(self.state.tick())
+        self._board.answer_due(self._clocks.monotonic())
 
     def retire(self, reason: str) -> None:
         """Take no more work and fail what is queued; the tier is closed when its last running call has ended."""
@@ -231,7 +247,14 @@ class TierInstance:
             fault = Fault(f"tier {self._name!r}: {reason}")
             self._settle([(unit, fault) for unit in units])
 
-    def _settle(self, ended: Sequence[tuple[Unit, Outcome]]) -> None:
+    def _give_up(self, units: Sequence[Unit]) -> None:
+        """Their deadline passed before they were begun. Of a lookup nothing is known then; it is no fault."""
+        lookups = [unit for unit in units if unit.kind is Kind.LOOKUP]
+        self._settle([(unit, None) for unit in lookups])
+        others = [unit for unit in units if unit.kind is not Kind.LOOKUP]
+        self._fail(others, "the deadline passed before the work started")
+
+    def _settle(self, ended: Sequence[tuple[Unit, Outcome | None]]) -> None:
         """Tell how units ended. First their views of the pool's rows are released.
 
         An error that a tier keeps, or a circle of one and its frame, keeps the frames of the I/O thread as well, and
@@ -240,9 +263,14 @@ class TierInstance:
         for unit, _ in ended:
             if unit.buffer is not None:
                 unit.buffer.release()
-        self._board.settle(
-            [(unit.job_id, unit.position, outcome) for unit, outcome in ended if unit.job_id is not None]
+        further = self._board.settle(
+            [(unit.job_id, unit.position, outcome) for unit, outcome in ended if unit.job_id is not None],
+            self._ahead,
         )
+        for job, positions in further:
+            if not self._put(job, Kind.LOOKUP, positions):
+                fault = Fault(f"tier {self._name!r}: it was reset or shut down meanwhile")
+                self._board.settle([(job.id, index, fault) for index in positions])
 
     # On the I/O threads.
 
@@ -268,7 +296,7 @@ class TierInstance:
                     if again is None or not self.state.put_later(unit._replace(tries=unit.tries + 1), again)
                 ]
             )
-            self._fail(late, "the deadline passed before the work started")
+            self._give_up(late)
         self._leave(1)
 
     def _perform(self, units: list[Unit]) -> list[Outcome]:
@@ -276,11 +304,17 @@ class TierInstance:
             case Kind.LOAD:
                 return self._ask(units, lambda asked: self._calls.load(_keys(asked), _buffers(asked)))
             case Kind.LOOKUP:
-                return self._ask(units, lambda asked: self._calls.contains(_keys(asked)))
+                return self._ask(units, self._look_up)
             case Kind.DELETE:
                 return self._delete(units)
             case Kind.STORE:
                 return self._store(units)
+
+    def _look_up(self, units: list[Unit]) -> list[Outcome]:
+        begin = self._clocks.monotonic()
+        answers = self._calls.contains(_keys(units))
+        self.state.looked_up(len(units), self._clocks.monotonic() - begin)
+        return answers
 
     def _distrust_failed_loads(
         self, units: Sequence[Unit], outcomes: Sequence[Outcome], due: Sequence[float | None]

@@ -12,6 +12,7 @@ from kvtier_core.errors import PluginError
 from kvtier_core.keys import OffloadKey
 from kvtier_core.manager.blocking.calls import Fault, Outcome
 from kvtier_core.manager.blocking.contents import Contents
+from kvtier_core.manager.blocking.pace import Pace
 from kvtier_core.manager.blocking.presence import PresenceSet
 from kvtier_core.manager.blocking.work import Kind, Limit, Unit, WorkQueue
 from kvtier_core.values import BlockInfo, TierEvent, TierUsage
@@ -44,7 +45,8 @@ class TierState:
         """At most *max_storing* calls store at a time: where there are more threads, no load waits for one."""
         self._name = name
         self._contents = contents
-        self._batch = batch
+        self._pace = Pace()
+        self._batch: dict[Kind, Limit | Pace] = {**batch, Kind.LOOKUP: self._pace}
         self._clocks = clocks
         self._max_storing = max_storing
         self._storing = 0
@@ -62,11 +64,23 @@ class TierState:
 
     # Work coming in and going out.
 
-    def put(self, units: Sequence[Unit]) -> None:
-        """Queue units."""
+    def put(self, units: Sequence[Unit]) -> bool:
+        """Queue units. False, and they are not queued, when the instance is retired."""
         with self._lock:
-            assert not self._retired, "work for a retired instance"
-            self._put(units)
+            if not self._retired:
+                self._put(units)
+            return not self._retired
+
+    @property
+    def lookup_pace(self) -> int:
+        """How many keys one call of ``contains`` is to ask about."""
+        with self._lock:
+            return self._pace.keys
+
+    def looked_up(self, keys: int, seconds: float) -> None:
+        """A call of ``contains`` that asked about so many keys took so long."""
+        with self._lock:
+            self._pace.note(keys, seconds)
 
     def next_units(self) -> list[Unit]:
         """Wait for work; the units belong to the caller until ``done``. Empty once the instance is retired."""

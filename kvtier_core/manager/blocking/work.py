@@ -16,6 +16,7 @@ from itertools import chain
 from typing import NamedTuple
 
 from kvtier_core.keys import OffloadKey
+from kvtier_core.manager.blocking.pace import Pace
 
 
 class Kind(enum.IntEnum):
@@ -157,7 +158,7 @@ class WorkQueue:
         """When the first unit that was put for later is due."""
         return self._later[0][0] if self._later else None
 
-    def take(self, limits: Mapping[Kind, Limit], now: float, *, stores: bool = True) -> list[Unit]:
+    def take(self, limits: Mapping[Kind, Limit | Pace], now: float, *, stores: bool = True) -> list[Unit]:
         """The next units to work on, all of one kind, at most its limit; their keys are busy until ``done``.
 
         Empty when nothing can be done at *now*, without *stores* also when there are only stores.

@@ -17,6 +17,7 @@ from fsspec import AbstractFileSystem
 
 from kvtier_core import BlockInfo, OffloadKey
 from kvtier_fsspec.connection import Connection
+from kvtier_fsspec.many import Requests
 from kvtier_fsspec.publishing import Publisher, remove_each
 
 _BLOCK_NAME = re.compile(r"(?:.*/)?([0-9a-f]{2})/(\1(?:[0-9a-f]{2})*)\.kv")
@@ -35,14 +36,14 @@ class ObjectLayout:
         namespace: str,
         *,
         block_bytes: int,
-        parallel_requests: int,
+        requests: Requests,
     ) -> None:
         """Blocks of *block_bytes*. No I/O."""
         self._connection = connection
         self._publisher = publisher
         self._namespace = namespace
         self._block_bytes = block_bytes
-        self._parallel_requests = parallel_requests
+        self._requests = requests
 
     def describe(self, description: Mapping[str, Any]) -> None:
         """Write ``namespace.json`` and read it back, which shows that blocks can be written and read."""
@@ -55,9 +56,9 @@ class ObjectLayout:
 
         self._connection.call(work)
 
-    def have(self, keys: Sequence[OffloadKey]) -> list[bool]:
-        """Which blocks are there."""
-        return self._connection.call(
+    def have(self, keys: Sequence[OffloadKey]) -> list[bool | Exception]:
+        """Which blocks are there; a ``StorageError`` for each that could not be asked about."""
+        return self._connection.call_each(
             lambda fs, root: self._publisher.have(fs, self._paths(root, keys), self._block_bytes)
         )
 
@@ -82,9 +83,7 @@ class ObjectLayout:
 
     def remove(self, keys: Sequence[OffloadKey]) -> None:
         """Remove blocks; absent ones are fine."""
-        self._connection.call(
-            lambda fs, root: remove_each(fs, self._paths(root, keys), self._parallel_requests)
-        )
+        self._connection.call(lambda fs, root: remove_each(fs, self._paths(root, keys), self._requests))
 
     def remove_all(self) -> None:
         """Remove the namespace."""
@@ -105,7 +104,7 @@ class ObjectLayout:
                 blocks.append(BlockInfo(key=key, bytes=found.size, time=found.time))
             else:
                 damaged.append(found.path)
-        remove_each(fs, damaged, self._parallel_requests)
+        remove_each(fs, damaged, self._requests)
         return blocks
 
     def _read(self, fs: AbstractFileSystem, path: str) -> bytes | None:

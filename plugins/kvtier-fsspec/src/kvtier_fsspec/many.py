@@ -4,42 +4,48 @@ Decides how many requests are under way at a time. Decides nothing about their o
 """
 
 import asyncio
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from fsspec import AbstractFileSystem
 from fsspec.asyn import sync
 
 
-def call_for_each(
-    fs: AbstractFileSystem, method: str, paths: Sequence[str], at_once: int, **arguments: object
-) -> list[Any]:
-    """The result of ``fs.method(path, **arguments)`` for each path, or the exception it raised, in order.
+class Requests:
+    """At most *at_once* of its requests are under way, however many threads call it. Safe in a forked child."""
 
-    At most *at_once* calls run together on the event loop of an asynchronous file system; of any other, one.
-    """
-    if fs.async_impl:
-        gathered: list[Any] = sync(fs.loop, _gather, getattr(fs, f"_{method}"), paths, at_once, arguments)
-        return gathered
-    outcomes: list[Any] = []
-    for path in paths:
-        try:
-            outcomes.append(getattr(fs, method)(path, **arguments))
-        except Exception as error:  # noqa: BLE001 - for the caller, who tells absence from faults
-            outcomes.append(error)
-    return outcomes
+    def __init__(self, at_once: int) -> None:
+        """No I/O."""
+        self._at_once = at_once
+        # Of the one event loop that a process has; touched on that loop alone.
+        self._free: tuple[asyncio.AbstractEventLoop, asyncio.Semaphore] | None = None
 
+    def call_each(
+        self, fs: AbstractFileSystem, method: str, paths: Sequence[str], **arguments: object
+    ) -> list[Any]:
+        """The result of ``fs.method(path, **arguments)`` for each path, or the exception it raised, in order.
 
-async def _gather(
-    call: Callable[..., Coroutine[Any, Any, Any]],
-    paths: Sequence[str],
-    at_once: int,
-    arguments: Mapping[str, object],
-) -> list[Any]:
-    free = asyncio.Semaphore(at_once)
+        On the event loop of an asynchronous file system; of any other, one after the other on the caller's thread.
+        """
+        if fs.async_impl:
+            gathered: list[Any] = sync(fs.loop, self._gather, getattr(fs, f"_{method}"), paths, arguments)
+            return gathered
+        outcomes: list[Any] = []
+        for path in paths:
+            try:
+                outcomes.append(getattr(fs, method)(path, **arguments))
+            except Exception as error:  # noqa: BLE001 - for the caller, who tells absence from faults
+                outcomes.append(error)
+        return outcomes
 
-    async def one(path: str) -> object:
-        async with free:
-            return await call(path, **arguments)
+    async def _gather(self, call: Any, paths: Sequence[str], arguments: dict[str, object]) -> list[Any]:  # noqa: ANN401 - a file system's coroutine function
+        loop = asyncio.get_running_loop()
+        if self._free is None or self._free[0] is not loop:
+            self._free = loop, asyncio.Semaphore(self._at_once)
+        free = self._free[1]
 
-    return await asyncio.gather(*map(one, paths), return_exceptions=True)
+        async def one(path: str) -> object:
+            async with free:
+                return await call(path, **arguments)
+
+        return await asyncio.gather(*map(one, paths), return_exceptions=True)

@@ -18,7 +18,7 @@ from typing import Any, Protocol
 from fsspec import AbstractFileSystem
 from fsspec.implementations.local import LocalFileSystem
 
-from kvtier_fsspec.many import call_for_each
+from kvtier_fsspec.many import Requests
 
 _TEMPORARY = ".tmp"
 _STALE_AFTER_S = 3600.0  # more than a store may take and clocks may differ: whoever wrote it is gone
@@ -41,8 +41,8 @@ class Publisher(Protocol):
         """Write one object, replacing one of that name; after an exception nothing short is to be seen."""
         ...
 
-    def have(self, fs: AbstractFileSystem, paths: Sequence[str], size: int) -> list[bool]:
-        """Which objects are there; one whose size is known not to be *size* is not."""
+    def have(self, fs: AbstractFileSystem, paths: Sequence[str], size: int) -> list[bool | Exception]:
+        """Which objects are there; one of another size, where that is known, is not. A fault stands for its answer."""
         ...
 
     def entries(self, fs: AbstractFileSystem, directory: str) -> Iterator[Found]:
@@ -57,18 +57,26 @@ class Publisher(Protocol):
 class WholePuts:
     """Object stores: a put is visible whole or not at all."""
 
-    def __init__(self, at_once: int) -> None:
-        """At most *at_once* requests of one call run together."""
-        self._at_once = at_once
+    def __init__(self, requests: Requests) -> None:
+        """No I/O."""
+        self._requests = requests
 
     def put(self, fs: AbstractFileSystem, path: str, content: bytes) -> None:
         """One request; past the file system's limit for one, a multipart upload, completed or aborted."""
         fs.pipe_file(path, content)
 
-    def have(self, fs: AbstractFileSystem, paths: Sequence[str], size: int) -> list[bool]:
+    def have(self, fs: AbstractFileSystem, paths: Sequence[str], size: int) -> list[bool | Exception]:
         """Reads a byte of each: one request, where ``info`` of an absent object takes two, the second a dear one."""
-        probes = call_for_each(fs, "cat_file", paths, self._at_once, start=0, end=1)
-        return [self._is_there(fs, path, size, probe) for path, probe in zip(paths, probes, strict=True)]
+        probes = self._requests.call_each(fs, "cat_file", paths, start=0, end=1)
+        # Some stores refuse to read a byte of an empty object, each in its own words: those are asked for their size.
+        odd = [path for path, probe in zip(paths, probes, strict=True) if _is_fault(probe)]
+        sizes = iter(self._requests.call_each(fs, "info", odd))
+        return [
+            _has_size(next(sizes), size)
+            if _is_fault(probe)
+            else not isinstance(probe, FileNotFoundError) and probe != b""
+            for probe in probes
+        ]
 
     def entries(self, fs: AbstractFileSystem, directory: str) -> Iterator[Found]:
         """One flat listing. Cost: a request per 1,000 objects, and memory for all of the answer."""
@@ -76,24 +84,15 @@ class WholePuts:
 
     def remove_all(self, fs: AbstractFileSystem, directory: str) -> None:
         """Object by object: bulk deletes of some file systems don't tell what they could not delete."""
-        remove_each(fs, fs.find(directory), self._at_once)
-
-    def _is_there(self, fs: AbstractFileSystem, path: str, size: int, probe: object) -> bool:
-        if isinstance(probe, FileNotFoundError):
-            return False
-        if not isinstance(probe, BaseException):
-            return probe != b""
-        # Some stores refuse to read a byte of an empty object, each in its own words. A fault is raised again.
-        (info,) = call_for_each(fs, "info", [path], 1)
-        return _has_size(info, size)
+        remove_each(fs, fs.find(directory), self._requests)
 
 
 class MovedFiles:
     """File systems with files that grow, folders, and a move that replaces its target at once."""
 
-    def __init__(self, at_once: int) -> None:
-        """At most *at_once* requests of one call run together."""
-        self._at_once = at_once
+    def __init__(self, requests: Requests) -> None:
+        """No I/O."""
+        self._requests = requests
         self._made: set[str] = set()  # folders; single operations of a set are thread-safe
 
     def put(self, fs: AbstractFileSystem, path: str, content: bytes) -> None:
@@ -112,9 +111,9 @@ class MovedFiles:
                 fs.rm_file(temporary)
             raise
 
-    def have(self, fs: AbstractFileSystem, paths: Sequence[str], size: int) -> list[bool]:
+    def have(self, fs: AbstractFileSystem, paths: Sequence[str], size: int) -> list[bool | Exception]:
         """Asks for the size of each."""
-        return [_has_size(info, size) for info in call_for_each(fs, "info", paths, self._at_once)]
+        return [_has_size(info, size) for info in self._requests.call_each(fs, "info", paths)]
 
     def entries(self, fs: AbstractFileSystem, directory: str) -> Iterator[Found]:
         """Folder by folder. Removes what writers left behind an hour ago or longer."""
@@ -129,7 +128,7 @@ class MovedFiles:
                 if not file.path.endswith(_TEMPORARY):
                     yield file
                 elif time.time() - file.time > _STALE_AFTER_S:
-                    remove_each(fs, [file.path], 1)
+                    remove_each(fs, [file.path], self._requests)
 
     def remove_all(self, fs: AbstractFileSystem, directory: str) -> None:
         """The folder with all that is in it."""
@@ -143,10 +142,10 @@ def moves_files(fs: AbstractFileSystem) -> bool:
     return type(fs).mv is not AbstractFileSystem.mv
 
 
-def remove_each(fs: AbstractFileSystem, paths: Sequence[str], at_once: int) -> None:
+def remove_each(fs: AbstractFileSystem, paths: Sequence[str], requests: Requests) -> None:
     """Remove objects; absent ones are fine. Tries all, then raises the first fault."""
-    for outcome in call_for_each(fs, "rm_file", paths, at_once):
-        if isinstance(outcome, BaseException) and not isinstance(outcome, FileNotFoundError):
+    for outcome in requests.call_each(fs, "rm_file", paths):
+        if _is_fault(outcome):
             raise outcome
 
 
@@ -157,11 +156,16 @@ def _move(fs: AbstractFileSystem, source: str, target: str) -> None:
         fs.mv(source, target)
 
 
-def _has_size(info: Mapping[str, Any] | BaseException, size: int) -> bool:
+def _is_fault(outcome: object) -> bool:
+    """Whether a call ended with an exception that does not say that nothing is there."""
+    return isinstance(outcome, BaseException) and not isinstance(outcome, FileNotFoundError)
+
+
+def _has_size(info: Mapping[str, Any] | Exception, size: int) -> bool | Exception:
     if isinstance(info, FileNotFoundError):
         return False
-    if isinstance(info, BaseException):
-        raise info
+    if isinstance(info, Exception):
+        return info
     return bool(info["type"] == "file" and info["size"] == size)
 
 

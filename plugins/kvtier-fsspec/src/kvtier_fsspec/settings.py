@@ -26,7 +26,7 @@ class FsspecSettings(TierSettings):
     publish: Literal["auto", "put", "move"] = "auto"
     """How a block becomes visible: one put, or a put under another name and a move; ``auto`` knows the common ones."""
     parallel_requests: Annotated[int, Field(ge=1, le=1024)] = 32
-    """Requests of one lookup or delete that may be under way together, where the file system is asynchronous."""
+    """Requests of lookups and deletes that may be under way together, where the file system is asynchronous."""
 
     @field_validator("url")
     @classmethod

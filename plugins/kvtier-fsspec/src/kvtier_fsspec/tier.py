@@ -10,6 +10,7 @@ from kvtier_core import BlockInfo, BlockTier, OffloadKey, TierContext, TierInfo,
 from kvtier_fsspec.connection import Connection
 from kvtier_fsspec.faults import StorageError, advice
 from kvtier_fsspec.layout import ObjectLayout
+from kvtier_fsspec.many import Requests
 from kvtier_fsspec.publishing import MovedFiles, Publisher, WholePuts, moves_files
 from kvtier_fsspec.settings import OBJECT_STORES, FsspecSettings
 
@@ -27,7 +28,10 @@ class FsspecTier(BlockTier):
     def __init__(self, settings: FsspecSettings, context: TierContext) -> None:
         """Keep both; no I/O."""
         super().__init__(settings, context)
-        self._connection = Connection(settings.protocol, settings.url, settings.storage_options)
+        self._connection = Connection(
+            settings.url, settings.storage_options, connections=settings.threads + settings.parallel_requests
+        )
+        self._requests = Requests(settings.parallel_requests)
         self._layout: ObjectLayout | None = None
 
     def open(self) -> None:
@@ -39,14 +43,14 @@ class FsspecTier(BlockTier):
                 self._publisher(moves=moves),
                 self.context.namespace,
                 block_bytes=self.context.row_bytes,
-                parallel_requests=self.settings.parallel_requests,
+                requests=self._requests,
             )
             self._layout.describe(self.context.description)
         except StorageError as error:
             raise self._open_error(f"{error}; {advice(error, self.settings.protocol)}") from None
 
-    def contains(self, keys: Sequence[OffloadKey]) -> Sequence[bool]:
-        """Which of *keys* are stored. Raises ``OSError``."""
+    def contains(self, keys: Sequence[OffloadKey]) -> Sequence[bool | Exception]:
+        """Which of *keys* are stored, an ``OSError`` for one that could not be asked about. Raises ``OSError``."""
         return self._opened.have(keys)
 
     def store(self, key: OffloadKey, block: memoryview) -> None:
@@ -90,8 +94,7 @@ class FsspecTier(BlockTier):
                     f"it is not known whether {self.settings.protocol}:// shows half-written objects; set publish = "
                     '"put" if a put there is visible whole or not at all, else use another protocol'
                 )
-        at_once = self.settings.parallel_requests
-        return WholePuts(at_once) if how == "put" else MovedFiles(at_once)
+        return WholePuts(self._requests) if how == "put" else MovedFiles(self._requests)
 
     def _open_error(self, what: str) -> TierOpenError:
         return TierOpenError(
