@@ -54,8 +54,7 @@ class TierAnswers:
                 end = _end_of_interest(answers, verdicts) if is_prefix else len(keys)
                 # Past a key that only others hold, the rest is asked as a whole: not miss by miss, a round each.
                 ends = is_prefix and not any(isinstance(answer, MissReason) for answer in answers[:end])
-                self._ask(request, tier, keys[:end], answers, now, is_prefix=ends)
-            verdicts = self._merge(tiers, known, keys, now)
+                self._ask(request, tier, keys[:end], answers[:end], now, is_prefix=ends)
         if is_prefix:
             for index, verdict in enumerate(verdicts):
                 if isinstance(verdict, MissReason):
@@ -90,10 +89,15 @@ class TierAnswers:
     def _known(
         self, request: RequestState, tier: TierState, keys: Sequence[OffloadKey], now: float
     ) -> list[Answer]:
-        """What *tier* is known to hold, as far as *request* is concerned."""
+        """What *tier* is known to hold, as far as *request* is concerned; what it may not be asked about has failed."""
         answers = tier.presence.classify(keys, now)
         if tier.name in request.not_loaded:
-            return self._without_lost(request, tier, keys, answers, now)
+            answers = self._without_lost(request, tier, keys, answers, now)
+        if None in answers and not tier.may_ask(now):
+            refused = set(tier.presence.not_asked(keys, answers))
+            for index, key in enumerate(keys):
+                if key in refused:
+                    answers[index] = MissReason.TIER_FAILED
         return answers
 
     @staticmethod
@@ -114,28 +118,22 @@ class TierAnswers:
         request: RequestState,
         tier: TierState,
         keys: Sequence[OffloadKey],
-        answers: list[Answer],
+        answers: Sequence[Answer],
         now: float,
         *,
         is_prefix: bool,
     ) -> None:
-        """Ask *tier* about what is unknown of *keys*, all in one job. Where it may not be asked, *answers* say so."""
-        unknown = tier.presence.not_asked(keys, answers[: len(keys)])
+        """Ask *tier* about those of *keys* whose answers are unknown, all in one job."""
+        unknown = tier.presence.not_asked(keys, answers)
         if not unknown:
             return
-        if tier.may_ask(now):
-            deadline = now + tier.limits.lookup_timeout
-            job = self._state.start_job(
-                JobKind.LOOKUP, request, unknown, (), deadline, tier.name, is_prefix=is_prefix
-            )
-            tier.presence.ask(job.keys, job.id)
-            tier.lookup_breaker.submitted()
-            self._state.outbox.append(AskTier(self._state.plan(job)))
-            return
-        refused = set(unknown)
-        for index, key in enumerate(keys):
-            if answers[index] is None and key in refused:
-                answers[index] = MissReason.TIER_FAILED
+        deadline = now + tier.limits.lookup_timeout
+        job = self._state.start_job(
+            JobKind.LOOKUP, request, unknown, (), deadline, tier.name, is_prefix=is_prefix
+        )
+        tier.presence.ask(job.keys, job.id)
+        tier.lookup_breaker.submitted()
+        self._state.outbox.append(AskTier(self._state.plan(job)))
 
     @staticmethod
     def _without_lost(

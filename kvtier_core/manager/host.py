@@ -128,9 +128,7 @@ class TierHost:
 
     def _put_job(self, hook: str, plan: JobPlan, load: LoadCheck | None) -> None:
         if not self._inbox.put_job(plan.request, partial(self._submit, hook, plan, load)):
-            self._report(
-                JobResult(job_id=plan.id, error="the tier is too far behind to hear of this request")
-            )
+            self._report(_not_begun(hook, plan, "the tier is too far behind to hear of this request"))
 
     def begin_request(self, request: RequestInfo) -> None:
         """Tell the tier that a request began, before any job of it."""
@@ -237,7 +235,7 @@ class TierHost:
         if plan.deadline <= self._clock():
             if hook == "submit_store" and plan.request.request_id in self._refused:
                 self._refused[plan.request.request_id].extend(plan.keys)
-            self._report(JobResult(job_id=plan.id, error="its deadline passed before the tier's turn came"))
+            self._report(_not_begun(hook, plan, "its deadline passed before the tier's turn came"))
             return
         if load is not None:
             self._integrity.begin(load)
@@ -372,3 +370,10 @@ class TierHost:
             return False
         left = self._call("drain_jobs", timeout_s=timeout_s)
         return isinstance(left, HookFault) or bool(left)
+
+
+def _not_begun(hook: str, plan: JobPlan, error: str) -> JobResult:
+    """The result of a job that the tier never heard of. A lookup tells nothing then, and is no fault."""
+    if hook == "lookup":
+        return JobResult(job_id=plan.id, present=(None,) * len(plan.keys))
+    return JobResult(job_id=plan.id, error=error)

@@ -49,7 +49,7 @@ def test_b6_calls_stop_soon_after_the_first_key_of_a_prefix_that_is_not_there(pr
         told = told_by(tier.wait(tier.start_lookup(KEYS, is_prefix=True)))
     assert told[: present + 1] == [True] * present + [False]
     assert len(keys_asked(script)) <= present + 40
-    assert keys_asked(script) == KEYS[: len(keys_asked(script))]
+    assert set(keys_asked(script)) == set(KEYS[: len(keys_asked(script))])
 
 
 @pytest.mark.parametrize("threads", [1, 4])
