@@ -162,7 +162,7 @@ def test_c30_who_has_not_heard_that_another_root_is_in_the_place_touches_nothing
     root.rename(away)
     theirs = small(root)
     assert store(theirs, *KEYS[100:160]) == [True] * 60
-    with pytest.raises(OSError, match="was moved away, and another one is in its place"):
+    with pytest.raises(OSError, match="was moved away and another one is in its place"):
         load(tier, *KEYS[:60])
     (outcome,) = store(tier, KEYS[200])
     assert isinstance(outcome, OSError)

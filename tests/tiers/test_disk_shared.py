@@ -142,7 +142,7 @@ def test_k13_o3_where_locks_always_succeed_a_live_owner_may_lose_its_slots_but_n
     tmp_path, monkeypatch
 ):
     monkeypatch.setattr(
-        "kvtier_disk.extents.root.is_alive", lambda *sign: False
+        "kvtier_disk.extents.signs.is_alive", lambda *sign: False
     )  # what such locks make of it
     one = direct(tmp_path)
     opened = one._store.opened

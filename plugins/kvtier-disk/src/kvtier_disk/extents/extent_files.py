@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from kvtier_core import OffloadKey
+from kvtier_disk.extents.advice import advised, bare
 from kvtier_disk.extents.form import (
     ALIGNMENT,
     ENTRY_BYTES,
@@ -30,11 +31,6 @@ from kvtier_disk.folder import Folder, ForeignError, StrangerError
 TAIL_BYTES = 64
 """The proof at the end of a row."""
 _MAX_BUFFERS = 512  # in one call; the kernel takes 1024
-_ADVICE = {
-    errno.EFBIG: "an extent is larger than a file may be here (ulimit -f, or the file system): set extent_size lower",
-    errno.EMFILE: "raise the limit of open files (ulimit -n), or set max_open_extents lower",
-    errno.ENFILE: "raise the machine's limit of open files (fs.file-max)",
-}
 _NOT_SUPPORTED = frozenset({errno.EOPNOTSUPP, errno.EINVAL, errno.ENODEV, errno.ENOSYS})
 
 
@@ -47,6 +43,7 @@ class _Open:
     shape: Shape
     buffered: int = -1
     direct: int | None = None
+    identity: os.stat_result = field(init=False)
     users: int = 0
     descriptors: list[int] = field(default_factory=list)
 
@@ -229,12 +226,18 @@ class ExtentFiles:
             raise OSError(errno.ENOENT, str(lost), str(self.path_of(extent))) from None
 
     def sync(self, extent: int) -> None:
-        """Let what was written reach the disk. Raises ``OSError``."""
+        """Let what was written reach the disk, in the file that has the extent's name. Raises ``OSError``."""
         try:
             with self._using(extent) as opened:
                 opened.group.sync()
+                if self._is_in_place(extent, opened):
+                    return
+            why = "it was removed or exchanged while it was written"
         except ExtentLostError as lost:
-            raise OSError(errno.ENOENT, str(lost), str(self.path_of(extent))) from None
+            why = str(lost)
+        self.forget([extent])
+        self._lost.add(extent)
+        raise OSError(errno.ENOENT, why, str(self.path_of(extent)))
 
     def survey(self, extent: int) -> tuple[Shape, list[tuple[bytes, bytes]]]:
         """Shape, and for each slot the table's entry and the end of the row, to find out what is there.
@@ -255,6 +258,24 @@ class ExtentFiles:
                 )
                 for slot, entry in enumerate(entries)
             ]
+
+    def look_after_open(self) -> None:
+        """Find the open extents that others have removed or exchanged: they are lost, and their room is given back.
+
+        Cost: one ``stat`` for each open extent. Raises ``OSError`` where the directory can't be looked at.
+        """
+        with self._lock:
+            held = list(self._open.items())
+        lost = [extent for extent, opened in held if not self._is_in_place(extent, opened)]
+        self.forget(lost)
+        self._lost.update(lost)
+
+    def _is_in_place(self, extent: int, opened: _Open) -> bool:
+        with self._folder.opened() as handle:
+            try:
+                return os.path.samestat(handle.status(_name(extent)), opened.identity)
+            except FileNotFoundError:
+                return False
 
     def take_lost(self) -> list[int]:
         """The extents that turned out to be lost since the last call."""
@@ -310,6 +331,7 @@ class ExtentFiles:
         ):  # without it the whole root is gone, or not mounted: it may come back
             try:
                 opened.buffered = opened.keep(handle.open_file(_name(extent), flags))
+                opened.identity = os.fstat(opened.buffered)
                 opened.shape = self._checked_shape(extent, opened.buffered)
                 if self._direct:
                     opened.direct = opened.keep(handle.open_file(_name(extent), flags | os.O_DIRECT))
@@ -334,19 +356,6 @@ class ExtentFiles:
 
 def _name(extent: int) -> str:
     return f"{extent:010x}.ext"
-
-
-def advised(error: OSError, path: Path) -> OSError:
-    """*error* about *path*, with what to do where that is known."""
-    text = error.strerror or str(error)
-    advice = _ADVICE.get(error.errno or 0)
-    return OSError(error.errno, text if advice is None else f"{text}: {advice}", str(path))
-
-
-def bare(error: OSError) -> OSError:
-    """*error* to be kept: without the frames it came through, which would keep the rows' memory in use."""
-    error.__traceback__ = error.__context__ = None
-    return error
 
 
 def _move(

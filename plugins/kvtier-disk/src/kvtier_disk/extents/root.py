@@ -16,7 +16,7 @@ import os
 import secrets
 import shutil
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -25,13 +25,13 @@ from typing import Any
 
 from kvtier_disk import description as descriptions
 from kvtier_disk.extents.adoption import adopt
-from kvtier_disk.extents.database import Database
 from kvtier_disk.extents.extent_files import ExtentFiles
 from kvtier_disk.extents.found import FoundExtent, find_extents, identify
 from kvtier_disk.extents.index import NOBODY, Index
 from kvtier_disk.extents.index_files import IndexFiles
-from kvtier_disk.extents.lock import LifeSign, exclusively, is_alive
+from kvtier_disk.extents.lock import LifeSign, exclusively
 from kvtier_disk.extents.place import check_namespace, refuse_foreign, why_not_direct
+from kvtier_disk.extents.signs import SignsOfLife
 from kvtier_disk.extents.statements import IndexDamagedError, index_gone
 from kvtier_disk.extents.tables import ExtentRow, Namespace
 from kvtier_disk.folder import Folder, write_all
@@ -75,7 +75,7 @@ class Root:
         self.folder = folder
         self.path = folder.path
         self.home = folder.sub(".kvtier")
-        self._alive = self.home.sub("alive")
+        self.signs = SignsOfLife(self.home.sub("alive"))
         share = _MAX_JOURNAL if capacity is None else capacity // 64
         self.journal_bytes = min(_MAX_JOURNAL, max(_MIN_JOURNAL, share))
         self.indexes = IndexFiles(self.home, journal_bytes=self.journal_bytes)
@@ -93,7 +93,7 @@ class Root:
             yield
 
     @contextmanager
-    def keeping(self, database: Database) -> Iterator[None]:
+    def keeping(self, index: Index) -> Iterator[None]:
         """Keep the index what it is meanwhile: nobody opens the root, or makes the index anew.
 
         What is numbered by an index, or told by it to be unused, is so only as long as it is the root's. Raises
@@ -101,7 +101,7 @@ class Root:
         lock for 5 s; who comes after that does not wait again, so that many stores don't add up their waits.
         """
         # At first without the lock: in the empty place of a root that is not mounted, no file may be made for it.
-        self.check_in_use(database)
+        self.check_in_use(index)
         with ExitStack() as held:
             try:
                 held.enter_context(exclusively(self.home, 0.0 if self._is_held_up else _HOLD_TIMEOUT_S))
@@ -109,16 +109,17 @@ class Root:
                 self._is_held_up = True
                 raise
             self._is_held_up = False
-            self.check_in_use(database)
+            self.check_in_use(index)
             yield
 
-    def is_in_use(self, database: Database) -> bool:
-        """Whether this is still the root's index. Raises ``OSError``."""
-        return self.indexes.path() == database.path and database.is_in_place
+    def is_in_use(self, index: Index) -> bool:
+        """Whether this is still the root's index, and the root has its number. Raises ``OSError``."""
+        database = index.database
+        return self.indexes.path() == database.path and database.is_in_place and self._is_root_of(index)
 
-    def check_in_use(self, database: Database) -> None:
+    def check_in_use(self, index: Index) -> None:
         """Raises ``OSError``, ``ESTALE`` when this is the root's index no more."""
-        if not self.is_in_use(database):
+        if not self.is_in_use(index):
             raise index_gone(self.path)
 
     def warn_once(self, subject: str, text: str) -> None:
@@ -145,12 +146,16 @@ class Root:
 
     def _check_is_root_of(self, index: Index) -> None:
         """Raises ``OSError``, ``ESTALE`` where another root has come to stand: its slots hold what others know."""
-        if self.indexes.identity() not in (0, index.root):
+        if not self._is_root_of(index):
             raise OSError(
                 errno.ESTALE,
-                "the root was moved away, and another one is in its place; this tier changes over within `refresh`",
+                "the root was moved away and another one is in its place, or its number was changed; this tier changes"
+                " over within `refresh`",
                 str(self.path),
             )
+
+    def _is_root_of(self, index: Index) -> bool:
+        return self.indexes.identity() in (0, index.root)
 
     # Taking part.
 
@@ -160,7 +165,7 @@ class Root:
         Cost: a look at every extent's file, for all namespaces; much more when the index has to be made anew.
         """
         check_namespace(name)
-        refuse_foreign(self.folder, self.home, self._alive, self.folder.sub(name))
+        refuse_foreign(self.folder, self.home, self.signs.folder, self.folder.sub(name))
         with self.exclusively():
             self._find_out_direct()
             index = self.open_index()
@@ -177,10 +182,10 @@ class Root:
         """Bring index and files into step, and enter this process. Closes the index when that fails."""
         life_sign: LifeSign | None = None
         try:
-            self.reap(index)
-            self._sweep_signs(index)
+            self.signs.reap(index)
+            self.signs.sweep(index)
             self.reconcile(index)
-            life_sign = LifeSign(self._alive)
+            life_sign = self.signs.make()
             self._make_directory(name, description)
             namespace = index.add_namespace(name, row_bytes, time.time())
             owner = index.add_owner(life_sign.name, namespace.id)
@@ -239,9 +244,7 @@ class Root:
 
     def _why_not_direct(self) -> str | None:
         written = next(self._find(), None)
-        if written is None:
-            return why_not_direct(self.home, None)
-        return why_not_direct(written.folder, written.name)
+        return why_not_direct(*(self.home, None) if written is None else (written.folder, written.name))
 
     # The index.
 
@@ -299,27 +302,6 @@ class Root:
             return False
         return True
 
-    def reap(self, index: Index, member: Membership | None = None) -> None:
-        """Free what dead processes had claimed; *member* lives, whatever its lock says. Raises ``OSError``."""
-        owners = dict(index.owners())
-        if member is not None and owners.pop(member.owner, None) is None:
-            index.restore_owner(member.owner, member.lock, member.namespace.id)
-        for owner, lock in owners.items():
-            name = Path(lock).name
-            if not is_alive(self._alive, name):
-                index.remove_owner(owner)
-                with suppress(FileNotFoundError), self._alive.opened() as handle:
-                    handle.unlink(name)
-
-    def _sweep_signs(self, index: Index) -> None:
-        """Remove the signs of life of processes that died before they were entered. Call it ``exclusively``."""
-        entered = {lock for _, lock in index.owners()}
-        with suppress(FileNotFoundError), self._alive.opened() as handle:
-            for name in [entry.name for entry in handle.entries() if entry.name not in entered]:
-                if not is_alive(self._alive, name):
-                    with suppress(IsADirectoryError):  # somebody's
-                        handle.unlink(name)
-
     def reconcile(self, index: Index) -> None:
         """Bring index and files into step, for all namespaces. Call it ``exclusively``. Raises ``OSError``."""
         namespaces = index.namespaces()
@@ -327,14 +309,25 @@ class Root:
         for row in index.extents():
             rows[self._namespace_of(index, row, namespaces).name, row.id] = row
         on_disk = {found.id: found for found in self._find({name for name, _ in rows})}
+        lost: list[Path] = []
         for id_, row in rows.items():
             size = on_disk[id_].bytes if id_ in on_disk else -1
             if row.is_ready and size < row.bytes:
+                lost.append(self.files_of(namespaces[row.namespace]).path_of(row.id))
                 self.take_away(index, row, owner=None)
+        if lost:
+            self.tell_lost(lost)
         unknown = [found for id_, found in on_disk.items() if id_ not in rows]
         if unknown:
             self._adopt(index, unknown, {row.id for row in index.extents()})
         self.clear(index)
+
+    def tell_lost(self, extents: Sequence[Path]) -> None:
+        """Warn of extents that went while the index still counted on them."""
+        self._warn(
+            f"{len(extents)} extents were removed or are not what they were: their blocks are gone, and their room is"
+            f" given back. The first one is {extents[0]}"
+        )
 
     def heal_directory(self, member: Membership, description: Mapping[str, Any]) -> None:
         """Make a namespace's directory again if it is gone, and forget what was in it.
@@ -343,7 +336,7 @@ class Root:
         """
         if self.folder.sub(member.namespace.name).is_there():
             return
-        with self.keeping(member.index.database):
+        with self.keeping(member.index):
             self._make_directory(member.namespace.name, description)
             self.reconcile(member.index)
         self._warn(f"{self.path / member.namespace.name} was gone, with all blocks in it: made again")
@@ -384,10 +377,8 @@ class Root:
     def _find(self, known: Collection[str] = ()) -> Iterator[FoundExtent]:
         return find_extents(self.folder, known, self.warn_once)
 
-    def _adopt(
-        self, index: Index, extents: list[FoundExtent], taken: Collection[int] = ()
-    ) -> tuple[int, int]:
-        return adopt(index, extents, taken, partial(self.files_of, read_only=True), self._warn)
+    def _adopt(self, index: Index, found: list[FoundExtent], taken: Collection[int] = ()) -> tuple[int, int]:
+        return adopt(index, found, taken, partial(self.files_of, read_only=True), self._warn)
 
     # A namespace's directory.
 

@@ -12,8 +12,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from kvtier_core import OffloadKey, Sealer
+from kvtier_disk.extents.advice import bare
 from kvtier_disk.extents.contents import Contents, Pair
-from kvtier_disk.extents.extent_files import TAIL_BYTES, ExtentFiles, bare
+from kvtier_disk.extents.extent_files import TAIL_BYTES, ExtentFiles
 from kvtier_disk.extents.form import MAX_KEY_BYTES, extent_of, slot_of
 from kvtier_disk.extents.index import Index
 from kvtier_disk.extents.root import Membership
@@ -158,7 +159,7 @@ class BlockStore:
             " took this one for dead",
         )
         outcomes: dict[int, Outcome] = dict(failed)
-        self._forget_lost_extents()
+        self.forget_lost_extents()
         outcomes |= {index: done or lost for index, done in zip(written, published, strict=True)}
         return [outcomes[index] for index in range(len(places))]
 
@@ -216,7 +217,7 @@ class BlockStore:
                 for (_, index), outcome in zip(run, read, strict=True):
                     outcomes[index] = outcome
             self._refuse_gone(keys, rows, places, outcomes)
-        self._forget_lost_extents()
+        self.forget_lost_extents()
         return outcomes
 
     def _refuse_gone(
@@ -277,10 +278,11 @@ class BlockStore:
         except OSError:
             return None
 
-    def _forget_lost_extents(self) -> None:
+    def forget_lost_extents(self) -> None:
+        """Take away the extents that turned out to be lost. Raises no error: who uses them next finds them again."""
         lost = self.opened.files.take_lost()
         if lost and self.refusal is None:
-            with suppress(OSError):  # found again by who uses it next
+            with suppress(OSError):
                 self._forget_extents(lost)
 
     def _lose(self, pairs: Sequence[Pair]) -> None:

@@ -55,9 +55,8 @@ class Upkeep:
         self._former: Membership | None = None
         self._room_lock = threading.Lock()  # one thread makes room; the others find some afterwards
         self._is_full = False  # as of the last look: blocks have to go, no extent can come
-        self._is_started = (
-            False  # the first `follow` belongs to the start, which a million blocks must not hold up
-        )
+        # The first `follow` belongs to the start, which a million blocks must not hold up.
+        self._is_started = False
         self._is_ordered = False
         self._next_reap = 0.0
         # When blocks past their time were last looked for: what is there may be from a time ahead of the first look.
@@ -94,7 +93,7 @@ class Upkeep:
         met blocks whose extents others have taken: those behind them may still be there.
         """
         opened = self._blocks.opened
-        self._root.check_in_use(opened.index.database)
+        self._root.check_in_use(opened.index)
         shape = shape_for(opened.member.namespace.row_bytes, self._bounds, self._root.journal_bytes)
         census = opened.index.census(self._root.journal_bytes)
         match self._choose(census, shape):
@@ -120,7 +119,7 @@ class Upkeep:
     def _grow(self, shape: Shape) -> None:
         """Make an extent, unless others have taken the room for it meanwhile."""
         opened = self._blocks.opened
-        with self._root.keeping(opened.index.database):  # an older index would number two extents alike
+        with self._root.keeping(opened.index):  # an older index would number two extents alike
             # Counted again where nobody else makes one: two that count at once would both find the last room.
             if self._choose(opened.index.census(self._root.journal_bytes), shape) != Grow():
                 return
@@ -138,6 +137,11 @@ class Upkeep:
 
     def forget_extents(self, extents: Sequence[int]) -> None:
         """These extents are lost: nothing is found or stored in them any more. Raises ``OSError``."""
+        opened = self._blocks.opened
+        ready = {row.id for row in opened.index.extents() if row.is_ready}
+        lost = [opened.files.path_of(extent) for extent in extents if extent in ready]
+        if lost:  # and not only removed by another process that made room
+            self._root.tell_lost(lost)
         self._take(extents, lost=True)
 
     def _take(self, extents: Sequence[int], *, lost: bool = False) -> bool:
@@ -190,6 +194,8 @@ class Upkeep:
         now = time.time()
         with full_disk_waits():
             self._root.heal_directory(opened.member, self._description)
+        opened.files.look_after_open()
+        blocks.forget_lost_extents()
         self._catch_up()
         self._is_full = False
         if not self._is_ordered and self._is_started:
@@ -211,9 +217,9 @@ class Upkeep:
             return
         self._next_reap = now + _REAP_EVERY_S
         index = self._blocks.opened.index
-        self._root.reap(index, self._blocks.opened.member)
+        self._root.signs.reap(index, self._blocks.opened.member)
         if index.empty_namespaces() or not all(row.is_ready for row in index.extents()):
-            with self._root.keeping(index.database):
+            with self._root.keeping(index):
                 self._root.clear(index)
 
     def _order(self) -> None:
@@ -321,14 +327,14 @@ class Upkeep:
 
     def _check_index(self) -> None:
         """Change over to another index if this one is damaged, or another process has made one anew."""
-        database = self._blocks.opened.index.database
+        index = self._blocks.opened.index
         self._check_root()
-        damage = database.damage
-        if damage is None and self._root.is_in_use(database):
+        damage = index.database.damage
+        if damage is None and self._root.is_in_use(index):
             return
         if damage is not None:
             with self._root.exclusively():
-                if self._root.is_in_use(database):
+                if self._root.is_in_use(index):
                     self._root.rebuild(damage).database.close()
         self._rejoin()
 
