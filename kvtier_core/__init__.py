@@ -45,7 +45,13 @@ if TYPE_CHECKING:
     from kvtier_core.plugins import TierType, check_tier_class, list_tier_types, load_tier_type
     from kvtier_core.policies import Entry, EvictionPolicy, make_policy
     from kvtier_core.proof import Sealer
-    from kvtier_core.runtime import open_manager, open_session, plan_geometry
+    from kvtier_core.runtime import (
+        lasting_tiers,
+        open_manager,
+        open_session,
+        plan_geometry,
+        why_nothing_lasts,
+    )
     from kvtier_core.session import EngineSession
     from kvtier_core.settings import PoolSettings, Settings, load_settings
     from kvtier_core.tier_settings import TierLimits, TierSettings
@@ -125,6 +131,7 @@ __all__ = [
     "hash_blocks",
     "hookimpl",
     "hookspec",
+    "lasting_tiers",
     "list_model_files",
     "list_tier_types",
     "load_settings",
@@ -138,6 +145,7 @@ __all__ = [
     "parse_size",
     "plan_geometry",
     "root_hash",
+    "why_nothing_lasts",
 ]
 
 _HOMES = {
@@ -195,6 +203,7 @@ _HOMES = {
     "hash_blocks": "keys",
     "hookimpl": "hookspecs",
     "hookspec": "hookspecs",
+    "lasting_tiers": "runtime",
     "list_model_files": "weights",
     "list_tier_types": "plugins",
     "load_settings": "settings",
@@ -208,6 +217,7 @@ _HOMES = {
     "parse_size": "units",
     "plan_geometry": "runtime",
     "root_hash": "keys",
+    "why_nothing_lasts": "runtime",
 }
 
 

@@ -89,6 +89,32 @@ def class_of_tier(tier_type: TierType, settings: TierSettings) -> type[Any]:
     return cls.for_settings(settings) if issubclass(cls, BlockTier) else cls
 
 
+def lasting_tiers(settings: Settings) -> list[str]:
+    """The enabled tiers whose blocks other runs or processes may be given, in the order they are asked. No I/O."""
+    infos = {
+        name: class_of_tier(settings.tier_types[name], tier).info
+        for name, tier in settings.enabled_tiers.items()
+    }
+    return [name for name, info in infos.items() if info.persistent or info.shared]
+
+
+def why_nothing_lasts(settings: Settings, option: str = "--config") -> str | None:
+    """Why no block outlives this process and what to do, in one line; ``None`` where a tier keeps some.
+
+    *option* is what names a settings file where this is read, as ``--config`` does on the command line.
+    """
+    without = settings.why_without_tiers(option)
+    if without is not None:
+        return f"nothing will be restored from a tier: {without}"
+    if lasting_tiers(settings):
+        return None
+    names = ", ".join(map(repr, settings.enabled_tiers))
+    return (
+        f"nothing will be restored after a restart: what {names} holds ends with this process; add a tier that keeps "
+        'its blocks, such as one of type "disk"'
+    )
+
+
 def plan_tier(settings: Settings, name: str, row_bytes: int) -> TierBuild:
     """How the configured tier *name* is built for rows of *row_bytes*. No I/O.
 

@@ -102,8 +102,11 @@ class Settings:
         """The tiers that take part, in the order they are asked."""
         return {name: tier for name, tier in self.tiers.items() if tier.enabled}
 
-    def why_without_tiers(self) -> str | None:
-        """Why no tier takes part and what to do, in one line; ``None`` where one does. Looks for ``./kvtier.toml``."""
+    def why_without_tiers(self, option: str = "--config") -> str | None:
+        """Why no tier takes part and what to do, in one line; ``None`` where one does. Looks for ``./kvtier.toml``.
+
+        *option* is what names a settings file where this is read.
+        """
         if self.enabled_tiers:
             return None
         disabled = [*self.tiers, *self.unavailable]
@@ -112,7 +115,7 @@ class Settings:
         elif self.file is not None:
             text = f'no tier is configured: add a table [tiers.NAME], type from "kvtier list", to {self.file}'
         else:
-            text = f"no tier is configured, and no settings file was given: name one with --config or {CONFIG_VARIABLE}"
+            text = f"no tier is configured, and no settings file was given: name one with {option} or {CONFIG_VARIABLE}"
         if self.file is None and _USUAL_FILE.is_file():
-            text += f"; ./{_USUAL_FILE} is there and was not read (--config {_USUAL_FILE})"
+            text += f"; ./{_USUAL_FILE} is there and was not read ({option} {_USUAL_FILE})"
         return text

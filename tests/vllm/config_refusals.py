@@ -55,10 +55,10 @@ def answer(engine, groups=PLAIN_GROUPS, connector=None, parallel=None):
         return ""
 
     with set_current_vllm_config(config):
-        facts = read_facts(offloading, kv_caches, edges=False)
+        facts = read_facts(offloading, kv_caches)
     return {
         "engine": said(check_engine, facts),
-        "lasting": said(check_persistence, facts, {"disk": True}),
+        "lasting": said(check_persistence, facts, ["disk"]),
         "bridge": said(open_tier, offloading),
     }
 

@@ -39,6 +39,15 @@ def test_c02_unknown_weights_are_never_the_same_twice():
         assert make_namespace(unknown).name != make_namespace(unknown).name
 
 
+def test_v16_an_identity_stands_for_unknown_weights_and_counts_beside_known_ones():
+    unknown = replace(PLAIN, weights_digest=None)
+    mine, other = (make_namespace(replace(unknown, identity=text)).name for text in ("mine", "other"))
+    assert make_namespace(replace(unknown, identity="mine")).name == mine != other
+    assert make_namespace(replace(PLAIN, identity="mine")).name not in (mine, make_namespace(PLAIN).name)
+    nothing_else = replace(unknown, identity="mine", config_digest=None)
+    assert make_namespace(nothing_else).name != make_namespace(nothing_else).name
+
+
 def test_c43_a_row_holds_the_parts_of_all_workers():
     two = make_namespace(replace(PLAIN, workers=Workers(count=2, tensor=2)))
     assert two.groups[0].block_bytes == 2 * GROUP.block_bytes

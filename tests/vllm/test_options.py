@@ -80,17 +80,22 @@ def test_a_missing_file_is_told(tmp_path):
 
 
 def test_k9_o3_a_tier_behind_vllms_own_tiering_refuses_what_it_does_not_know_or_heed():
-    options, identity = read_tier_options(
-        {"kvtier_open_timeout": "5s", "kvtier_identity": "m", "locality": "LOCAL"}
-    )
-    assert (options.open_timeout_s, identity) == (5, "m")
-    assert read_tier_options({})[1] is None
+    options = read_tier_options({"kvtier_open_timeout": "5s", "kvtier_identity": "m", "locality": "LOCAL"})
+    assert (options.open_timeout_s, options.identity) == (5, "m")
+    assert read_tier_options({}).identity is None
     for name in ("cpu_bytes", "kvtier_weights_digest", "kvtier_untested_device", "spec_name"):
         with pytest.raises(ConfigError, match=f"knows no '{name}'.*kvtier_identity"):
             read_tier_options({name: "a secret"})
 
 
 @pytest.mark.parametrize("identity", ["", "  ", 5, True, []])
-def test_c02_an_identity_that_says_nothing_is_refused(identity):
+def test_v16_an_identity_that_says_nothing_is_refused_to_spec_and_tier(identity):
     with pytest.raises(ConfigError, match="kvtier_identity must be a text"):
         read_tier_options({"kvtier_identity": identity})
+    with pytest.raises(ConfigError, match="kvtier_identity must be a text"):
+        read_options({**SPEC, "kvtier_identity": identity})
+
+
+def test_v16_an_engine_may_have_an_identity_too():
+    assert read_options({**SPEC, "kvtier_identity": "mine at 8f3c"}).identity == "mine at 8f3c"
+    assert read_options(SPEC).identity is None

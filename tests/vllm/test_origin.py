@@ -87,7 +87,7 @@ def test_c02_a_commit_of_the_hub_identifies_its_files_and_a_branch_does_not():
     ("loader", "change", "says"),
     [
         (load("tensorizer", tensorizer_uri="s3://b/w"), {}, "load_format = 'tensorizer'"),
-        (load("runai_streamer"), {}, "load_format = 'runai_streamer'"),
+        (load("runai_streamer"), {"model_weights": "s3://b/w"}, "model_weights = 's3://b/w'"),
         (load("somebodys_own"), {}, "load_format = 'somebodys_own'"),
         (load("sharded_state", pattern="../other/w-{rank}-{part}"), {}, "pattern = '../other/"),
         (load(), {"model_weights": "s3://b/w"}, "model_weights = 's3://b/w'"),
@@ -99,9 +99,17 @@ def test_c02_weights_from_elsewhere_are_named_and_have_no_digest(directory, load
 
 
 @pytest.mark.parametrize(
-    "loader", [load(), load("pt"), load("npcache"), load("sharded_state", pattern="w-{rank}-{part}")]
+    "loader",
+    [
+        load(),
+        load("pt"),
+        load("npcache"),
+        load("sharded_state", pattern="w-{rank}-{part}"),
+        load("runai_streamer"),
+        load("runai_streamer_sharded", pattern="w-{rank}-{part}"),
+    ],
 )
-def test_c02_a_models_own_files_are_not_elsewhere(directory, loader):
+def test_v16_c02_a_models_own_files_are_not_elsewhere(directory, loader):
     assert weights_elsewhere(model(directory), loader) is None
     assert digest(model(directory), loader) is not None
 

@@ -71,7 +71,7 @@ def run(args: argparse.Namespace) -> int:
 
     Raises ``ConfigError`` for wrong arguments, ``KvtierError`` when the tiers do not take everything in time.
     """
-    from kvtier_core import load_settings  # noqa: PLC0415 - only when this command runs
+    from kvtier_core import load_settings, why_nothing_lasts  # noqa: PLC0415 - only when this command runs
 
     left_out: list[ConfigError] = []
 
@@ -82,9 +82,9 @@ def run(args: argparse.Namespace) -> int:
     on_broken = leave_out if args.keep_going else None
     lines = read_prompts(args.prompts, on_broken=on_broken)
     settings = load_settings(file=args.config)
-    without = settings.why_without_tiers()
-    if without is not None:
-        print(f"kvtier: nothing will be restored from a tier: {without}", file=sys.stderr)
+    nothing = why_nothing_lasts(settings)
+    if nothing is not None:
+        print(f"kvtier: {nothing}", file=sys.stderr)
 
     check_path(args.model)
     # Read when torch is loaded: its threads must not spin on cores that the copies to and from the pool need.

@@ -35,16 +35,17 @@ from kvtier_core import (
     OffloadKey,
     PoolError,
     get_offload_block_hash,
+    lasting_tiers,
     open_manager,
     plan_geometry,
+    why_nothing_lasts,
 )
 from kvtier_core.transfer import Pool
 from kvtier_vllm.facts import Workers
 from kvtier_vllm.failed_start import leaving_nothing
 from kvtier_vllm.neighbours import count_neighbours
-from kvtier_vllm.options import read_tier_options
+from kvtier_vllm.options import CONFIG_OPTION, read_tier_options
 from kvtier_vllm.order import AskedPrefix
-from kvtier_vllm.places import outliving
 from kvtier_vllm.refusals import CRYPTOGRAPHIC_HASHES, check_workers
 from kvtier_vllm.requests import begin_request
 
@@ -133,13 +134,15 @@ class KvtierTier(SecondaryTierManager):
         self._is_closed = False
 
     def _open(self, config: OffloadingConfig, rows: memoryview, options: Mapping[str, Any]) -> None:
-        self._options, identity = read_tier_options(options)
+        self._options = read_tier_options(options)
         settings = self._options.load()
         check_workers(config.model.name, _workers(config.parallel, rows))
         if [group.group_id for group in config.groups] != list(range(len(config.groups))):
             raise ConfigError("kvtier can't tell the KV groups apart: some before them are not offloaded")
-        namespace = _namespace(config, self.block_size_bytes, identity)
-        self._outliving = [name for name, outlives in outliving(settings).items() if outlives]
+        namespace = _namespace(config, self.block_size_bytes, self._options.identity)
+        self._lasting = lasting_tiers(settings)
+        if nothing := why_nothing_lasts(settings, CONFIG_OPTION):
+            _log.warning("%s", nothing)
         try:
             self._pool = Pool.create(plan_geometry(settings, namespace))
         except MemoryError as error:
@@ -180,14 +183,14 @@ class KvtierTier(SecondaryTierManager):
 
     def _is_weak(self, key: OffloadKey) -> bool:
         """Whether another run's block could have this key, and a tier give it out: vLLM says so with its first key."""
-        if not self._outliving or len(get_offload_block_hash(key)) >= _HASH_BYTES:
+        if not self._lasting or len(get_offload_block_hash(key)) >= _HASH_BYTES:
             return False
         if not self._has_told_of_weak_hashes:
             self._has_told_of_weak_hashes = True
             _log.error(
                 "kvtier stores and loads nothing: vLLM's prefix_caching_hash_algo is not cryptographic, and blocks of "
                 "other runs in %s could be taken for this one's; choose one of %s",
-                ", ".join(map(repr, self._outliving)),
+                ", ".join(map(repr, self._lasting)),
                 ", ".join(CRYPTOGRAPHIC_HASHES),
             )
         return True

@@ -67,6 +67,7 @@ _SIGNATURES = {
     "vllm.v1.core.kv_cache_utils:resolve_none_hash_seed": "hash_fn",
     "vllm.utils.hashing:get_hash_fn_by_name": "hash_fn_name",
     "vllm.config:get_current_vllm_config": "",
+    "vllm.distributed.parallel_state:get_tp_group": "",
     "vllm.distributed.kv_transfer:ensure_kv_transfer_shutdown": "",
     "vllm.distributed.kv_transfer:get_kv_transfer_group": "",
     "vllm.distributed.kv_transfer:has_kv_transfer_group": "",
@@ -113,6 +114,8 @@ _NAMES = {
         "world_size, nnodes_within_dp, tensor_parallel_size, pipeline_parallel_size, prefill_context_parallel_size, "
         "decode_context_parallel_size"
     ),
+    "vllm.config:SpeculativeConfig": "method",
+    "vllm.distributed.parallel_state:GroupCoordinator": "is_first_rank, broadcast_object",
     "vllm.config:SchedulerConfig": "disable_hybrid_kv_cache_manager",
     "vllm.config:LoadConfig": "load_format, model_loader_extra_config",
     "vllm.config:CompilationConfig": "static_forward_context",

@@ -48,6 +48,7 @@ class EngineFacts:
 
     ``weights_digest`` is ``None`` where nothing identifies the weights, ``config_digest``, which covers what else
     changes the KV of the same weights, where nothing identifies that: nothing is reused across restarts then.
+    ``identity`` is the operator's text for weights that nothing identifies; it counts beside a digest, too.
     ``hash_seed_digest`` is ``None`` where vLLM draws the seed of its block hashes anew each time it starts.
     ``weights_elsewhere`` names the setting that has vLLM load weights from where kvtier does not look. ``layout`` says
     in words how a page is laid out.
@@ -55,7 +56,8 @@ class EngineFacts:
 
     model: str
     revision: str | None
-    weights_digest: str | None
+    weights_digest: str | None = None
+    identity: str | None = None
     weights_elsewhere: str | None
     config_digest: str | None
     kv_dtype: str
@@ -86,11 +88,12 @@ class EngineFacts:
 
 def make_namespace(facts: EngineFacts) -> Namespace:
     """The namespace of this engine's bytes (C02); rows hold the parts of all workers, one after another."""
-    digests = (facts.weights_digest, facts.config_digest)
+    weights = [name for name in (facts.weights_digest, facts.identity) if name is not None]
+    is_known = weights and facts.config_digest is not None
     return Namespace(
         model=facts.model,
         revision=facts.revision,
-        weights_digest=None if None in digests else "{}-config-{}".format(*digests),
+        weights_digest="-".join([*weights, f"config-{facts.config_digest}"]) if is_known else None,
         kv_dtype=facts.kv_dtype,
         tokens_per_block=facts.groups[0].tokens_per_block,
         block_size_factor=facts.blocks_per_chunk,

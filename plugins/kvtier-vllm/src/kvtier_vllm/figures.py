@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from kvtier_core import TierManager
+from kvtier_core import MissReason, TierManager
 
 PREFIX = "vllm:kvtier_"
 
@@ -82,22 +82,25 @@ class Figures:
         self._reported: dict[tuple[str, str], float] = {}
 
     def take_changes(self) -> Iterator[tuple[str, str, float]]:
-        """Name, label's value and amount: of a counter what was added, of a gauge its value where that changed."""
+        """Name, label's value and amount: of a counter what was added, of a gauge its value where that changed.
+
+        The first call says all of them, those at 0 too: who watches a rate wants to see where it began.
+        """
         for name, label, value in self._read():
-            reported = self._reported.get((name, label), 0)
+            reported = self._reported.get((name, label))
             if value != reported:
                 self._reported[name, label] = value
-                yield name, label, value - reported if FIGURES[name].kind == "counter" else value
+                yield name, label, value - (reported or 0) if FIGURES[name].kind == "counter" else value
 
     def _read(self) -> Iterator[tuple[str, str, float]]:
         counters = self._tiers.counters
-        for source, blocks in counters.hits.items():
-            yield "hit_blocks", source, blocks
-        for reason, count in counters.misses.items():
-            yield "misses", reason.value, count
+        state = self._tiers.coordinator.state
+        for source in ("pool", *state.tiers):
+            yield "hit_blocks", source, counters.hits.get(source, 0)
+        for reason in MissReason:
+            yield "misses", reason.value, counters.misses.get(reason, 0)
         yield "device_stored_blocks", "", counters.device_stored
         yield "evicted_blocks", "", counters.evicted
-        state = self._tiers.coordinator.state
         yield "pool_rows", "", state.ledger.num_rows
         yield "pool_free_rows", "", state.ledger.num_free
         for name, tier in state.tiers.items():

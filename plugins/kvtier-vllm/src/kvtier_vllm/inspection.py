@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from vllm import __version__ as vllm_version
-from vllm.config import ParallelConfig, VllmConfig, get_current_vllm_config
+from vllm.config import ParallelConfig, SpeculativeConfig, VllmConfig, get_current_vllm_config
+from vllm.distributed.parallel_state import get_tp_group
 from vllm.envs import compile_factors
 from vllm.platforms import current_platform
 from vllm.utils.hashing import get_hash_fn_by_name
@@ -21,12 +22,14 @@ from kvtier_vllm.facts import EngineFacts, GroupFacts, Workers
 from kvtier_vllm.fingerprint import config_digest
 from kvtier_vllm.origin import commit_of, own_name, weights_digest, weights_elsewhere
 
+_PROPOSE_FROM_TEXT = ("ngram", "ngram_gpu", "suffix")
+"""vLLM's methods of speculative decoding that have no model: they look for the text's end in earlier text."""
 
-def read_facts(config: OffloadingConfig, kv_caches: CanonicalKVCaches, *, edges: bool) -> EngineFacts:
-    """The facts of the engine whose worker calls, while vLLM registers its KV caches.
 
-    Raises ``UnsupportedModelError`` when a layer can't be found, ``OSError`` when a weight file can't be read. Cost:
-    as ``digest_weights``, of which *edges* is said.
+def read_facts(config: OffloadingConfig, kv_caches: CanonicalKVCaches) -> EngineFacts:
+    """The facts of the engine whose worker calls, while vLLM registers its KV caches; its weights are unknown as yet.
+
+    Raises ``UnsupportedModelError`` when a layer can't be found.
     """
     vllm_config = get_current_vllm_config()
     cache = vllm_config.cache_config
@@ -34,7 +37,6 @@ def read_facts(config: OffloadingConfig, kv_caches: CanonicalKVCaches, *, edges:
     return EngineFacts(
         model=own_name(model.model),
         revision=commit_of(model.revision) or model.revision,
-        weights_digest=weights_digest(model, vllm_config.load_config, edges=edges),
         weights_elsewhere=weights_elsewhere(model, vllm_config.load_config),
         config_digest=config_digest(vllm_config, compile_factors()),
         kv_dtype=config.model.dtype,
@@ -46,10 +48,35 @@ def read_facts(config: OffloadingConfig, kv_caches: CanonicalKVCaches, *, edges:
         hash_algorithm=cache.prefix_caching_hash_algo,
         hash_seed_digest=_hash_seed_digest(cache.prefix_caching_hash_algo),
         has_lora=vllm_config.lora_config is not None,
-        has_draft_model=vllm_config.speculative_config is not None,
+        has_draft_model=_has_draft_model(vllm_config.speculative_config),
         canonical_layout=config.canonical_layout,
         workers=read_workers(vllm_config.parallel_config),
     )
+
+
+def read_weights_digest(*, edges: bool) -> str | None:
+    """What identifies the weights of the engine whose workers all call this; ``None`` where nothing does.
+
+    The first worker reads them and tells the others, which wait. Raises ``OSError`` in all of them when a file can't be
+    read. Costs the first as ``digest_weights``, of which *edges* is said.
+    """
+    vllm_config = get_current_vllm_config()
+    group = get_tp_group()
+    found: str | OSError | None = None
+    if group.is_first_rank:
+        try:
+            found = weights_digest(vllm_config.model_config, vllm_config.load_config, edges=edges)
+        except OSError as error:  # the others would wait for ever
+            found = error
+    found = group.broadcast_object(found, src=0)
+    if isinstance(found, OSError):
+        raise found
+    return found
+
+
+def _has_draft_model(speculative: SpeculativeConfig | None) -> bool:
+    """Whether what is proposed comes from a model with KV of its own, or from code that kvtier does not know."""
+    return speculative is not None and speculative.method not in _PROPOSE_FROM_TEXT
 
 
 def read_workers(parallel: ParallelConfig) -> Workers:

@@ -10,22 +10,23 @@ from typing import Any
 
 from kvtier_core import ConfigError, Settings, load_settings, parse_duration
 
+CONFIG_OPTION = "kvtier_config"
 OURS = {
-    "kvtier_config": "absolute path of a kvtier.toml",
+    CONFIG_OPTION: "absolute path of a kvtier.toml",
     "kvtier": "table of kvtier's settings, stronger than the file and the environment",
     "kvtier_open_timeout": "how long workers, scheduler and tiers may take to meet and open, such as '60s'",
     "kvtier_shutdown_timeout": "how long the tiers may take to shut down, such as '10s'",
     "kvtier_weights_digest": "'full' (default), or 'edges': trust the first and last MiB of each file of a local model",
+    "kvtier_identity": "a text that no other weights have, where kvtier can't tell them apart by itself",
     "kvtier_untested_device": "true lets it run on a device on which nobody has tried it yet: any but the CPU",
 }
-_IDENTITY = "kvtier_identity"
 _OF_A_TIER = {
     **{
         name: what
         for name, what in OURS.items()
         if name not in ("kvtier_weights_digest", "kvtier_untested_device")
     },
-    _IDENTITY: "a text that stands for weights, configuration and layout of what is stored",
+    "kvtier_identity": "a text that stands for weights, configuration and layout of what is stored",
 }
 """Options of a tier behind vLLM's own tiering, which sees neither weights nor devices."""
 VLLMS = {
@@ -49,6 +50,8 @@ class Options:
     shutdown_timeout_s: float = 10.0
     trusts_edges: bool = False
     """Whether the first and last MiB of a weight file stand for all of it."""
+    identity: str | None = None
+    """What the operator calls the weights; of a tier behind vLLM's own tiering, all that its bytes depend on."""
     allows_untested_device: bool = False
 
     def load(self) -> Settings:
@@ -69,37 +72,29 @@ def read_options(extra_config: Mapping[str, Any]) -> Options:
             "Settings of pool and tiers belong into the table 'kvtier' or the file 'kvtier_config'"
         )
     return Options(
-        config=_config_path(extra_config.get("kvtier_config")),
+        config=_config_path(extra_config.get(CONFIG_OPTION)),
         settings=_table(extra_config.get("kvtier", {})),
         open_timeout_s=_seconds("kvtier_open_timeout", extra_config.get("kvtier_open_timeout", "60s")),
         shutdown_timeout_s=_seconds(
             "kvtier_shutdown_timeout", extra_config.get("kvtier_shutdown_timeout", "10s")
         ),
         trusts_edges=_trusts_edges(extra_config.get("kvtier_weights_digest", "full")),
+        identity=_identity(extra_config.get("kvtier_identity")),
         allows_untested_device=_truth(
             "kvtier_untested_device", extra_config.get("kvtier_untested_device", False)
         ),
     )
 
 
-def read_tier_options(options: Mapping[str, Any]) -> tuple[Options, str | None]:
-    """Check the options of ``KvtierTier``; with them the identity of what it stores, ``None`` where it is unknown.
-
-    Raises ``ConfigError`` that names every option it does not know, and for an identity that says nothing.
-    """
+def read_tier_options(options: Mapping[str, Any]) -> Options:
+    """Check the options of ``KvtierTier``. Raises ``ConfigError`` that names every option it does not know."""
     unknown = sorted(set(options) - set(_OF_A_TIER) - {"locality"})
     if unknown:
         allowed = "; ".join(f"{name} ({what})" for name, what in _OF_A_TIER.items())
         raise ConfigError(
             f"a tier of kvtier knows no {', '.join(map(repr, unknown))}. Allowed are: {allowed}"
         )
-    identity = options.get(_IDENTITY)
-    if identity is not None and not (isinstance(identity, str) and identity.strip()):
-        raise ConfigError(
-            f"{_IDENTITY} must be a text that no other model or configuration has, not {identity!r}: leave it out, and "
-            "nothing is reused by another run"
-        )
-    return read_options({name: value for name, value in options.items() if name in OURS}), identity
+    return read_options({name: value for name, value in options.items() if name in OURS})
 
 
 def _config_path(value: object) -> Path | None:
@@ -124,6 +119,17 @@ def _trusts_edges(value: object) -> bool:
     if value not in ("full", "edges"):
         raise ConfigError(f"kvtier_weights_digest = {value!r} must be 'full' or 'edges'")
     return value == "edges"
+
+
+def _identity(value: object) -> str | None:
+    if value is None:
+        return None
+    if not (isinstance(value, str) and value.strip()):
+        raise ConfigError(
+            f"kvtier_identity must be a text that no other model or configuration has, not {value!r}: leave it out, "
+            "and what kvtier can't identify is reused by no other run"
+        )
+    return value
 
 
 def _truth(name: str, value: object) -> bool:

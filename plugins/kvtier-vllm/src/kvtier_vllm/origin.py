@@ -20,6 +20,8 @@ _LOADERS_OF_FILES = (
     "mistral",
     "npcache",
     "pt",
+    "runai_streamer",
+    "runai_streamer_sharded",
     "sharded_state",
 )
 """vLLM's load formats that read the model's directory, or its commit on the hub, and nothing else."""

@@ -47,9 +47,3 @@ def places_of(settings: Settings) -> dict[str, TierPlace]:
             asks_for_requests=hasattr(tier_class, "on_new_request"),
         )
     return places
-
-
-def outliving(settings: Settings) -> dict[str, bool]:
-    """Which tiers keep blocks that other runs or other processes may be given."""
-    infos = {name: tier_class_of(settings, name).info for name in settings.enabled_tiers}
-    return {name: info.persistent or info.shared for name, info in infos.items()}

@@ -4,7 +4,7 @@
 itself, and ``LASTING`` where blocks outlive the engine. The README lists the same, in the same words. Pure.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from kvtier_core import UnsupportedModelError
 from kvtier_vllm.facts import EngineFacts, Workers
@@ -78,10 +78,11 @@ def _weak_hash(facts: EngineFacts, tiers: str) -> Iterator[str]:
 
 
 def _weights_elsewhere(facts: EngineFacts, tiers: str) -> Iterator[str]:
-    if facts.weights_elsewhere is not None:
+    if facts.weights_elsewhere is not None and facts.identity is None:
         yield (
             f"{facts.weights_elsewhere}: kvtier does not see which weights vLLM loads, and {tiers} would serve the KV "
-            "of others; load them from the model's own files, or use tiers that end with the engine"
+            "of others; load them from the model's own files, set kvtier_identity to a text that no other weights "
+            "have, or use tiers that end with the engine"
         )
 
 
@@ -95,7 +96,10 @@ def _lora(facts: EngineFacts, tiers: str) -> Iterator[str]:
 
 def _draft_model(facts: EngineFacts, tiers: str) -> Iterator[str]:
     if facts.has_draft_model:
-        yield f"speculative decoding is on, and {tiers} could not tell the KV of one draft model from another's"
+        yield (
+            f"speculative decoding has a draft model, and {tiers} could not tell its KV from another one's: use a "
+            "method without one (ngram, suffix), or tiers that end with the engine"
+        )
 
 
 WORKERS: Mapping[str, Callable[[Workers], Iterator[str]]] = {
@@ -115,7 +119,7 @@ LASTING: Mapping[str, Callable[[EngineFacts, str], Iterator[str]]] = {
     "a prefix hash that is not cryptographic": _weak_hash,
     "weights from elsewhere than the model's own files": _weights_elsewhere,
     "LoRA": _lora,
-    "speculative decoding": _draft_model,
+    "speculative decoding with a draft model": _draft_model,
 }
 
 
@@ -130,12 +134,11 @@ def check_engine(facts: EngineFacts) -> None:
     _refuse(facts.model, [*_of_workers(facts.workers), *of_kv])
 
 
-def check_persistence(facts: EngineFacts, tiers: Mapping[str, bool]) -> None:
+def check_persistence(facts: EngineFacts, lasting: Sequence[str]) -> None:
     """Raise ``UnsupportedModelError`` when blocks that outlive the engine could be taken for others.
 
-    *tiers* maps the names of the enabled tiers to whether they keep blocks that other runs or processes see.
+    *lasting* are the names of the tiers that keep blocks which other runs or processes see.
     """
-    lasting = [name for name, outlives in tiers.items() if outlives]
     if lasting:
         names = f"tier{'s' if len(lasting) > 1 else ''} {', '.join(map(repr, lasting))}"
         _refuse(facts.model, [text for objections in LASTING.values() for text in objections(facts, names)])

@@ -18,14 +18,21 @@ from vllm.v1.kv_offload.base import (
 )
 from vllm.v1.kv_offload.config import OffloadingConfig
 
-from kvtier_core import PoolError, UnsupportedModelError, open_manager, plan_geometry
+from kvtier_core import (
+    PoolError,
+    UnsupportedModelError,
+    lasting_tiers,
+    open_manager,
+    plan_geometry,
+    why_nothing_lasts,
+)
 from kvtier_core.transfer import open_device
 from kvtier_vllm.facts import make_namespace
 from kvtier_vllm.failed_start import leaving_nothing
-from kvtier_vllm.inspection import read_facts
+from kvtier_vllm.inspection import read_facts, read_weights_digest
 from kvtier_vllm.manager import KvtierManager
-from kvtier_vllm.options import read_options
-from kvtier_vllm.places import outliving, places_of
+from kvtier_vllm.options import CONFIG_OPTION, read_options
+from kvtier_vllm.places import places_of
 from kvtier_vllm.refusals import check_engine, check_persistence
 from kvtier_vllm.sharing import open_as_scheduler, open_as_worker
 from kvtier_vllm.stats import metric_definitions
@@ -67,9 +74,11 @@ class KvtierSpec(OffloadingSpec):
         return worker
 
     def _make_worker(self, kv_caches: CanonicalKVCaches) -> OffloadingWorker:
-        facts = read_facts(self.config, kv_caches, edges=self._options.trusts_edges)
+        facts = read_facts(self.config, kv_caches)
         check_engine(facts)
         self._check_device(kv_caches)
+        digest = read_weights_digest(edges=self._options.trusts_edges)
+        facts = replace(facts, weights_digest=digest, identity=self._options.identity)
         settings = self._options.load()
         geometry = plan_geometry(settings, make_namespace(facts))
         rank = self.config.parallel.rank
@@ -115,12 +124,14 @@ class KvtierSpec(OffloadingSpec):
         places = places_of(settings)
         pool, facts = open_as_scheduler(self.config.engine_id, self._options.open_timeout_s)
         try:
-            check_persistence(facts, outliving(settings))
+            check_persistence(facts, lasting_tiers(settings))
             namespace = make_namespace(facts)
             tiers = open_manager(settings, namespace, pool, open_timeout_s=self._options.open_timeout_s)
         except BaseException:
             pool.close()
             raise
+        if nothing := why_nothing_lasts(settings, CONFIG_OPTION):
+            _log.warning("%s", nothing)
         _log.info(
             "kvtier serves namespace %s with tiers %s", namespace.name, ", ".join(settings.enabled_tiers)
         )
