@@ -1,4 +1,4 @@
-"""The tutorial as it stands, but for the installation and the model: ``vllm serve``, the OpenAI client, a restart."""
+"""The tutorial as it stands, but for the installation: a model directory, vLLM's server, its client, a restart."""
 
 import os
 import re
@@ -27,8 +27,12 @@ def test_every_block_is_marked():
     assert names == [
         "install",
         "install-cpu",
+        "model.py",
+        "install-model",
+        "model",
         "kvtier.toml",
         "serve.sh",
+        "wait.sh",
         "ask.py",
         "first",
         "second",
@@ -65,21 +69,50 @@ def test_every_command_of_kvtiers_own_is_in_a_block_that_is_run():
     assert re.findall(r"`kvtier [^`]*`", prose) == []
 
 
-@needs_vllm
-def test_k7_o1_two_chats_share_a_system_prompt_over_a_restart(tmp_path):
-    model = save_tiny_model(tmp_path / "MODEL", vocab_size=len(byte_tokenizer()))
+def quiet(**variables):
+    """Variables for the page's own commands, which say themselves how much memory vLLM takes."""
+    own = {name: value for name, value in QUIET.items() if name != "VLLM_CPU_KVCACHE_SPACE"}
+    return own | {"VLLM_LOGGING_LEVEL": "INFO", "PORT": str(free_port())} | variables
+
+
+def save_chat_model(directory):
+    """A random model with a tokenizer and a template for chats."""
     tokenizer = byte_tokenizer()
     tokenizer.chat_template = TEMPLATE
-    tokenizer.save_pretrained(model)
+    tokenizer.save_pretrained(directory)
+    return save_tiny_model(directory, vocab_size=len(tokenizer))
+
+
+@needs_vllm
+@pytest.mark.real_model
+def test_v10_one_command_makes_a_directory_that_vllm_serves(tmp_path):
+    done = type_in(tmp_path, "model", "first", **quiet(LENGTH="1024", CHARACTERS="600"))
+    logs = "".join(file.read_text()[-3000:] for file in sorted(tmp_path.glob("*.log")))
+    assert done.returncode == 0, done.stdout + done.stderr + logs
+    assert (tmp_path / "model" / "config.json").is_file()
+    assert len(re.findall(r"answer: '.*[a-z]", done.stdout)) == 2, done.stdout
+
+
+@needs_vllm
+def test_v5_a_server_that_does_not_start_is_not_waited_for_and_its_reason_is_shown(tmp_path):
+    model = save_chat_model(tmp_path / "MODEL")
+    done = type_in(
+        tmp_path, "first", **quiet(MODEL=str(model), LENGTH="512", KVTIER_POOL__CAPACITY="1000TiB")
+    )
+    assert done.returncode != 0
+    said = done.stdout.splitlines()
+    (head,) = [number for number, line in enumerate(said) if "vLLM did not start" in line]
+    assert "does not fit" in said[head + 1], done.stdout
+
+
+@needs_vllm
+def test_v5_k7_o1_two_chats_share_a_system_prompt_over_a_restart(tmp_path):
+    model = save_chat_model(tmp_path / "MODEL")
     done = type_in(
         tmp_path,
         "first",
         "second",
-        **QUIET | {"VLLM_LOGGING_LEVEL": "INFO"},
-        MODEL=str(model),
-        PORT=str(free_port()),
-        LENGTH="1024",
-        CHARACTERS="640",
+        **quiet(MODEL=str(model), LENGTH="1024", CHARACTERS="640"),
     )
     logs = "".join(file.read_text()[-3000:] for file in sorted(tmp_path.glob("*.log")))
     assert done.returncode == 0, done.stdout + done.stderr + logs
@@ -91,3 +124,4 @@ def test_k7_o1_two_chats_share_a_system_prompt_over_a_restart(tmp_path):
     hits = re.search(r'vllm:kvtier_hit_blocks_total\{.*source="disk"\} (\d+)', done.stdout)
     assert hits is not None, done.stdout
     assert int(hits[1]) >= 4
+    assert "_created" not in done.stdout  # V9
