@@ -40,7 +40,7 @@ if TYPE_CHECKING:
         root_hash,
     )
     from kvtier_core.manager import TierManager
-    from kvtier_core.masking import mask_text
+    from kvtier_core.masking import mask_text, secrets_in_options
     from kvtier_core.namespace import GroupSpec, Namespace
     from kvtier_core.plugins import TierType, check_tier_class, list_tier_types, load_tier_type
     from kvtier_core.policies import Entry, EvictionPolicy, make_policy
@@ -145,6 +145,7 @@ __all__ = [
     "parse_size",
     "plan_geometry",
     "root_hash",
+    "secrets_in_options",
     "why_nothing_lasts",
 ]
 
@@ -211,6 +212,7 @@ _HOMES = {
     "make_offload_key": "keys",
     "make_policy": "policies",
     "mask_text": "masking",
+    "secrets_in_options": "masking",
     "open_manager": "runtime",
     "open_session": "runtime",
     "parse_duration": "units",

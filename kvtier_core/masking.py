@@ -20,6 +20,8 @@ _CAMEL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
 # Up to the last "@", slashes included: keys pasted into a URL unescaped (AWS secrets hold slashes) are hidden too.
 _URL_USER = re.compile(r"(?P<scheme>\b[a-zA-Z][a-zA-Z0-9+.-]*://)(?P<user>\S*)@")
 _URL_PARAMETER = re.compile(r"(?P<name>[?&;][\w.-]+)=(?P<value>[^&;#\s\"']+)")
+_ADDRESS = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]*://(?:[^/?#\s]*@)?[^/?#@\s]+/?")
+"""A server, and nothing of what may be secret behind it."""
 _SHORT = (
     4  # a shorter secret is masked only where it stands alone: it would turn every other word into a mask
 )
@@ -58,6 +60,26 @@ def secrets_in_text(text: str) -> set[str]:
         found |= {match["user"], password or user}
     found |= {match["value"] for match in _URL_PARAMETER.finditer(text) if is_secret_name(match["name"])}
     return found - {""}
+
+
+def secrets_in_options(options: object) -> set[str]:
+    """Every string of a table of connection options that must not be shown: all values, but for addresses of servers.
+
+    Of ``{"endpoint_url": "http://me:pw@storage:9000", "key": "AKIA"}`` these are ``me:pw``, ``pw`` and ``AKIA``: a
+    message about a server that is down is of no use without host and port.
+    """
+    if isinstance(options, Mapping):
+        found: set[str] = set()
+        for name, value in options.items():
+            of_value = secrets_in_options(value)
+            is_address = (
+                isinstance(value, str) and _ADDRESS.fullmatch(value) and not is_secret_name(str(name))
+            )
+            found |= secrets_in_text(str(value)) if is_address else of_value
+        return found
+    if isinstance(options, list | tuple | set | frozenset):
+        return set().union(*map(secrets_in_options, options))
+    return set() if options is None or isinstance(options, bool) else {str(options)} - {""}
 
 
 def mask_value(name: str, value: object) -> object:

@@ -8,7 +8,7 @@ from typing import Any, TypeGuard
 from pydantic import BaseModel, SecretBytes, SecretStr
 from pydantic.fields import FieldInfo
 
-from kvtier_core.masking import holds_only_secrets, secrets_in_text
+from kvtier_core.masking import holds_only_secrets, secrets_in_options, secrets_in_text
 from kvtier_core.units import parse_duration, parse_size
 
 _UNKNOWN_MIN = 6
@@ -100,7 +100,9 @@ def find_secrets(model: type[BaseModel] | None, table: Mapping[str, Any]) -> set
         field = model.model_fields.get(name) if model is not None else None
         if field is None:  # short ones would mask ordinary words in other messages
             found |= {leaf for leaf in _leaves(value) if len(leaf) >= _UNKNOWN_MIN}
-        elif holds_only_secrets(name) or {SecretStr, SecretBytes} & set(_parts(field.annotation)):
+        elif holds_only_secrets(name):
+            found |= secrets_in_options({name: value})
+        elif {SecretStr, SecretBytes} & set(_parts(field.annotation)):
             found |= set(_leaves(value))
         else:
             found |= _search(value, [part for part in _parts(field.annotation) if _is_model(part)])
@@ -114,7 +116,8 @@ def _search(value: object, models: Sequence[type[BaseModel]]) -> set[str]:
         for model in models:
             found |= find_secrets(model, value)
         for name, item in value.items():
-            found |= set(_leaves(item)) if holds_only_secrets(str(name)) else _search(item, ())
+            is_secret = holds_only_secrets(str(name))
+            found |= secrets_in_options({name: item}) if is_secret else _search(item, ())
     elif isinstance(value, list | tuple | set | frozenset):
         for item in value:
             found |= _search(item, models)

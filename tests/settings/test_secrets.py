@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from kvtier_core import KvtierError, load_settings
+from kvtier_core import KvtierError, load_settings, secrets_in_options
 from kvtier_core.masking import MASK, mask_text, mask_value
 from kvtier_core.settings import show_settings
 from tests.plugins.distributions import TIER_SOURCE
@@ -176,3 +176,20 @@ def test_k9_o2_a_plain_text_whose_name_says_secret_is_masked(name):
 )
 def test_k9_o2_other_names_are_not(name):
     assert mask_value(name, "x") == "x"
+
+
+@pytest.mark.parametrize(
+    ("options", "secret"),
+    [
+        ({"endpoint_url": "http://storage.example:9000"}, set()),
+        ({"client_kwargs": {"endpoint_url": "https://storage.example/"}}, set()),
+        ({"endpoint_url": f"http://me:{SECRET}@host:9000"}, {f"me:{SECRET}", SECRET}),
+        ({"endpoint_url": f"http://host/{SECRET}"}, {f"http://host/{SECRET}"}),
+        ({"endpoint_url": f"http://host?sig={SECRET}"}, {f"http://host?sig={SECRET}"}),
+        ({"password": "http://host:1"}, {"http://host:1"}),
+        ({"hosts": ["a", None, 7]}, {"a", "7"}),
+        ({"key": SECRET, "anon": True}, {SECRET}),
+    ],
+)
+def test_s13_of_connection_options_only_the_address_of_a_server_is_no_secret(options, secret):
+    assert secrets_in_options(options) == secret

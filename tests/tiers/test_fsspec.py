@@ -203,6 +203,34 @@ def test_c53_no_secret_in_messages_logs_and_tracebacks(register, caplog):
         assert secret not in caplog.text
 
 
+def test_s15_another_implementation_of_a_protocol_gets_its_own_options_alone(monkeypatch):
+    class Store(MemoryFileSystem):
+        """As obstore's: it refuses what it does not know."""
+
+        protocol = "s3"
+        cachable = False
+
+        def __init__(self, *, endpoint="", **options):
+            if set(options) - {
+                "asynchronous",
+                "loop",
+                "batch_size",
+                "skip_instance_cache",
+                "use_listings_cache",
+            }:
+                raise ValueError(f"unknown keys: {sorted(options)}")
+            super().__init__()
+
+        @classmethod
+        def _strip_protocol(cls, path):
+            return MemoryFileSystem._strip_protocol(str(path).removeprefix("s3://"))
+
+    monkeypatch.setitem(sys.modules["fsspec.registry"]._registry, "s3", Store)  # taken back afterwards
+    with drive(f"s3://{secrets.token_hex(8)}/x", storage_options={"endpoint": "http://here:1"}) as tier:
+        assert tier.store(rows(A)).error is None
+        assert_contents(tier, rows(A), absent=[B])
+
+
 # Writing.
 
 

@@ -140,6 +140,14 @@ def test_c33_a_server_that_is_down_is_refused(url):
         drive(url, options(free_port()))
 
 
+def test_s13_a_server_that_is_down_is_named_by_host_and_port_and_no_credentials_are(url):
+    port = free_port()
+    with pytest.raises(TierOpenError) as caught:
+        drive(url, options(port))
+    assert f"127.0.0.1:{port}" in str(caught.value)
+    assert not [secret for secret in (KEY, SECRET) if secret in str(caught.value)]
+
+
 @pytest.mark.parametrize("wrong", [{"endpoint_url": "nonsense"}, {"endpoint_ur": "http://127.0.0.1:1"}])
 def test_k9_options_that_make_no_sense_are_refused(url, wrong):
     with pytest.raises(TierOpenError, match="; correct url or storage_options"):

@@ -11,13 +11,13 @@ connections don't survive one, so that each process has an object of its own.
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import fsspec
 from fsspec.dircache import DirCache
 
-from kvtier_core import mask_text
+from kvtier_core import mask_text, secrets_in_options
 from kvtier_fsspec.faults import StorageError, kinds_of, words
 
 T = TypeVar("T")
@@ -47,7 +47,7 @@ class Connection:
         self._url = url
         self._options = options
         self._connections = connections
-        self._secrets = frozenset(_leaves(options))
+        self._secrets = frozenset(secrets_in_options(options))
         self._by_pid: dict[int, _PerProcess] = {}
 
     @property
@@ -127,14 +127,3 @@ def _with_s3fs_defaults(options: Mapping[str, Any], connections: int) -> dict[st
     # The client's own pool, 10 connections, would make the settings mean nothing.
     defaults = {"retries": {"total_max_attempts": _S3_TRIES}, "max_pool_connections": connections}
     return {**options, "config_kwargs": {**defaults, **options.get("config_kwargs", {})}}
-
-
-def _leaves(value: object) -> Iterator[str]:
-    if isinstance(value, Mapping):
-        for item in value.values():
-            yield from _leaves(item)
-    elif isinstance(value, list | tuple):
-        for item in value:
-            yield from _leaves(item)
-    elif value is not None and not isinstance(value, bool):
-        yield str(value)

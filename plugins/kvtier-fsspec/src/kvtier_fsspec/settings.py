@@ -22,7 +22,7 @@ class FsspecSettings(TierSettings):
     url: str
     """Where the blocks live: ``s3://bucket/prefix``, ``file:///directory``; one folder a namespace below it."""
     storage_options: dict[str, Any] = Field(default_factory=dict)
-    """Options of the file system behind the URL, such as ``endpoint_url``. Every value is treated as a secret."""
+    """Options of the file system behind the URL, such as ``endpoint_url``. All but a server's address is secret."""
     publish: Literal["auto", "put", "move"] = "auto"
     """How a block becomes visible: one put, or a put under another name and a move; ``auto`` knows the common ones."""
     parallel_requests: Annotated[int, Field(ge=1, le=1024)] = 32
