@@ -22,31 +22,13 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from kvtier_core.errors import ConfigError, KvtierError
-from kvtier_core.plugins import TierType, load_tier_type
-from kvtier_core.runtime import class_of_tier
-from kvtier_core.testing.crash_processes import Subject, count_lines, kill_writer, look
+from kvtier_core.errors import KvtierError
+from kvtier_core.testing.crash_processes import count_lines, kill_writer, look
 from kvtier_core.testing.power_loss import cut_power
-from kvtier_core.tier_settings import TierSettings
+from kvtier_core.testing.subjects import Subject, make_subject
 
 _LONGEST_LIFE_S = 0.25
 _FAILURES = ("wrong_bytes", "failed_restarts", "unstorable_keys", "acknowledged_missing")
-
-
-def _settings(tier_type: TierType, directory: Path, given: Sequence[str]) -> TierSettings:
-    """The tier's settings: a place for its data, a small capacity, and what was given as ``name=value``."""
-    places = {"root": str(directory / "root"), "url": f"file://{directory / 'root'}"}
-    fields = tier_type.cls.Settings.model_fields
-    values: dict[str, object] = {"type": tier_type.name, "capacity": "8MiB"}
-    values |= {name: place for name, place in places.items() if name in fields}
-    values |= dict(item.split("=", 1) for item in given)
-    try:
-        settings: TierSettings = tier_type.cls.Settings.model_validate(values)
-    except ValueError as error:
-        raise ConfigError(
-            f"tier type {tier_type.name!r}: {error}; give what is missing as --set NAME=VALUE"
-        ) from None
-    return settings
 
 
 def run(subject: Subject, directory: Path, *, kills: int, power_cuts: int, seed: int) -> dict[str, object]:
@@ -79,16 +61,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     given = parser.parse_args(arguments)
     try:
-        tier_type = load_tier_type(given.tier)
         with tempfile.TemporaryDirectory(dir=given.directory, prefix="kvtier-crash-") as name:
             directory = Path(name).resolve()
-            settings = _settings(tier_type, directory, given.set)
-            cls = class_of_tier(tier_type, settings)
-            if not cls.info.persistent:
-                raise ConfigError(
-                    f"tier type {given.tier!r} is not persistent: nothing of it survives a kill"
-                )
-            subject = Subject(cls=cls, settings=settings)
+            subject = make_subject(given.tier, directory / "root", given.set)
             report = run(subject, directory, kills=given.kills, power_cuts=given.power_cuts, seed=given.seed)
     except KvtierError as error:
         sys.stderr.write(f"{error}\n")

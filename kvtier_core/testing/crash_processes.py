@@ -1,7 +1,6 @@
 """The processes of ``crash``: writers that are killed, and those that look at what they left.
 
-All are forked from one that never opens the tier and has no threads. Decides what a writer does and when it ends
-itself; whether what is left is right is decided in ``look``.
+Decides what a writer does and when it ends itself; whether what is left is right is decided in ``look``.
 """
 
 import itertools
@@ -12,87 +11,26 @@ import signal
 import sys
 import threading
 import time
-import traceback
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from pathlib import Path
 from types import FrameType
 from typing import Any
 
 from kvtier_core.keys import OffloadKey
 from kvtier_core.testing.driving import TierDriver
 from kvtier_core.testing.rows import RowMaker, similar_keys
-from kvtier_core.tier_settings import TierSettings
+from kvtier_core.testing.subjects import PATIENCE_S, Subject, fork, read_all
 
-_NAMESPACE = "crash"
-_MAKER = RowMaker(_NAMESPACE, 60_000)
 _KEYS = 24
 _KEPT = 12  # the first so many of them are never deleted
 _JOB_KEYS = 4
 _TURNS = 12
-_PATIENCE_S = 120.0
 _EARLIER = 2  # rounds before this one whose blocks are looked at too
-
-
-@dataclass(frozen=True, kw_only=True)
-class Subject:
-    """The tier that is tried."""
-
-    cls: type[Any]
-    settings: TierSettings
-
-    def open(self) -> TierDriver:
-        """Open it as the core does."""
-        return TierDriver(
-            self.cls,
-            self.settings,
-            row_bytes=_MAKER.row_bytes,
-            namespace=_NAMESPACE,
-            capacity_bytes=self.settings.capacity,
-        )
-
-    @property
-    def code(self) -> str:
-        """The directory of the plugin's code."""
-        return str(Path(sys.modules[self.cls.__module__].__file__ or "").parent)
 
 
 def keys_of(number: int) -> list[OffloadKey]:
     """The keys that the writer of this round stores."""
     return similar_keys(_KEYS, seed=number)
-
-
-def _fork(work: Callable[[int], None]) -> tuple[int, int]:
-    """Run *work* in a child that may write to a pipe; returns the child and the pipe's other end."""
-    reading, writing = os.pipe()
-    child = os.fork()
-    if child:
-        os.close(writing)
-        return child, reading
-    status = 1
-    try:
-        os.close(reading)
-        work(writing)
-        status = 0
-    except BaseException:  # noqa: BLE001 - a child must not return into its parent's code
-        traceback.print_exc()
-    finally:
-        sys.stderr.flush()
-        os._exit(status)
-
-
-def _read_all(fd: int) -> bytes:
-    """Everything up to the pipe's end, or what came within a long time."""
-    found = b""
-    give_up = time.monotonic() + _PATIENCE_S
-    while select.select([fd], [], [], max(0.0, give_up - time.monotonic()))[0]:
-        part = os.read(fd, 1 << 16)
-        if not part:
-            break
-        found += part
-    os.close(fd)
-    return found
 
 
 # Writers.
@@ -101,14 +39,14 @@ def _read_all(fd: int) -> bytes:
 def write(subject: Subject, number: int, tell: Callable[[bytes], None]) -> None:
     """Store, load and delete the round's blocks; *tell* a byte for each that is stored and stays."""
     keys = keys_of(number)
-    rows = {key: _MAKER.make(key) for key in keys}
+    rows = {key: subject.maker.make(key) for key in keys}
     with subject.open() as driver:
         for turn in range(_TURNS):
             jobs = []
             for begin in range(0, len(keys), _JOB_KEYS):
                 batch = keys[begin : begin + _JOB_KEYS]
                 jobs.append((batch, driver.start_store({key: rows[key] for key in batch})))
-            buffers = [bytearray(_MAKER.row_bytes) for _ in keys]
+            buffers = [bytearray(subject.maker.row_bytes) for _ in keys]
             load = driver.start_load(keys, buffers)
             for batch, job in jobs:
                 if driver.wait(job).error is None and turn == 0:
@@ -141,8 +79,8 @@ def count_lines(subject: Subject) -> int:
         write(subject, 0, lambda _: None)
         os.write(pipe, str(next(lines)).encode())
 
-    child, pipe = _fork(work)
-    counted = _read_all(pipe)
+    child, pipe = fork(work)
+    counted = read_all(pipe)
     os.waitpid(child, 0)
     return max(2, int(counted))
 
@@ -155,11 +93,11 @@ def kill_writer(subject: Subject, number: int, at_line: int | None, after_s: flo
             _end_itself_at(at_line, subject.code, itertools.count())
         write(subject, number, lambda told: _tell(pipe, told))
 
-    child, pipe = _fork(work)
+    child, pipe = fork(work)
     if at_line is None:
         time.sleep(after_s)  # a random moment is what is wanted
         os.kill(child, signal.SIGKILL)
-        told = _read_all(pipe)
+        told = read_all(pipe)
     else:
         told = _wait_for_end(child, pipe)
     os.waitpid(child, 0)
@@ -174,7 +112,7 @@ def _tell(pipe: int, told: bytes) -> None:
 def _wait_for_end(child: int, pipe: int) -> bytes:
     """Wait for a writer to be killed by itself, or to be done: it may need fewer lines than were counted."""
     told = b""
-    give_up = time.monotonic() + _PATIENCE_S
+    give_up = time.monotonic() + PATIENCE_S
     while time.monotonic() < give_up:
         ready = select.select([pipe], [], [], 0.05)[0]
         part = os.read(pipe, 1 << 16) if ready else b""
@@ -195,12 +133,12 @@ def look(subject: Subject, number: int, told: set[OffloadKey], *, torn_is_wrong:
     With *torn_is_wrong* every row that comes back must be the one that was stored; else it may also be one that has no
     proof, which the core refuses.
     """
-    child, pipe = _fork(
+    child, pipe = fork(
         lambda out: _tell(
             out, json.dumps(_inspect(subject, number, told, torn_is_wrong=torn_is_wrong)).encode()
         )
     )
-    answer = _read_all(pipe)
+    answer = read_all(pipe)
     os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)
     return Counter(json.loads(answer)) if answer else Counter(failed_restarts=1)
@@ -215,19 +153,19 @@ def _inspect(subject: Subject, number: int, told: set[OffloadKey], *, torn_is_wr
             loaded = driver.load(keys)
             seen["faults"] += len(loaded.result.failed)
             for key, row in loaded.rows.items():
-                exact = row == _MAKER.make(key)
-                torn = not exact and not torn_is_wrong and not _MAKER.proves(key, row)
+                exact = row == subject.maker.make(key)
+                torn = not exact and not torn_is_wrong and not subject.maker.proves(key, row)
                 seen["exact_blocks" if exact else "refused_blocks" if torn else "wrong_bytes"] += 1
             if earlier == number:
                 seen["acknowledged"] += len(told)
                 seen["acknowledged_missing"] += len(told - (present & loaded.rows.keys()))
-        seen["unstorable_keys"] += _unstorable(driver, keys_of(number))
+        seen["unstorable_keys"] += _unstorable(driver, subject.maker, keys_of(number))
     return dict(seen)
 
 
-def _unstorable(driver: TierDriver, keys: Sequence[OffloadKey]) -> int:
+def _unstorable(driver: TierDriver, maker: RowMaker, keys: Sequence[OffloadKey]) -> int:
     """How many of these keys can't be stored, or don't come back."""
-    rows = {key: _MAKER.make(key) for key in keys}
+    rows = {key: maker.make(key) for key in keys}
     loaded = driver.load(keys).rows
     if hasattr(driver.plugin, "discard"):
         driver.plugin.discard([key for key, row in loaded.items() if row != rows[key]])

@@ -8,7 +8,8 @@ import sys
 
 from kvtier_core.plugins import load_tier_type
 from kvtier_core.runtime import class_of_tier
-from kvtier_core.testing.crash_processes import Subject, write
+from kvtier_core.testing.crash_processes import write
+from kvtier_core.testing.subjects import Subject
 
 
 def main() -> None:

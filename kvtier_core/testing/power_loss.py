@@ -19,7 +19,8 @@ from pathlib import Path
 from random import Random
 
 from kvtier_core.errors import ConfigError, KvtierError
-from kvtier_core.testing.crash_processes import Subject, look
+from kvtier_core.testing.crash_processes import look
+from kvtier_core.testing.subjects import Subject
 
 _RECORDER = Path(__file__).with_name("power_loss_recorder.c")
 _HEAD = struct.Struct("<cIIQQ")

@@ -21,14 +21,14 @@ class RowMaker:
 
     def __init__(self, namespace: str, payload_bytes: int) -> None:
         self._sealer = Sealer(namespace)
-        self._namespace = namespace
+        self.namespace = namespace
         self.payload_bytes = payload_bytes
         self.row_bytes = row_bytes_for(payload_bytes)
 
     def make(self, key: OffloadKey, version: int = 0) -> bytes:
         """The row of *key*; another *version* has another payload."""
         row = bytearray(self.row_bytes)
-        seed = f"{self._namespace} {key.hex()} {version}"
+        seed = f"{self.namespace} {key.hex()} {version}"
         row[: self.payload_bytes] = random.Random(seed).randbytes(self.payload_bytes)  # noqa: S311 - no secret
         with memoryview(row) as view:
             self._sealer.seal(key, view, self.payload_bytes)

@@ -76,6 +76,7 @@ BROKEN = """
 import json, sys
 from pathlib import Path
 from kvtier_core.testing import crash_processes as c
+from kvtier_core.testing.subjects import Subject
 from kvtier_disk import FilesTier, layout
 
 def publish_at_once(self, key, content, tmp):
@@ -105,7 +106,7 @@ elif sys.argv[2] == "closed":
     FilesTier.open = open
 values = {"type": "disk", "root": sys.argv[1], "layout": "files", "capacity": 8 << 20}
 settings = FilesTier.Settings.model_validate(values)
-subject = c.Subject(cls=FilesTier, settings=settings)
+subject = Subject(cls=FilesTier, settings=settings)
 seen = __import__("collections").Counter()
 rng = __import__("random").Random(0)
 for number in range(int(sys.argv[3])):

@@ -191,7 +191,7 @@ class Database:
     def check(self) -> None:
         """Raises ``IndexDamagedError`` when the file's structure is not sound, ``OSError``. Cost: reads all of it."""
         with self.reading() as statements:
-            (found,) = statements.execute("PRAGMA quick_check(1)").fetchone()
+            (found,) = statements.execute("PRAGMA integrity_check(1)").fetchone()
         if found != "ok":
             raise self.damaged(str(found).rpartition("\n")[2])  # the first line only names the database
 
