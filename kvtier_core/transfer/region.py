@@ -25,6 +25,7 @@ SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - where POSIX puts named shared m
 MAGIC = b"kvtpool"
 """What every pool of any version begins with."""
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+_PRIVATE = 0o600
 _OPEN = (
     os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 )  # the last: a pipe would wait for its other end
@@ -41,6 +42,9 @@ def make_anonymous(total_bytes: int, header: bytes, what: str) -> int:
     fd = os.memfd_create("kvtier-pool", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
         with _refused(what):
+            os.fchmod(
+                fd, _PRIVATE
+            )  # a new memfd is everybody's, for who may look into a process's descriptors
             os.ftruncate(fd, total_bytes)
             fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)
             os.pwrite(fd, header, 0)
@@ -205,8 +209,9 @@ def _make_named(
 ) -> tuple[int, Members] | None:
     what = f"{what} named {path}"
     with ExitStack() as on_failure:
-        fd = os.open(path.parent, os.O_RDWR | os.O_CLOEXEC | os.O_TMPFILE, 0o600)
+        fd = os.open(path.parent, os.O_RDWR | os.O_CLOEXEC | os.O_TMPFILE, _PRIVATE)
         on_failure.callback(os.close, fd)
+        os.fchmod(fd, _PRIVATE)  # whatever the umask
         with _refused(what):
             os.pwrite(fd, header, 0)
         members = Members.of(fd, num_workers)

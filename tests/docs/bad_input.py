@@ -87,13 +87,17 @@ def _refusing(code: int, *, directories: bool) -> Callable[[pytest.MonkeyPatch],
                 assert main(shlex.split(RUN)[1:]) == 0
         real_open, real_mkdir, root = os.open, os.mkdir, os.path.abspath("cache")
 
+        def is_below_root(path, dir_fd=None, **_):
+            where = os.getcwd() if dir_fd is None else os.readlink(f"/proc/self/fd/{dir_fd}")
+            return os.path.join(where, path).startswith(root)
+
         def open_file(path, flags, *args, **kwargs):
-            if flags & os.O_CREAT and os.path.abspath(path).startswith(root):
+            if flags & os.O_CREAT and is_below_root(path, **kwargs):
                 raise OSError(code, os.strerror(code))
             return real_open(path, flags, *args, **kwargs)
 
         def mkdir(path, *args, **kwargs):
-            if directories and os.path.abspath(path).startswith(root):
+            if directories and is_below_root(path, **kwargs):
                 raise OSError(code, os.strerror(code))
             real_mkdir(path, *args, **kwargs)
 

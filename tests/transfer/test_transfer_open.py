@@ -5,6 +5,7 @@ import errno
 import mmap
 import os
 import socket
+import stat
 import threading
 import uuid
 from collections.abc import Callable, Iterator
@@ -508,3 +509,15 @@ def test_a_note_has_a_limit_and_a_pool_in_shared_memory_has_none(name: str) -> N
         Pool.open(_GEOMETRY, name, 0, note=b"a", named=True)
     with pytest.raises(ValueError, match="carries no note"):
         Pool.open(None, name, named=True)
+
+
+@pytest.mark.parametrize("umask", [0o000, 0o777])
+def test_s5_c38_a_pools_memory_is_its_users_alone_whatever_the_umask(
+    open_pool: OpenPool, *, named: bool, umask: int
+) -> None:
+    before = os.umask(umask)
+    try:
+        pool = open_pool(SCHEDULER, named=named)
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE(os.fstat(pool.fd).st_mode) == 0o600

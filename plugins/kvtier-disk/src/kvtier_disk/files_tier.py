@@ -26,7 +26,7 @@ class FilesTier(BlockTier):
     def __init__(self, settings: DiskSettings, context: TierContext) -> None:
         """Keep both; no I/O."""
         super().__init__(settings, context)
-        self._root = Folder(settings.root.expanduser().absolute(), shared=settings.allow_writable_by_others)
+        self._root = Folder(settings.root.absolute(), shared=settings.allow_writable_by_others)
         strangers = Strangers(context.log, context.name)
         self._layout = FileLayout(
             self._root,

@@ -156,7 +156,7 @@ class Handle:
         try:
             fd = os.open(name, flags | os.O_CREAT | os.O_EXCL | _FILE, _PRIVATE_FILE, dir_fd=self.fd)
         except OSError as error:
-            raise OSError(error.errno, error.strerror, str(self.path / name)) from None
+            raise self._not_made(error, name) from None
         try:
             self._settle(fd, f"/proc/self/fd/{fd}", _PRIVATE_FILE, _LIKE_FILE)
         except BaseException:
@@ -213,13 +213,24 @@ class Handle:
         except FileExistsError:
             return
         except OSError as error:
-            raise OSError(error.errno, error.strerror, str(self.path / name)) from None
+            raise self._not_made(error, name) from None
         # By a handle that needs no right to the directory: the umask may have taken this user's.
         fd = os.open(name, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=self.fd)
         try:
             self._settle(fd, f"/proc/self/fd/{fd}", _PRIVATE_DIRECTORY, _LIKE_DIRECTORY)
         finally:
             os.close(fd)
+
+    def _not_made(self, error: OSError, name: str) -> OSError:
+        text = error.strerror
+        if error.errno == errno.ENOSPC:
+            found = os.fstatvfs(self.fd)
+            if found.f_files and not found.f_favail:
+                text = (
+                    f"the file system has no inode left ({found.f_files} files are there already), whatever room it has"
+                    " for their bytes: remove files, or make it with more inodes"
+                )
+        return OSError(error.errno, text, str(self.path / name))
 
     def _settle(self, fd: int, itself: str, private: int, alike: int) -> None:
         """Give something new the mode it is to have, and the group where others are to use it."""

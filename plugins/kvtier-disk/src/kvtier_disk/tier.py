@@ -20,7 +20,7 @@ from kvtier_core import (
     format_size,
     make_policy,
 )
-from kvtier_disk.extents.bounds import Bounds, least_capacity
+from kvtier_disk.extents.bounds import Bounds, extents_to_keep_open, least_capacity
 from kvtier_disk.extents.contents import Contents
 from kvtier_disk.extents.full_disk import join
 from kvtier_disk.extents.place import (
@@ -77,9 +77,9 @@ class DiskTier(BlockTier):
         policy: EvictionPolicy[Entry] = make_policy(settings.policy, blocks, context.policies)
         self._contents = Contents(policy)
         self._root = Root(
-            Folder(settings.root.expanduser().absolute(), shared=settings.allow_writable_by_others),
+            Folder(settings.root.absolute(), shared=settings.allow_writable_by_others),
             capacity=capacity,
-            max_open=settings.max_open_extents,
+            max_open=min(settings.max_open_extents, extents_to_keep_open()),
             warn=self._warn,
         )
         self._store: BlockStore | None = None
@@ -110,6 +110,12 @@ class DiskTier(BlockTier):
         check_namespace(context.namespace)
         open_root(root.folder, layout="extents", read_only=self.settings.read_only)
         check_local(root.path)
+        if (fewer := extents_to_keep_open()) < self.settings.max_open_extents:
+            self._warn(
+                f"at most {fewer} extents stay open, and not {self.settings.max_open_extents} (max_open_extents): a"
+                " quarter of the files that this process may open is for this tier. Raise that limit (ulimit -n), or"
+                " set max_open_extents lower"
+            )
         least = least_capacity(context.row_bytes, root.journal_bytes)
         if self._bounds.capacity is not None and self._bounds.capacity < least:
             raise RootRefusedError(

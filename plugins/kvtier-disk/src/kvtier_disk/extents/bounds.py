@@ -4,6 +4,8 @@ Decides sizes alone; what has to go is up to ``room``.
 """
 
 import os
+import resource
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,6 +13,9 @@ from kvtier_disk.extents.form import Shape
 from kvtier_disk.extents.index import BASE_BYTES, SLOT_BYTES
 from kvtier_disk.extents.room import Limits
 
+_SHARE_OF_DESCRIPTORS = 4
+"""One of so many: the rest is the engine's, whose sockets must not fail because a tier keeps files open."""
+_DESCRIPTORS_AN_EXTENT = 2  # with O_DIRECT and without
 _SMALLEST_SHARE = 8
 """An extent is no more than this part of the room for blocks, so that there are a few to choose from."""
 
@@ -30,6 +35,14 @@ class Bounds:
         return Limits(
             capacity=self.capacity, free_bytes=status.f_bavail * status.f_frsize, min_free=self.min_free
         )
+
+
+def extents_to_keep_open() -> int:
+    """How many extents may stay open in this process: for a quarter of its descriptors, one at least."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY:
+        return sys.maxsize
+    return max(1, soft // _SHARE_OF_DESCRIPTORS // _DESCRIPTORS_AN_EXTENT)
 
 
 def shape_for(row_bytes: int, bounds: Bounds, journal_bytes: int) -> Shape:

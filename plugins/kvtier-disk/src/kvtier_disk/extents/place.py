@@ -4,6 +4,7 @@ Decides what is refused. File systems are told by the kernel's table of mounts: 
 mounted too are refused for extents, because the index relies on locks and shared memory of one machine.
 """
 
+import errno
 import mmap
 import os
 import re
@@ -19,6 +20,7 @@ _NETWORK = frozenset(
 )
 _NAMESPACE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
 _PROBE_BYTES = 4096
+_NOT_SUPPORTED = frozenset({errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP})
 
 
 class RootRefusedError(KvtierError):
@@ -116,6 +118,27 @@ def file_system_of(path: Path) -> str | None:
         if (resolved + "/").startswith(point.rstrip("/") + "/") and len(point) >= longest:
             by_path, longest = kind, len(point)
     return by_device or by_path
+
+
+def check_syncs(folder: Folder) -> None:
+    """Raises ``RootRefusedError`` when files in *folder* can't be synced, and ``OSError`` when none can be made."""
+    name = f"probe-{secrets.token_hex(6)}"
+    with folder.opened() as handle:
+        fd = handle.make_file(name)
+        try:
+            os.fsync(fd)
+            os.fdatasync(fd)
+        except OSError as error:
+            if error.errno not in _NOT_SUPPORTED:
+                raise
+            raise RootRefusedError(
+                f"the file system of {str(folder.path)!r} syncs no files ({error.strerror}), and a block that was told"
+                " to be stored would not survive a power loss: set root to another file system, or layout ="
+                ' "files", which syncs nothing'
+            ) from error
+        finally:
+            os.close(fd)
+            handle.unlink(name)
 
 
 def why_not_direct(folder: Folder, written: str | None) -> str | None:

@@ -30,7 +30,7 @@ from kvtier_disk.extents.found import FoundExtent, find_extents, identify
 from kvtier_disk.extents.index import NOBODY, Index
 from kvtier_disk.extents.index_files import IndexFiles
 from kvtier_disk.extents.lock import LifeSign, exclusively
-from kvtier_disk.extents.place import check_namespace, refuse_foreign, why_not_direct
+from kvtier_disk.extents.place import check_namespace, check_syncs, refuse_foreign, why_not_direct
 from kvtier_disk.extents.signs import SignsOfLife
 from kvtier_disk.extents.statements import IndexDamagedError, index_gone
 from kvtier_disk.extents.tables import ExtentRow, Namespace
@@ -167,6 +167,7 @@ class Root:
         check_namespace(name)
         refuse_foreign(self.folder, self.home, self.signs.folder, self.folder.sub(name))
         with self.exclusively():
+            check_syncs(self.home)
             self._find_out_direct()
             index = self.open_index()
             try:
