@@ -367,8 +367,8 @@ class Ledger:
         for depth, block in enumerate(blocks):
             if not known or block.key not in known:
                 block.uses += 1
-                block.chain = chain
-                block.depth = depth
+                if block.chain != chain:
+                    block.chain, block.depth = chain, depth
         self._make_idle([block for block in blocks if not block.pins and block.key not in leases])
 
     def use(self, blocks: Iterable[Block], chain: int = 0, depth: int = 0) -> None:
@@ -376,8 +376,8 @@ class Ledger:
         idle: list[Block] = []
         for number, block in enumerate(blocks, depth):
             block.uses += 1
-            block.chain = chain
-            block.depth = number
+            if block.chain != chain:
+                block.chain, block.depth = chain, number
             if self.is_idle(block):
                 idle.append(block)
         self._policy.release(idle)

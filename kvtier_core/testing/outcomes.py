@@ -20,6 +20,7 @@ OUTCOMES = frozenset(
         "a breaker closed again",
         "a breaker opened",
         "a cascade was read too late",
+        "a chain lost its end and kept its beginning",
         "a block followed when it was ready",
         "a block waited for a tier that was behind",
         "a finish waited for a device store",
@@ -156,6 +157,7 @@ class Watcher:
             self.note(outcome, count > 0)
         counters = self._world.coordinator.counters
         self.note("the pool evicted", counters.evicted > 0)
+        self.note("a chain lost its end and kept its beginning", self._world.shortened > 0)
         for reason, count in counters.misses.items():
             self.note(f"miss {reason.value}", count > 0)
         nothing = TierCounters()

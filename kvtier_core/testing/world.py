@@ -33,7 +33,7 @@ from kvtier_core.coordinator.endpoints import unit_of
 from kvtier_core.keys import OffloadKey, make_offload_key
 from kvtier_core.ledger import Ledger
 from kvtier_core.policies import make_policy
-from kvtier_core.testing import invariants
+from kvtier_core.testing import chain_order, invariants
 from kvtier_core.testing.hook_order import HookOrder, InvariantError
 from kvtier_core.testing.scripted import (
     Answer,
@@ -121,6 +121,8 @@ class World:
         self._sealing: list[tuple[JobPlan | None, Sequence[JobPlan]]] = []
         self.hooks = HookOrder()
         """The hooks that the tiers have seen called."""
+        self.shortened = 0
+        """How often a chain lost its end and kept its beginning."""
         self._infos: dict[str, RequestInfo] = {}
         self._answered: dict[int, Finished] = {}
         self._step = 0
@@ -211,7 +213,10 @@ class World:
             return prepared
         held = {key for key in keys if self.ledger.find(key) is not None}
         self._note_offers(request_id, keys, held)
+        standing = chain_order.standing(self.ledger, held)
         prepared = self.coordinator.prepare_store(request_id, keys, self.now)
+        if prepared is not None:
+            self.shortened += chain_order.check_left(standing, self.ledger, prepared.evicted)
         if prepared is not None and list(prepared.keys) != self._to_store(request_id, keys, held):
             raise InvariantError(
                 f"asked to store {keys}, of which {held} were held, got {prepared} (C11, C15)"

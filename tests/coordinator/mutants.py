@@ -21,6 +21,7 @@ from tests.coordinator import (
     test_admission,
     test_break_even,
     test_cascades,
+    test_chain_order,
     test_endpoints,
     test_faults,
     test_filters,
@@ -120,6 +121,34 @@ MUTANTS: Sequence[Mutant] = (
         "            request.wait_until = None\n",
         "            request.is_nowhere = found.reason in _NOWHERE\n            request.wait_until = None\n",
         test_filters.test_b5_whether_a_tier_holds_a_block_is_not_decided_by_a_filter_on_loads,
+    ),
+    # -- chains
+    _m(
+        "a piece of a prompt does not know its request",
+        "coordinator.cascades",
+        "chain=request.info.chain, depth=depth",
+        "chain=0, depth=depth",
+        partial(test_chain_order.test_r3_pieces_of_one_prompt_leave_from_its_end, "lru"),
+    ),
+    _m(
+        "what a request read stays in the chain of who wrote it",
+        "coordinator.leases",
+        "state.ledger.unlease(leased, request.used, chain=request.info.chain)",
+        "state.ledger.unlease(leased, request.used)",
+        test_chain_order.test_r3_what_was_read_and_what_was_added_are_one_chain,
+    ),
+    _m(
+        "a chain stays where its first piece came",
+        "policies.order",
+        "            self._batches.move_to_end(chain)\n",
+        "",
+        test_chain_order.test_r3_a_chain_is_as_recent_as_its_last_piece,
+    ),
+    _m(
+        "blocks that came out of turn leave as they came",
+        "policies.order",
+        "                batch.sort()\n",
+        "                pass\n",
     ),
     # -- promotions
     _m(

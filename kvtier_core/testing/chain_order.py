@@ -1,0 +1,54 @@
+"""What leaves the pool leaves from the ends of chains (C14). It looks at the order of the core's policies and changes nothing.
+
+Of a chain that lies in two orders of a policy (used blocks in one, unused in the other) each part counts by itself, and
+so do blocks that lost their rank because they were in use when they were met.
+"""
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from kvtier_core.keys import OffloadKey
+from kvtier_core.ledger import Block, Ledger
+from kvtier_core.testing.hook_order import InvariantError
+
+
+def standing(ledger: Ledger, keep: Collection[OffloadKey]) -> Mapping[OffloadKey, tuple[int, int, Any]]:
+    """The blocks, but for *keep*, that could leave and have their place in their chain: which, how deep, in which order."""
+    return {
+        block.key: (block.chain, block.depth, block.place.order)
+        for block in ledger.blocks
+        if block.key not in keep and ledger.is_idle(block) and _is_in_chain(block)
+    }
+
+
+def _is_in_chain(block: Block) -> bool:
+    return block.chain > 0 and block.place is not None and block.place.chain == block.chain
+
+
+def check_left(
+    before: Mapping[OffloadKey, tuple[int, int, Any]], ledger: Ledger, evicted: Collection[OffloadKey]
+) -> bool:
+    """Of no chain a block was *evicted* while a deeper one, which stood there *before*, could have left.
+
+    Raises ``InvariantError``. Returns whether a chain lost its end and kept its beginning.
+    """
+    left: dict[tuple[int, int], int] = {}
+    for key in evicted:
+        if key in before:
+            chain, depth, order = before[key]
+            part = chain, id(order)
+            left[part] = min(depth, left.get(part, depth))
+    has_kept = False
+    for block in ledger.blocks:
+        if block.key not in before or not ledger.is_idle(block) or not _is_in_chain(block):
+            continue
+        order = before[block.key][2]
+        depth = left.get((block.chain, id(order)))
+        if depth is None or block.place.order is not order:  # it went on from one order to the other
+            continue
+        if block.depth > depth:
+            raise InvariantError(
+                f"a block at {depth} of chain {block.chain} left before {block} at {block.depth} (C14)"
+            )
+        has_kept = True
+    return has_kept
