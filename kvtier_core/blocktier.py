@@ -76,6 +76,18 @@ class SupportsScan(Protocol):
 
 
 @runtime_checkable
+class SupportsMarks(Protocol):
+    """A tier bounded by the core that remembers over a restart when a block was used last."""
+
+    def mark_used(self, keys: Sequence[OffloadKey], time: float) -> None:
+        """These blocks were used about *time*, in seconds since the epoch: ``scan`` tells it as ``BlockInfo.used``.
+
+        Called at most once a minute for a block, however often it is used. Absent blocks are passed over.
+        """
+        ...
+
+
+@runtime_checkable
 class SupportsRemoval(Protocol):
     """A tier that can remove its namespace, so that tools leave nothing behind. For persistent tiers."""
 

@@ -21,7 +21,7 @@ evicted before its head.
 import enum
 from collections.abc import Callable, Collection, Iterable, Sequence
 from collections.abc import Set as AbstractSet
-from itertools import count, takewhile
+from itertools import takewhile
 from typing import Literal, NamedTuple
 
 from kvtier_core.keys import OffloadKey
@@ -83,9 +83,9 @@ def _begin(blocks: Sequence[Block], keys: Sequence[OffloadKey], writer: int, cha
 
     Of whatever block the row had before, no pin and no tier store is left.
     """
-    for block, key, place in zip(blocks, keys, count(depth)):
+    for block, key in zip(blocks, keys, strict=True):
         block.key = key
-        block.depth = place
+        block.depth = depth
         block.chain = chain
         block.writer = writer
         block.pins = 1
@@ -194,8 +194,8 @@ class Ledger:
     ) -> Reservation | None:
         """Give each of *keys* (none of them held, none twice) a row, evicting idle blocks of keys not in *keep*.
 
-        The new blocks are arriving, each pinned once for its *writer*; in the order of eviction they are those of
-        *chain* from *depth* on. ``None``, with nothing changed, when the room
+        The new blocks are arriving, each pinned once for its *writer*; in the order of eviction they stand at *depth*
+        of *chain*. ``None``, with nothing changed, when the room
         can't be made. Raises ``PluginError`` when a plugin's eviction policy breaks its word.
         """
         free = self._free
@@ -348,7 +348,7 @@ class Ledger:
     ) -> None:
         """A request gives promises back. Each was a use of the key's block, unless the key is in *known*.
 
-        The used blocks are those of *chain* from now on, the first of *keys* its beginning.
+        The used blocks are the beginning of *chain* from now on, in the order of *keys*.
         """
         last = keys
         more = self._more_leases
@@ -364,20 +364,19 @@ class Ledger:
         assert before - len(self.leases) == len(last), "one of them was not promised"
         leases = self.leases
         blocks = self.blocks_of(keys)
-        for depth, block in enumerate(blocks):
-            if not known or block.key not in known:
-                block.uses += 1
-                if block.chain != chain:
-                    block.chain, block.depth = chain, depth
+        for block in [block for block in blocks if block.key not in known] if known else blocks:
+            block.uses += 1
+            block.chain = chain
+            block.depth = 0
         self._make_idle([block for block in blocks if not block.pins and block.key not in leases])
 
     def use(self, blocks: Iterable[Block], chain: int = 0, depth: int = 0) -> None:
-        """Count one use of each block, as those of *chain* from *depth* on, in effect when nobody holds it any more."""
+        """Count one use of each block, in effect when nobody holds it any more. Those of others come to *chain*."""
         idle: list[Block] = []
-        for number, block in enumerate(blocks, depth):
+        for block in blocks:
             block.uses += 1
             if block.chain != chain:
-                block.chain, block.depth = chain, number
+                block.chain, block.depth = chain, depth
             if self.is_idle(block):
                 idle.append(block)
         self._policy.release(idle)

@@ -160,11 +160,16 @@ class JobResult:
 
 @dataclass(frozen=True, kw_only=True)
 class BlockInfo:
-    """One stored block as ``scan`` finds it. ``bytes`` is the room it takes, ``time`` seconds since the epoch."""
+    """One stored block as ``scan`` finds it. ``bytes`` is the room it takes.
+
+    ``time`` is when it was stored, for its age, and ``used`` when it was used last, where the tier knows that
+    (``SupportsMarks``), for the order of eviction: both in seconds since the epoch.
+    """
 
     key: OffloadKey
     bytes: int
     time: float
+    used: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -37,14 +37,13 @@ class Cascades:
         state = self._state
         if len(set(keys)) < len(keys):  # a block named twice would have two places in the order of eviction
             keys = list(dict.fromkeys(keys))
-        depth, request.depth = request.depth, request.depth + len(keys)
+        request.depth += 1
         counted = state.admission.offer(keys, request.offered)
         absent = list(keys)
         keys_held: dict[OffloadKey, None] = {}
         if state.ledger.holds_any(keys):
             held = [block for block in state.ledger.find_all(keys) if block is not None]
-            leases.use(state, request, held, depth)
-            depth += len(held)
+            leases.use(state, request, held, request.depth)
             if counted:
                 self._cascade_often_offered(request, held, counted, now)
             if any(block.withheld for block in held):
@@ -55,7 +54,9 @@ class Cascades:
         state.counters.below_threshold += len(absent) - len(new)
         if not new:
             return NOTHING_TO_DO
-        reserved = state.ledger.reserve(new, keys_held, state.next_job, chain=request.info.chain, depth=depth)
+        reserved = state.ledger.reserve(
+            new, keys_held, state.next_job, chain=request.info.chain, depth=request.depth
+        )
         if reserved is None:
             return None
         state.note_evicted(reserved.evicted)

@@ -174,12 +174,13 @@ class Coordinator:
             return PreparedTransfer(0, (), (), tokens=tokens)
         state.ledger.pin(blocks)
         held = [block.key for block in blocks]
-        request.depth = max(request.depth, len(held))
-        in_order = self._lookups.in_prompt_order(tokens, blocks) if tokens else blocks
-        touched = [block.key for block in in_order]
+        in_order, touched = blocks, held
+        if tokens:
+            in_order = self._lookups.in_prompt_order(tokens, blocks)
+            touched = [block.key for block in in_order]
         if leases.end(state, request, touched) < len(held):
             leases.use(state, request, in_order)
-        job = state.start_job(JobKind.DEVICE_LOAD, request, held, blocks, float("inf"))
+        job = state.start_job(JobKind.DEVICE_LOAD, request, touched, in_order, float("inf"))
         sources = ["pool"] * len(blocks)
         if request.waited:
             sources = [

@@ -26,10 +26,7 @@ def grant(state: State, request: RequestState, keys: Collection[OffloadKey]) -> 
 
 
 def use(state: State, request: RequestState, blocks: Sequence[Block], depth: int = 0) -> None:
-    """Count a use of *blocks*, which stand from *depth* on in the prompt of *request*.
-
-    But for those that it was promised, or has used before.
-    """
+    """Count a use of *blocks*, at *depth* of *request*, but for those that it was promised, or has used before."""
     used = request.used
     fresh = [block for block in blocks if block.key not in used and block.key not in request.leases]
     state.ledger.use(fresh, request.info.chain, depth)

@@ -306,7 +306,7 @@ class Lookups:
                 self._share(request, block)
         if not plan.promote:
             return
-        reserved = state.ledger.reserve(list(plan.promote), chain=request.info.chain, depth=len(plan.hold))
+        reserved = state.ledger.reserve(list(plan.promote), chain=request.info.chain)
         assert reserved is not None, "the plan promised more than the pool has room for"
         new = reserved.blocks
         state.note_evicted(reserved.evicted)

@@ -39,7 +39,7 @@ class RequestState:
     offered: set[OffloadKey] = field(default_factory=set)
     """Keys whose offer for storing has been counted for admission."""
     depth: int = 0
-    """Where the next block that it offers for storing stands in the order of eviction: behind all before."""
+    """Of the blocks that it offered last (``Entry.depth``): below all that it offered before, and all that it read."""
     used: set[OffloadKey] = field(default_factory=set)
     """Keys whose use by this request has been counted."""
     planned: dict[str, list[Block]] = field(default_factory=dict)

@@ -14,6 +14,7 @@ from kvtier_core.blocktier import (
     SupportsBatch,
     SupportsChains,
     SupportsFollow,
+    SupportsMarks,
     SupportsRemoval,
     SupportsScan,
     SupportsTouch,
@@ -122,6 +123,7 @@ def _block_tier_problems(cls: type[BlockTier]) -> Iterator[str]:
         ("follow", SupportsFollow),
         ("touch", SupportsTouch),
         ("arrange", SupportsChains),
+        ("mark_used", SupportsMarks),
     ):
         if hasattr(cls, name):
             yield from _method_problems(cls, name, getattr(protocol, name))

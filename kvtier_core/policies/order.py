@@ -9,7 +9,7 @@ d c f e b a. It decides nothing about which chain should leave.
 """
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from collections.abc import Set as AbstractSet
 from itertools import count, groupby
 from operator import attrgetter
@@ -42,16 +42,13 @@ class Batch(Generic[E]):
         """No entry that ever came was deeper."""
         self.is_sorted = True
 
-    def add(self, new: list[E]) -> None:
-        """Entries that have no place come in: the deeper leave first, and of equal ones those that came later."""
-        deepest = self.deepest
+    def add(self, new: Sequence[E]) -> None:
+        """Entries that have no place come in, in order: the deeper leave first, and of equal ones the later."""
         for entry in new:
             entry.place = self
-            if entry.depth < deepest:
-                self.is_sorted = False  # it came out of turn: sorted once, when the batch comes to the front
-            else:
-                deepest = entry.depth
-        self.deepest = deepest
+        if new[0].depth < self.deepest:
+            self.is_sorted = False  # they came out of turn: sorted once, when the batch comes to the front
+        self.deepest = max(self.deepest, new[-1].depth)
         self.entries += new
         self.left += len(new)
 
@@ -81,11 +78,18 @@ class Order(Generic[E]):
     def append(self, entries: Sequence[E]) -> None:
         """Put entries, and with them their chains, behind all others, wherever they were before."""
         leave(entries)
-        self.insert(entries)
+        for chain, new in reversed([*_by_chain(entries)]):
+            depths = [*map(_depth_of, new)]
+            in_order = depths == sorted(depths)
+            self._last(chain).add(new if in_order else sorted(new, key=_depth_of))
+        self.size += len(entries)
 
     def insert(self, entries: Sequence[E]) -> None:
-        """``append`` entries that are in no order. Of chains in one call the last is the first to leave."""
-        for chain, new in reversed([(chain, list(new)) for chain, new in groupby(entries, _chain_of)]):
+        """``append`` entries that are in no order, and that come in the order of their chains.
+
+        Of chains in one call the last is the first to leave.
+        """
+        for chain, new in reversed([*_by_chain(entries)]):
             self._last(chain).add(new)
         self.size += len(entries)
 
@@ -163,6 +167,15 @@ class Order(Generic[E]):
     def drop(self, batch: Batch[E]) -> None:
         """All entries of *batch* have left."""
         self._batches.pop(batch.name, None)
+
+
+def _by_chain(entries: Sequence[E]) -> Iterable[tuple[int, Sequence[E]]]:
+    """The entries by chain, a run of them at a time. As a rule that is all, which is told in a third of the time."""
+    chain = entries[0].chain if entries else 0
+    for entry in entries:
+        if entry.chain != chain:
+            return ((of, list(run)) for of, run in groupby(entries, _chain_of))
+    return ((chain, entries),) if entries else ()
 
 
 def is_astray(entry: E) -> bool:

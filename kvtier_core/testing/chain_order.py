@@ -1,4 +1,4 @@
-"""What leaves the pool leaves from the ends of chains (C14). It looks at the order of the core's policies and changes nothing.
+"""What leaves the pool leaves from the ends of chains (C14). It looks at the core's policies and changes nothing.
 
 Of a chain that lies in two orders of a policy (used blocks in one, unused in the other) each part counts by itself, and
 so do blocks that lost their rank because they were in use when they were met.
@@ -13,7 +13,7 @@ from kvtier_core.testing.hook_order import InvariantError
 
 
 def standing(ledger: Ledger, keep: Collection[OffloadKey]) -> Mapping[OffloadKey, tuple[int, int, Any]]:
-    """The blocks, but for *keep*, that could leave and have their place in their chain: which, how deep, in which order."""
+    """The chain, depth and order of each block, but for *keep*, that could leave and has its place in its chain."""
     return {
         block.key: (block.chain, block.depth, block.place.order)
         for block in ledger.blocks

@@ -126,8 +126,8 @@ MUTANTS: Sequence[Mutant] = (
     _m(
         "a piece of a prompt does not know its request",
         "coordinator.cascades",
-        "chain=request.info.chain, depth=depth",
-        "chain=0, depth=depth",
+        "chain=request.info.chain, depth=request.depth",
+        "chain=0, depth=request.depth",
         partial(test_chain_order.test_r3_pieces_of_one_prompt_leave_from_its_end, "lru"),
     ),
     _m(

@@ -3,7 +3,8 @@
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from kvtier_core.keys import OffloadKey
@@ -23,7 +24,12 @@ def rows(*keys: OffloadKey) -> dict[OffloadKey, bytes]:
 
 
 def drive(
-    root: Path, *, capacity_blocks: int | None = None, namespace: str = "ns", **settings: object
+    root: Path,
+    *,
+    capacity_blocks: int | None = None,
+    namespace: str = "ns",
+    wall: Callable[[], float] = time.time,
+    **settings: object,
 ) -> TierDriver:
     return TierDriver(
         FilesTier,
@@ -32,6 +38,7 @@ def drive(
         namespace=namespace,
         capacity_bytes=None if capacity_blocks is None else capacity_blocks * ROW,
         name="disk",
+        wall=wall,
     )
 
 

@@ -207,7 +207,7 @@ def test_c13_a_block_stored_anew_leaves_before_it_comes():
 
 def test_c13_at_the_start_the_oldest_blocks_beyond_the_capacity_leave():
     script = Script()
-    script.times = {key: float(index) for index, key in enumerate(KEYS)}
+    script.times = {key: 60.0 * index for index, key in enumerate(KEYS)}
     with drive(script, ScanningTier, info=PERSISTENT, seed=rows(*KEYS), capacity_blocks=7) as tier:
         assert set(script.blocks) == set(KEYS[-7:])
         assert used(tier) == 7
@@ -321,7 +321,7 @@ class BoundsWorld:
 
     def use(self, key: OffloadKey) -> None:
         if self.rng.random() < 0.5:
-            self.bounds.touch(key, self.rng.randrange(3), KEYS.index(key))
+            self.bounds.touch(key, self.rng.randrange(3), KEYS.index(key), self.now)
         else:
             self.bounds.distrust(key)
             assert not self.bounds.serves(key, self.now)
@@ -356,23 +356,23 @@ def test_c52_a_time_ahead_of_now_counts_as_now_and_no_block_stays_for_ever():
 
 
 def test_c13_adopting_keeps_the_newest_that_fit_and_are_not_too_old():
-    bounds = Bounds(max_blocks=3, ttl=10.0, policy=LRU())
-    found = [BlockInfo(key=key, bytes=ROW, time=float(index)) for index, key in enumerate(KEYS[:8])]
-    kept, surplus = bounds.adopt(random.Random(0).sample(found, 8), now=13.5)
+    bounds = Bounds(max_blocks=3, ttl=600.0, policy=LRU())
+    found = [BlockInfo(key=key, bytes=ROW, time=60.0 * index) for index, key in enumerate(KEYS[:8])]
+    kept, surplus = bounds.adopt(random.Random(0).sample(found, 8), now=810.0)
     assert kept == KEYS[5:8]
     assert surplus == KEYS[:5]
     assert bounds.blocks == 8
-    assert [bounds.serves(key, 13.5) for key in KEYS[:8]] == [False] * 5 + [True] * 3
+    assert [bounds.serves(key, 810.0) for key in KEYS[:8]] == [False] * 5 + [True] * 3
     for key in surplus:
         bounds.forget(key)
     assert bounds.blocks == 3
-    assert bounds.expired(15.5, limit=10) == [KEYS[5]]
+    assert bounds.expired(930.0, limit=10) == [KEYS[5]]
     assert bounds.reserve(A, 0, 0) == [KEYS[5]]
 
 
 def test_c33_surplus_that_cannot_be_deleted_is_not_served_and_leaves_first(caplog):
     script = Script()
-    script.times = {A: 1.0, B: 2.0, C: 3.0}
+    script.times = {A: 60.0, B: 120.0, C: 180.0}
     seed = {key: row(0) for key in (A, B, C)}
     script.before = lambda method, keys: fail(OSError(30, "Read-only")) if method == "delete" else None
     with drive(script, ScanningTier, info=PERSISTENT, seed=seed, capacity_blocks=2) as tier:

@@ -14,13 +14,19 @@ from kvtier_core.keys import OffloadKey
 from kvtier_core.policies import Entry, EvictionPolicy
 from kvtier_core.values import BlockInfo
 
+_MARK_EVERY_S = 60.0
+"""How finely the time of a block's last use is known after a restart: a write for each use would cost too much."""
+
 
 class _Stored(Entry):
-    """A block that takes a slot, and the time of its store."""
+    """A block that takes a slot."""
 
-    __slots__ = ("time",)
+    __slots__ = ("marked", "time")
 
     time: float
+    """When it was stored."""
+    marked: float
+    """When it was used last, as far as the storage knows."""
 
 
 class Bounds:
@@ -52,18 +58,21 @@ class Bounds:
     def adopt(self, found: Iterable[BlockInfo], now: float) -> tuple[list[OffloadKey], list[OffloadKey]]:
         """Take over the blocks of an earlier process: returns (kept, to be deleted).
 
-        Expired blocks go, and the oldest of those beyond the capacity. They are unserved, and first to be evicted, as
-        long as they are not forgotten. A time ahead of *now* counts as now: a clock that was put back lets no block
-        stay for ever. Cost: a sort of all blocks, once.
+        Expired blocks go, and the longest unused of those beyond the capacity. They are unserved, and first to be
+        evicted, as long as they are not forgotten. A time ahead of *now* counts as now: a clock that was put back lets
+        no block stay for ever. Cost: two sorts of all blocks, once.
         """
-        by_age = sorted({block.key: block for block in found}.values(), key=lambda block: block.time)
-        fresh = [block.key for block in by_age if not self._is_old(block.time, now)]
+        blocks = sorted({block.key: block for block in found}.values(), key=lambda block: block.time)
+        for block in blocks:
+            stored = self._add(block.key, min(block.time, now))
+            stored.marked = max(stored.time, min(block.used or 0.0, now))
+        leaving = sorted(self._stored.values(), key=_in_order_of_use)
+        self._policy.insert(leaving[::-1])  # of one call the last leaves first
+        fresh = [stored.key for stored in leaving if not self._is_old(stored.time, now)]
         room = len(fresh) if self._max_blocks is None else self._max_blocks
         kept = fresh[max(0, len(fresh) - room) :]
-        for block in by_age:
-            self._enter(block.key, min(block.time, now))
         self._unserved.update(self._stored.keys() - kept)
-        return kept, [block.key for block in by_age if block.key in self._unserved]
+        return kept, [stored.key for stored in leaving if stored.key in self._unserved]
 
     def serves(self, key: OffloadKey, now: float) -> bool:
         """Whether the tier holds a block under *key* that is trusted and not too old."""
@@ -91,14 +100,22 @@ class Bounds:
                 self._held -= 1
                 self._policy.release([stored])
 
-    def touch(self, key: OffloadKey, chain: int, depth: int) -> None:
-        """Count one use of a stored block, which is at *depth* of *chain* from now on (``Entry``)."""
+    def touch(self, key: OffloadKey, chain: int, depth: int, now: float) -> bool:
+        """Count one use of a stored block, which is at *depth* of *chain* from now on (``Entry``).
+
+        Returns whether the storage should be told, once a minute at most.
+        """
         stored = self._stored.get(key)
-        if stored is not None:
-            stored.uses += 1
-            stored.chain, stored.depth = chain, depth
-            if not stored.pins:
-                self._policy.release([stored])
+        if stored is None:
+            return False
+        stored.uses += 1
+        stored.chain, stored.depth = chain, depth
+        if not stored.pins:
+            self._policy.release([stored])
+        if now - stored.marked < _MARK_EVERY_S:
+            return False
+        stored.marked = now
+        return True
 
     def reserve(self, key: OffloadKey, chain: int, depth: int) -> list[OffloadKey] | None:
         """Give *key* a slot: returns the blocks to delete before the store, ``None`` when no room can be made.
@@ -163,13 +180,23 @@ class Bounds:
         return list(islice((key for key, _ in old if key not in self._unserved), limit))
 
     def _enter(self, key: OffloadKey, time: float, chain: int = 0, depth: int = 0) -> None:
-        stored = _Stored.of(key)
+        stored = self._add(key, time)
         stored.chain, stored.depth = chain, depth
-        stored.time = time
+        self._policy.insert([stored])
+
+    def _add(self, key: OffloadKey, time: float) -> _Stored:
+        """A stored block takes a slot, and is in no order of eviction yet."""
+        stored = _Stored.of(key)
+        stored.time = stored.marked = time
         stored.pins = self._pins[key]
         self._stored[key] = stored
         self._held += stored.pins > 0
-        self._policy.insert([stored])
+        return stored
 
     def _is_old(self, stored: float, now: float) -> bool:
         return self._ttl is not None and stored + self._ttl <= now
+
+
+def _in_order_of_use(stored: _Stored) -> tuple[float, float]:
+    """The longest unused first; of those used about the same time, such as the blocks of one prompt, the end first."""
+    return stored.marked // _MARK_EVERY_S, -stored.time

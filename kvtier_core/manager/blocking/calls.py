@@ -12,7 +12,7 @@ from functools import partial
 from itertools import islice
 from typing import TypeVar
 
-from kvtier_core.blocktier import BlockTier, SupportsBatch, SupportsChains, SupportsFollow
+from kvtier_core.blocktier import BlockTier, SupportsBatch, SupportsChains, SupportsFollow, SupportsMarks
 from kvtier_core.keys import OffloadKey
 from kvtier_core.manager.tracebacks import log_traceback
 from kvtier_core.masking import mask_text
@@ -104,6 +104,11 @@ class TierCalls:
     def delete(self, keys: Sequence[OffloadKey]) -> Fault | None:
         """Delete blocks; one call. Returns what went wrong."""
         done = self._command("delete", lambda: self._tier.delete(keys))
+        return done if isinstance(done, Fault) else None
+
+    def mark_used(self, tier: SupportsMarks, keys: Sequence[OffloadKey], time: float) -> Fault | None:
+        """Let the tier remember when these blocks were used; one call. Returns what went wrong."""
+        done = self._command("mark_used", lambda: tier.mark_used(keys, time))
         return done if isinstance(done, Fault) else None
 
     def follow(self, tier: SupportsFollow) -> Fault | None:

@@ -86,10 +86,9 @@ class Contents:
         if self._bounds is not None:
             self._bounds.unpin(key)
 
-    def touch(self, key: OffloadKey, chain: int, depth: int) -> None:
-        """Count a use of a block, as the one at *depth* of *chain* (``Entry``)."""
-        if self._bounds is not None:
-            self._bounds.touch(key, chain, depth)
+    def touch(self, key: OffloadKey, chain: int, depth: int, now: float) -> bool:
+        """Count a use of a block, as the one at *depth* of *chain* (``Entry``); whether the tier should note it."""
+        return self._bounds is not None and self._bounds.touch(key, chain, depth, now)
 
     def reserve(self, key: OffloadKey, chain: int, depth: int) -> list[OffloadKey] | None:
         """Make room for *key*: returns the blocks to delete first, no longer present; ``None`` if the tier is full."""

@@ -9,7 +9,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
-from kvtier_core.blocktier import BlockTier, SupportsChains, SupportsFollow, SupportsScan, SupportsTouch
+from kvtier_core.blocktier import (
+    BlockTier,
+    SupportsChains,
+    SupportsFollow,
+    SupportsMarks,
+    SupportsScan,
+    SupportsTouch,
+)
 from kvtier_core.errors import TierOpenError
 from kvtier_core.keys import OffloadKey
 from kvtier_core.manager.blocking.calls import Fault, Outcome, TierCalls
@@ -72,11 +79,19 @@ class TierInstance:
         self._followed = self._tier if isinstance(self._tier, SupportsFollow) else None
         self._touched = self._tier if isinstance(self._tier, SupportsTouch) else None
         self._arranged = self._tier if isinstance(self._tier, SupportsChains) else None
+        self._marked = self._tier if isinstance(self._tier, SupportsMarks) else None
         enumerable = self._scan is not None or self._followed is not None
         contents = Contents(tier_class.info, settings, context, enumerable=enumerable, policies=policies)
         batch = self._batch_limits(settings.limits.max_batch // context.row_bytes, context)
         # The last thread is kept from stores, so that no load waits for one to end.
-        self.state = TierState(context.name, contents, batch, clocks, max_storing=max(1, self._threads - 1))
+        self.state = TierState(
+            context.name,
+            contents,
+            batch,
+            clocks,
+            max_storing=max(1, self._threads - 1),
+            marks=self._marked is not None,
+        )
         limits = settings.limits
         self._retries = Retries(limit=limits.retries, first_pause_s=limits.retry_pause)
         self._count_lock = threading.Lock()
@@ -99,6 +114,7 @@ class TierInstance:
         limits = {
             Kind.LOAD: (blocks, blocks * loads, self._threads, turns),
             Kind.DELETE: (_KEYS_A_CALL, _KEYS_A_CALL, 1, None),
+            Kind.MARK: (_KEYS_A_CALL, _KEYS_A_CALL, 1, None),
             Kind.STORE: (min(most, blocks * -(-stores // 4)), most, 2, None),
         }
         return {
@@ -307,6 +323,8 @@ class TierInstance:
                 return self._ask(units, self._look_up)
             case Kind.DELETE:
                 return self._delete(units)
+            case Kind.MARK:
+                return self._mark(units)
             case Kind.STORE:
                 return self._store(units)
 
@@ -358,6 +376,13 @@ class TierInstance:
         self.state.deleted(keys, fault)
         if fault is not None:
             self._log.warning("%s; %d blocks stay, but are not served", fault.text, len(keys))
+        return [fault or True] * len(units)
+
+    def _mark(self, units: list[Unit]) -> list[Outcome]:
+        assert self._marked is not None, "a mark for a tier that takes none"
+        fault = self._calls.mark_used(self._marked, _keys(units), self._clocks.wall())
+        if fault is not None:
+            self._log.warning("%s; after a restart %d blocks look less used", fault.text, len(units))
         return [fault or True] * len(units)
 
     def _store(self, units: list[Unit]) -> list[Outcome]:

@@ -19,7 +19,7 @@ class Retries:
         """When to call the tier again for *unit*, whose call has just ended so; ``None`` when that was the last."""
         if not isinstance(outcome, Fault) or not outcome.is_transient:
             return None
-        if unit.kind is Kind.DELETE or unit.tries >= self.limit:
+        if unit.kind in (Kind.DELETE, Kind.MARK) or unit.tries >= self.limit:
             return None
         due = now + self.first_pause_s * min(1 << unit.tries, _LONGEST_PAUSE)
         return due if due < unit.deadline else None

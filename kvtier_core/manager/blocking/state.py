@@ -40,9 +40,20 @@ class TierState:
     """Queue and contents of one tier instance. Safe from any thread."""
 
     def __init__(
-        self, name: str, contents: Contents, batch: Mapping[Kind, Limit], clocks: Clocks, *, max_storing: int
+        self,
+        name: str,
+        contents: Contents,
+        batch: Mapping[Kind, Limit],
+        clocks: Clocks,
+        *,
+        max_storing: int,
+        marks: bool,
     ) -> None:
-        """At most *max_storing* calls store at a time: where there are more threads, no load waits for one."""
+        """At most *max_storing* calls store at a time: where there are more threads, no load waits for one.
+
+        *marks*: whether the tier remembers over a restart when blocks were used.
+        """
+        self._marks = marks
         self._name = name
         self._contents = contents
         self._pace = Pace()
@@ -99,9 +110,8 @@ class TierState:
         """The calls for these units have ended. A load is a use of its block; a lookup or a delete is none."""
         with self._lock:
             self._storing -= units[0].kind is Kind.STORE
-            for unit in units:
-                if unit.kind is Kind.LOAD:
-                    self._contents.touch(unit.key, unit.chain, unit.depth)
+            used = [(unit.key, unit.chain, unit.depth) for unit in units if unit.kind is Kind.LOAD]
+            self._use(used)
             self._unpin(units)
             self._free([unit.key for unit in units])
 
@@ -190,7 +200,7 @@ class TierState:
             held = self._contents.holding([unit.key for unit in units], self._clocks.wall())
             for unit, is_there in zip(units, held, strict=True):
                 if is_there:
-                    self._contents.touch(unit.key, unit.chain, unit.depth)
+                    self._use([(unit.key, unit.chain, unit.depth)])
                     outcomes.append(True)
                     continue
                 try:
@@ -233,8 +243,7 @@ class TierState:
     def touch(self, keys: Sequence[OffloadKey], chain: int) -> None:
         """Count a use of each block by the request with the number *chain*, its beginning first."""
         with self._lock:
-            for depth, key in enumerate(keys):
-                self._contents.touch(key, chain, depth)
+            self._use([(key, chain, depth) for depth, key in enumerate(keys)])
 
     def take_events(self) -> list[TierEvent]:
         """Changes of the contents since the last call."""
@@ -253,6 +262,13 @@ class TierState:
             self._contents.pin(unit.key)
             self._queue.put(unit)
         self._work_ready.notify(len(units))
+
+    def _use(self, used: Sequence[tuple[OffloadKey, int, int]]) -> None:
+        """Count a use of each (key, chain, depth); have those noted of which the storage knows an old use alone."""
+        now = self._clocks.wall()
+        stale = [key for key, chain, depth in used if self._contents.touch(key, chain, depth, now)]
+        if self._marks and not self._retired:
+            self._put([Unit(kind=Kind.MARK, key=key) for key in stale])
 
     def _unpin(self, units: Sequence[Unit]) -> list[Unit]:
         for unit in units:

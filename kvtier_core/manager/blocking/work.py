@@ -26,7 +26,9 @@ class Kind(enum.IntEnum):
     LOOKUP = 1
     DELETE = 2
     """Before stores, so that a block stored anew is never removed by the delete of its predecessor."""
-    STORE = 3
+    MARK = 3
+    """Note that a block was used. Before stores, which may be held up: it takes little."""
+    STORE = 4
 
 
 _TAKE_TURNS = (Kind.LOAD, Kind.LOOKUP)
@@ -35,7 +37,7 @@ _SHORT_TURN = 16
 
 
 class Unit(NamedTuple):
-    """One key's part of a job. A delete belongs to no job; only loads and stores have a buffer, valid until they end.
+    """One key's part of a job, but for deletes and marks. Only loads and stores have a buffer, valid until they end.
 
     A tuple, because one is made for every block that moves: it costs a fifth of a frozen dataclass.
     """
@@ -176,7 +178,7 @@ class WorkQueue:
     def _in_order(self) -> Sequence[Kind]:
         """The kinds as they come next: a call that looks up follows one that loads, where both wait."""
         if self._last is Kind.LOAD:
-            return (Kind.LOOKUP, Kind.LOAD, Kind.DELETE, Kind.STORE)
+            return (Kind.LOOKUP, Kind.LOAD, *list(Kind)[2:])
         return tuple(Kind)
 
     def _take(self, ready: _Line, limit: Limit) -> list[Unit]:

@@ -100,6 +100,11 @@ class FilesTier(BlockTier):
         for key in keys:
             self._layout.remove(key)
 
+    def mark_used(self, keys: Sequence[OffloadKey], time: float) -> None:
+        """Note when blocks were used, as their files' time of access; not where nothing may be written."""
+        for key in keys if not self.settings.read_only else ():
+            self._layout.mark_used(key, time)
+
     def close(self) -> None:
         """Nothing is kept open."""
 

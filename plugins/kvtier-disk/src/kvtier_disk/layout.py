@@ -138,6 +138,14 @@ class FileLayout:
         ):  # without its folder there is no block
             self._clear(self._folder_of(key), _name(key))
 
+    def mark_used(self, key: OffloadKey, time: float) -> None:
+        """Note in the block's file when it was used last, where it is there. Raises ``OSError`` on a fault."""
+        self._check_writable()
+        folder = self._folder_of(key)
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError), folder.opened() as handle:
+            stored = handle.status(_name(key)).st_mtime  # what its age is told by
+            os.utime(_name(key), (time, stored), dir_fd=handle.fd, follow_symlinks=False)
+
     def scan(self) -> Iterator[BlockInfo]:
         """Every block; what has a name of ours and is neither folder nor block is removed. Raises ``OSError``."""
         try:
@@ -175,7 +183,7 @@ class FileLayout:
             problem = self._problem(handle, status)
             if problem is None:
                 key = OffloadKey(bytes.fromhex(match[1]))
-                yield BlockInfo(key=key, bytes=status.st_size, time=status.st_mtime)
+                yield BlockInfo(key=key, bytes=status.st_size, time=status.st_mtime, used=status.st_atime)
             else:
                 self._drop(folder, entry.name, problem)
 

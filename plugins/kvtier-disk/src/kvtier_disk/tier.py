@@ -181,7 +181,7 @@ class DiskTier(BlockTier):
         store, self._store = self._store, None
         upkeep, self._upkeep = self._upkeep, None
         if upkeep is not None:
-            upkeep.end_former()
+            upkeep.end()
         if store is not None:
             self._root.leave(store.opened.member, remove=self._was_removed)
 

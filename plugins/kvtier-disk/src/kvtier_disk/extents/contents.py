@@ -26,6 +26,7 @@ class Contents:
         self._entries: dict[OffloadKey, Entry] = {}  # as the policy sees the blocks, once it knows them
         self._ordered = False  # whether the policy knows all keys; a million take their time
         self._since: list[OffloadKey] = []  # what came and went while it learns them
+        self._used: set[OffloadKey] = set()  # since somebody asked; of the blocks that are there
 
     def __len__(self) -> int:
         with self._lock:
@@ -58,11 +59,14 @@ class Contents:
             for key, place in pairs:
                 mine = self._places.get(key)
                 if mine is None:
-                    self._enter([(key, place)])
+                    self._places[key] = place
                     fresh.append(key)
                 elif mine != place:
                     doubles.append((key, max(mine, place)))
                     self._places[key] = min(mine, place)
+            self._begin(
+                fresh
+            )  # at once: of one call the last leaves first, and they came in the order of prompts
         return fresh, doubles
 
     def lose(self, pairs: Iterable[Pair]) -> list[OffloadKey]:
@@ -109,6 +113,13 @@ class Contents:
             with self._lock:
                 self._hold(keys, -1)
                 self._count_use(keys)
+
+    def take_used(self) -> list[Pair]:
+        """The blocks that were used since the last call."""
+        with self._lock:
+            used = [(key, self._places[key]) for key in self._used]
+            self._used.clear()
+            return used
 
     def order(self, oldest_first: Iterable[OffloadKey]) -> None:
         """Let the policy know all blocks, in the order in which they were stored. Once. Cost: much for a million.
@@ -169,6 +180,10 @@ class Contents:
             if key not in self._places:
                 fresh.append(key)
             self._places[key] = place
+        self._begin(fresh)
+
+    def _begin(self, fresh: Sequence[OffloadKey]) -> None:
+        """Blocks that were not there before are in the order of eviction, or will be."""
         if self._ordered:
             self._insert(fresh)
         else:
@@ -182,6 +197,7 @@ class Contents:
         self._policy.insert(entries)
 
     def _count_use(self, keys: Iterable[OffloadKey]) -> None:
+        self._used.update(key for key in keys if key in self._places)
         used = [self._entries[key] for key in dict.fromkeys(keys) if key in self._entries]
         for entry in used:
             entry.uses += 1
@@ -189,6 +205,7 @@ class Contents:
 
     def _leave(self, key: OffloadKey) -> None:
         del self._places[key]
+        self._used.discard(key)
         if not self._ordered:
             self._since.append(key)
         elif key in self._entries:

@@ -212,13 +212,26 @@ class Index:
             yield from rows
             after = rows[-1][1]
 
-    def by_age(self, namespace: int) -> list[Pair]:
-        """Blocks in the order in which they were stored. Reads all slots."""
+    def by_use(self, namespace: int, within_s: float) -> list[Pair]:
+        """The longest unused blocks first; of those used *within_s* of one another the last stored. Reads all slots.
+
+        So the end of a prompt comes before its beginning. A slot may still tell the last use of the block before.
+        """
         with self.database.reading() as connection:
             return connection.execute(
-                "SELECT key, place FROM slots WHERE namespace = ? AND key IS NOT NULL ORDER BY time",
-                (namespace,),
+                "SELECT key, place FROM slots WHERE namespace = ? AND key IS NOT NULL"
+                " ORDER BY CAST(max(time, ifnull(used, 0)) / ? AS INTEGER), time DESC, place DESC",
+                (namespace, within_s),
             ).fetchall()
+
+    def mark_blocks_used(self, pairs: Sequence[Pair], now: float) -> None:
+        """These blocks, as far as they are in these places, were used now."""
+        for chunk in chunks(sorted(pairs, key=_place)):
+            with self.database.transaction() as connection:
+                connection.executemany(
+                    "UPDATE slots SET used = ? WHERE place = ? AND key = ?",
+                    ((now, place, key) for key, place in chunk),
+                )
 
     def set_times_back(self, namespace: int, now: float) -> None:
         """Let what seems to have been stored later than *now* have been stored now: the clock was put back."""

@@ -22,7 +22,7 @@ CREATE TABLE extents (
     id INTEGER PRIMARY KEY AUTOINCREMENT, namespace INTEGER NOT NULL, bytes INTEGER NOT NULL,
     slots INTEGER NOT NULL, state INTEGER NOT NULL, owner INTEGER);
 CREATE TABLE slots (
-    place INTEGER PRIMARY KEY, namespace INTEGER NOT NULL, key BLOB, time REAL, owner INTEGER,
+    place INTEGER PRIMARY KEY, namespace INTEGER NOT NULL, key BLOB, time REAL, owner INTEGER, used REAL,
     CHECK ((key IS NULL) = (time IS NULL)));
 CREATE INDEX free_slots ON slots (namespace, place) WHERE key IS NULL AND owner IS NULL;
 CREATE INDEX claimed_slots ON slots (owner) WHERE owner IS NOT NULL;

@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +29,9 @@ if TYPE_CHECKING:
     from kvtier_disk.extents.contents import Pair
 
 _REAP_EVERY_S = 10.0
+_MARK_EVERY_S = (
+    60.0  # how finely it is known after a restart when a block was used: a write a load would cost more
+)
 _EXPIRED_PARTS = 64  # of CHUNK blocks, whose slots one look frees: that takes up to a second
 _ORDERED_AT_ONCE = 10_000  # blocks whose order is learned before the tier is open: that takes some 50 ms
 
@@ -59,6 +63,7 @@ class Upkeep:
         self._is_started = False
         self._is_ordered = False
         self._next_reap = 0.0
+        self._last_mark = time.time()
         # When blocks past their time were last looked for: what is there may be from a time ahead of the first look.
         self._last_look = float("inf")
 
@@ -207,8 +212,23 @@ class Upkeep:
                 opened.index.mark_used(opened.namespace, now)
                 blocks.was_used = False
             blocks.give_back_claims()
+            self._mark_used(now)
             self._expire(now)
             self._clear()
+
+    def _mark_used(self, now: float) -> None:
+        """Write down which blocks were used, once a minute: after a restart they leave in that order."""
+        if abs(now - self._last_mark) >= _MARK_EVERY_S:
+            self._last_mark = now
+            self._blocks.opened.index.mark_blocks_used(self._blocks.opened.contents.take_used(), now)
+
+    def end(self) -> None:
+        """The tier closes: write down what was used last, where that can be written."""
+        self.end_former()
+        if not self._blocks.opened.index.database.read_only:
+            self._last_mark = 0.0
+            with suppress(OSError):  # after the next start some blocks look less used
+                self._mark_used(time.time())
 
     def _clear(self) -> None:
         """Remove what the dead have left, now and then. By a clock that is never put back."""
@@ -225,7 +245,7 @@ class Upkeep:
     def _order(self) -> None:
         """Let the policy know what is there."""
         opened = self._blocks.opened
-        opened.contents.order(key for key, _ in opened.index.by_age(opened.namespace))
+        opened.contents.order(key for key, _ in opened.index.by_use(opened.namespace, _MARK_EVERY_S))
         self._is_ordered = True
 
     def give_back(self) -> None:
