@@ -32,7 +32,7 @@ def check_left(
 
     Raises ``InvariantError``. Returns whether a chain lost its end and kept its beginning.
     """
-    left: dict[tuple[int, int], int] = {}
+    left: dict[tuple[int, int], int] = {}  # the least deep that left of each part
     for key in evicted:
         if key in before:
             chain, depth, order = before[key]
@@ -43,12 +43,12 @@ def check_left(
         if block.key not in before or not ledger.is_idle(block) or not _is_in_chain(block):
             continue
         order = before[block.key][2]
-        depth = left.get((block.chain, id(order)))
-        if depth is None or block.place.order is not order:  # it went on from one order to the other
+        least = left.get((block.chain, id(order)))
+        if least is None or block.place.order is not order:  # it went on from one order to the other
             continue
-        if block.depth > depth:
+        if block.depth > least:
             raise InvariantError(
-                f"a block at {depth} of chain {block.chain} left before {block} at {block.depth} (C14)"
+                f"a block at {least} of chain {block.chain} left before {block} at {block.depth} (C14)"
             )
         has_kept = True
     return has_kept

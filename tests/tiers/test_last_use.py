@@ -66,7 +66,7 @@ def test_b2_a_files_age_is_that_of_its_store_however_often_it_is_used(tmp_path, 
 
 
 def test_b2_a_use_is_noted_once_a_minute_at_most(tmp_path, clock, monkeypatch):
-    noted = []
+    noted: list[object] = []
     utime = os.utime
     with drive_files(tmp_path, clock) as tier:
         stored_at(tmp_path, tier, clock, KEYS[0])
