@@ -201,6 +201,7 @@ class Contents:
         used = [self._entries[key] for key in dict.fromkeys(keys) if key in self._entries]
         for entry in used:
             entry.uses += 1
+            entry.chain = entry.depth = 0  # whose use it was is told by `arrange`, if at all
         self._policy.release([entry for entry in used if not entry.pins])
 
     def _leave(self, key: OffloadKey) -> None:
