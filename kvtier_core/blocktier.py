@@ -21,6 +21,8 @@ class BlockTier(ABC):
 
     Settings: ClassVar[type[TierSettings]] = TierSettings
     info: ClassVar[TierInfo]
+    stores_nothing: bool = False
+    """Set it in ``open`` where the storage can only be read: the core then stores and deletes nothing."""
 
     @classmethod
     def for_settings(cls, settings: TierSettings) -> "type[BlockTier]":  # noqa: ARG003 - for those who override it

@@ -23,6 +23,7 @@ FORMAT_VERSION = 1
 
 _MAGIC = b"kvt\x01"
 _PROOF = struct.Struct("<4sHHQ16s16s16s")
+_LENGTH = struct.Struct("<Q")
 _BEGIN = _PROOF.pack(_MAGIC, FORMAT_VERSION, 0, 0, b"", b"", b"")[:8]
 
 
@@ -69,3 +70,8 @@ class Sealer:
         """Whether *row* is exactly what ``seal`` left for this namespace, key and payload size."""
         end = bytes(row[payload_bytes:])  # a memoryview is compared item by item: 20 us for a page of padding
         return end == self._end(key, row, payload_bytes)
+
+    def proves(self, key: OffloadKey, row: memoryview) -> bool:
+        """``check``, for whoever does not know how large the payload is: *row* says so itself."""
+        (payload_bytes,) = _LENGTH.unpack_from(row, len(row) - PROOF_BYTES + 8)
+        return payload_bytes <= len(row) - PROOF_BYTES and self.check(key, row, payload_bytes)

@@ -219,7 +219,7 @@ class Integrity:
         ]
         if corrupt:
             self._log.warning(
-                "tier %r returned %d of %d blocks with wrong bytes (first key %s): recomputed, and discarded there",
+                "tier %r returned %d of %d blocks with wrong bytes (first key %s): they are recomputed",
                 plan.tier,
                 len(corrupt),
                 len(plan.keys),

@@ -2,6 +2,7 @@
 
 from kvtier_core.testing.scripted import JobHook, TierScript
 from kvtier_core.testing.world import World, make_keys
+from kvtier_core.tier_settings import TierLimits
 from kvtier_core.values import JobResult, LookupState, MissReason
 from tests.coordinator.test_promotions import asked, states, world_behind
 
@@ -102,3 +103,15 @@ def test_b6_a_tier_is_asked_again_behind_a_key_that_only_another_one_holds():
     assert asked(world, "lookup") == [tuple(make_keys("abcd")), tuple(make_keys("cd"))]
     world.end_step()
     assert asked(world, "submit_load") == [tuple(make_keys("ac"))]
+
+
+def test_s10_that_a_block_is_absent_is_remembered_for_7_s():
+    world = World(8, [TierScript(name="a", shared=True)])
+    world.new_request("r")
+    for wait, questions in ((0.0, 1), (6.9, 1), (0.2, 2)):
+        world.advance(wait)
+        world.lookup("r", make_keys("x"))
+        world.answer_all(JobHook.LOOKUP)
+        assert len(asked(world, "lookup")) == questions
+    limits = TierLimits()
+    assert limits.presence_ttl + limits.lookup_timeout == 7.0

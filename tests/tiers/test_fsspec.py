@@ -20,9 +20,10 @@ from fsspec.implementations.memory import MemoryFileSystem
 
 from kvtier_core.errors import TierOpenError
 from kvtier_core.testing.driving import PATIENCE_S, TierDriver
-from kvtier_core.testing.rows import RowMaker
+from kvtier_core.testing.rows import RowMaker, similar_keys
 from kvtier_core.testing.tiers import TierTests, assert_contents
 from kvtier_fsspec import FsspecTier, connection
+from tests.tiers.engine import TierEngine
 from tests.tiers.fsspec_rules import A, B, C, FsspecTests, load, make_tier, store_until_it_works
 
 HERE = Path(__file__).parent
@@ -163,6 +164,56 @@ def test_c33_a_read_only_root_is_refused(tmp_path, register):
 
     with pytest.raises(TierOpenError, match="Read-only file system.*; check url"):
         drive(f"readonly://{tmp_path}")
+
+
+class Frozen(LocalFiles):
+    """Local files of which one kind may be read and not changed, once ``frozen`` says so."""
+
+    protocol = "frozen"
+    frozen = False
+    changes = 0
+
+    def _refuse(self, path):
+        if self.frozen:
+            type(self).changes += 1
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS), path)
+
+    def makedirs(self, path, **kwargs):
+        self._refuse(path)
+        super().makedirs(path, **kwargs)
+
+    def pipe_file(self, path, value, **kwargs):
+        self._refuse(path)
+        super().pipe_file(path, value, **kwargs)
+
+    def rm_file(self, path):
+        self._refuse(path)
+        super().rm_file(path)
+
+
+def test_b10_storage_that_can_only_be_read_is_read_and_given_nothing(
+    tmp_path, register, warnings, monkeypatch
+):
+    register(Frozen)
+    url = f"frozen://{tmp_path}"
+    keys = similar_keys(6)
+    with TierEngine(FsspecTier, url=url) as engine:
+        engine.store("w", keys[:3])
+    stored = len(list(tmp_path.rglob("*.kv")))
+    next(tmp_path.rglob("*.kv")).with_suffix(".tmp").write_bytes(b"")
+    monkeypatch.setattr(Frozen, "frozen", True)
+    monkeypatch.setattr(Frozen, "changes", 0)
+    with TierEngine(FsspecTier, url=url, capacity="8KiB") as engine:
+        assert engine.load("r", keys[:3]) == stored == 3
+        for number in range(5):
+            engine.store(f"s{number}", keys[3:])
+        assert engine.load("t", keys) == 6
+        counters = engine.manager.counters.tiers["far"]
+        assert (counters.store_failed, counters.stored, counters.declined) == (0, 0, 3)
+    assert Frozen.changes <= 2, "the one look at the start"
+    (told,) = [text for text in warnings() if "read" in text.lower()]
+    assert "nothing is stored" in told.replace("\n", " ")
+    assert len(list(tmp_path.rglob("*.kv"))) == 3
 
 
 def test_c32_a_file_system_that_may_show_half_an_object_is_refused_unless_told_otherwise(register):

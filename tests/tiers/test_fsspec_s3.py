@@ -371,8 +371,7 @@ def test_s3_what_storage_options_say_of_the_client_goes_first(server, url):
 
 def test_s2_many_blocks_far_away_are_hits_at_the_first_or_second_try(server, url):
     keys = similar_keys(2000)
-    settings = {"url": url, "storage_options": server.options, "threads": 16}
-    with TierEngine(FsspecTier, num_rows=2500, **settings) as engine:
+    with TierEngine(FsspecTier, num_rows=2500, url=url, storage_options=server.options, threads=16) as engine:
         path = f"/{url.removeprefix('s3://')}/{engine.namespace}"
         there = {f"{path}/{key.hex()[:2]}/{key.hex()}.kv": engine.maker.make(key) for key in keys}
         server.fault = held(there, 0.020)

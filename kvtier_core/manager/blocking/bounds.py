@@ -37,10 +37,19 @@ class Bounds:
     Pinned keys are never victims. ``max_blocks=None`` means no bound, ``ttl=None`` that blocks don't age.
     """
 
-    def __init__(self, *, max_blocks: int | None, ttl: float | None, policy: EvictionPolicy[Entry]) -> None:
+    def __init__(
+        self,
+        *,
+        max_blocks: int | None,
+        ttl: float | None,
+        policy: EvictionPolicy[Entry],
+        replaces: bool = False,
+    ) -> None:
+        """*replaces*: a store puts its block in the place of one of its key, which need not be deleted before."""
         self._max_blocks = max_blocks
         self._ttl = ttl
         self._policy = policy
+        self._replaces = replaces
         self._stored: OrderedDict[OffloadKey, _Stored] = OrderedDict()  # oldest first
         self._held = 0
         """Stored blocks that are pinned."""
@@ -121,9 +130,12 @@ class Bounds:
         """Give *key* a slot: returns the blocks to delete before the store, ``None`` when no room can be made.
 
         In the order of eviction it will be the block at *depth* of *chain*. A block still stored under *key* itself is
-        one of those to delete: both would not fit together.
+        one of those to delete, unless the store replaces it: both would not fit together.
         """
-        if key in self._stored:
+        if key in self._stored and self._replaces:
+            self.forget(key)
+            victims = []
+        elif key in self._stored:
             victims = [key]
             self._policy.remove([self._stored[key]])
         else:
@@ -158,6 +170,11 @@ class Bounds:
     def abandon(self, key: OffloadKey) -> None:
         """The store of *key* did not happen; its slot is free."""
         self._arriving.pop(key, None)
+
+    def trust(self, key: OffloadKey) -> bool:
+        """The block was read again and is right. Whether it is still there."""
+        self._unserved.discard(key)
+        return key in self._stored
 
     def distrust(self, key: OffloadKey) -> None:
         """The block is there but can't be had: keep its slot, serve it no more."""

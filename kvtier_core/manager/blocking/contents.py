@@ -34,9 +34,11 @@ class Contents:
         policies: Mapping[str, PolicyFactory] | None = None,
     ) -> None:
         limits = settings.limits
+        self.max_doubts = limits.max_remembered
         self._row_bytes = context.row_bytes
         self._capacity = context.capacity_bytes
-        self._shared = info.shared
+        self.shared = info.shared
+        """Whether other processes use the tier, too."""
         self._events = EventLog(limits.max_events)
         self._bounds: Bounds | None = None
         self.presence = PresenceSet(limits.max_resident_keys, complete=enumerable or not info.persistent)
@@ -45,13 +47,14 @@ class Contents:
             self._bounds = Bounds(
                 max_blocks=max_blocks,
                 ttl=settings.ttl,
+                replaces=info.shared,
                 policy=make_policy(settings.policy, max_blocks or limits.max_resident_keys, policies),
             )
 
     @property
     def answers(self) -> bool:
         """Whether the presence set alone can say that a key is absent."""
-        return not self._shared and self.presence.complete
+        return not self.shared and self.presence.complete
 
     def adopt(self, found: Iterable[BlockInfo], now: float) -> list[OffloadKey]:
         """Take over what an earlier process left; returns the blocks to delete (too old, or beyond the capacity)."""
@@ -70,7 +73,7 @@ class Contents:
 
     def lacking(self, keys: Sequence[OffloadKey], now: float) -> list[bool]:
         """Which blocks are known not to be there or not to be served, so that the tier need not be asked for them."""
-        if self._bounds is not None and not self._shared:
+        if self._bounds is not None and not self.shared:
             return [not self._bounds.serves(key, now) for key in keys]
         if not self.answers:
             return [False] * len(keys)
@@ -134,6 +137,13 @@ class Contents:
             for key in keys:
                 self._bounds.distrust(key)
         self._vanish(keys)
+
+    def trust(self, keys: Sequence[OffloadKey]) -> None:
+        """These blocks were read again and are right: serve those that are still there."""
+        if self._bounds is None:
+            self._appear(keys)
+        else:
+            self._appear([key for key in keys if self._bounds.trust(key)])
 
     def gone(self, keys: Sequence[OffloadKey]) -> None:
         """These blocks are not in the tier any more."""

@@ -19,28 +19,22 @@ from kvtier_core.blocktier import (
 )
 from kvtier_core.errors import TierOpenError
 from kvtier_core.keys import OffloadKey
+from kvtier_core.manager.blocking.batches import KEYS_A_CALL, batch_limits
 from kvtier_core.manager.blocking.calls import Fault, Outcome, TierCalls
 from kvtier_core.manager.blocking.contents import Contents
 from kvtier_core.manager.blocking.jobs import JobBoard
 from kvtier_core.manager.blocking.retries import Retries
 from kvtier_core.manager.blocking.state import Clocks, TierState
-from kvtier_core.manager.blocking.work import Kind, Limit, Unit
+from kvtier_core.manager.blocking.work import Kind, Unit
 from kvtier_core.manager.guard import text_of
 from kvtier_core.policies import PolicyFactory
+from kvtier_core.proof import Sealer
 from kvtier_core.tier_settings import TierSettings
 from kvtier_core.transfer.waiting import bounded
 from kvtier_core.values import BlockInfo, TierContext, TierJob
 
-_KEYS_A_CALL = 256
-"""Keys deleted in one call: enough to share its cost, few enough to stay quick."""
 _LOOKUP_SHARE = 0.9
 """A lookup is answered with what is known when so much of its time is over: after its deadline nobody waits for it."""
-_TURNS = 10
-"""Calls that each thread makes of a long queue at least: a newcomer waits for one, and for the one that it is in."""
-_BLOCKS_A_STORE = 1024
-"""Blocks stored in one call: what a tier writes down of them is one transaction, and others wait for its end."""
-_STORED_AT_ONCE = 4
-"""All threads together store at most one of so many parts of the tier at a time, where their calls are large."""
 
 
 class TierInstance:
@@ -59,6 +53,8 @@ class TierInstance:
         self._name = context.name
         self._log = context.log
         self._threads = settings.threads
+        self._row_bytes = context.row_bytes
+        self._sealer = Sealer(context.namespace)
         self._board = board
         self._clocks = clocks
         self._core_report = context.report_evicted
@@ -82,7 +78,7 @@ class TierInstance:
         self._marked = self._tier if isinstance(self._tier, SupportsMarks) else None
         enumerable = self._scan is not None or self._followed is not None
         contents = Contents(tier_class.info, settings, context, enumerable=enumerable, policies=policies)
-        batch = self._batch_limits(settings.limits.max_batch // context.row_bytes, context)
+        batch = batch_limits(tier_class.info, settings, context, batches=self._calls.batches)
         # The last thread is kept from stores, so that no load waits for one to end.
         self.state = TierState(
             context.name,
@@ -99,28 +95,6 @@ class TierInstance:
         self._closing = False
         self._retired = threading.Event()
         self._closed = threading.Event()
-
-    def _batch_limits(self, blocks: int, context: TierContext) -> dict[Kind, Limit]:
-        """How much goes into a call, where *blocks* make a batch."""
-        info = self._tier.info
-        blocks = max(1, blocks) if self._calls.batches else 1
-        loads, stores = (info.load_batch, info.store_batch) if self._calls.batches else (1, 1)
-        most = min(blocks * stores, _BLOCKS_A_STORE)
-        if context.capacity_bytes is not None:
-            # What is being stored takes room and can't be evicted: all calls together leave most of the tier alone.
-            share = context.capacity_bytes // context.row_bytes // (_STORED_AT_ONCE * self._threads)
-            most = max(blocks, min(most, share))
-        turns = _TURNS * self._threads
-        limits = {
-            Kind.LOAD: (blocks, blocks * loads, self._threads, turns),
-            Kind.DELETE: (_KEYS_A_CALL, _KEYS_A_CALL, 1, None),
-            Kind.MARK: (_KEYS_A_CALL, _KEYS_A_CALL, 1, None),
-            Kind.STORE: (min(most, blocks * -(-stores // 4)), most, 2, None),
-        }
-        return {
-            kind: Limit(at_least=least, most=most, shares=shares, turns=turns)
-            for kind, (least, most, shares, turns) in limits.items()
-        }
 
     def open(self) -> None:
         """Open the tier, learn what it holds, make it fit its capacity, start the I/O threads.
@@ -204,8 +178,10 @@ class TierInstance:
 
     def _adopt(self, found: Iterable[BlockInfo]) -> None:
         surplus = self.state.adopt(found)
-        for begin in range(0, len(surplus), _KEYS_A_CALL):
-            keys = surplus[begin : begin + _KEYS_A_CALL]
+        if self._tier.stores_nothing:
+            return
+        for begin in range(0, len(surplus), KEYS_A_CALL):
+            keys = surplus[begin : begin + KEYS_A_CALL]
             fault = self._calls.delete(keys)
             self.state.deleted(keys, fault)
             if fault is not None:
@@ -371,7 +347,9 @@ class TierInstance:
         return [False if lacks else next(following) for lacks in lacking]
 
     def _delete(self, units: list[Unit]) -> list[Outcome]:
-        keys = self.state.condemned(units)
+        keys = self._still_to_delete(self.state.condemned(units))
+        if self._tier.stores_nothing:
+            return [True] * len(units)  # they stay, and are not served
         fault = self._calls.delete(keys) if keys else None
         self.state.deleted(keys, fault)
         if fault is not None:
@@ -380,12 +358,41 @@ class TierInstance:
 
     def _mark(self, units: list[Unit]) -> list[Outcome]:
         assert self._marked is not None, "a mark for a tier that takes none"
+        if self._tier.stores_nothing:
+            return [True] * len(units)
         fault = self._calls.mark_used(self._marked, _keys(units), self._clocks.wall())
         if fault is not None:
             self._log.warning("%s; after a restart %d blocks look less used", fault.text, len(units))
         return [fault or True] * len(units)
 
+    def _still_to_delete(self, keys: list[OffloadKey]) -> list[OffloadKey]:
+        """*keys* without those that gave wrong bytes, are read again now, and are not for us to delete (C37)."""
+        doubted = self.state.doubted(keys)
+        if not doubted:
+            return keys
+        told = {key: self._is_right(key) for key in doubted}
+        kept = set(self.state.read_again(told))
+        self._log.warning(
+            "tier %r: of %d blocks with wrong bytes %d are right when read again, %d are deleted, and %d are left "
+            "to the others that use it. Where most are right, or none can be, look for what changes bytes between this "
+            "machine and the storage",
+            self._name,
+            len(doubted),
+            list(told.values()).count(True),
+            len(doubted) - len(kept),
+            sum(not told[key] for key in kept),
+        )
+        return [key for key in keys if key not in kept]
+
+    def _is_right(self, key: OffloadKey) -> bool | None:
+        """Whether a block is right when it is read once more; ``None`` when it can't be read, or is gone."""
+        row = memoryview(bytearray(self._row_bytes))
+        (outcome,) = self._calls.load([key], [row])
+        return self._sealer.proves(key, row) if outcome is True else None
+
     def _store(self, units: list[Unit]) -> list[Outcome]:
+        if self._tier.stores_nothing:
+            return [False] * len(units)  # declined
         plan = self.state.plan_stores(units)
         no_room: Fault | None = None
         if plan.victims:

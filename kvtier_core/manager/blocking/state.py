@@ -12,6 +12,7 @@ from kvtier_core.errors import PluginError
 from kvtier_core.keys import OffloadKey
 from kvtier_core.manager.blocking.calls import Fault, Outcome
 from kvtier_core.manager.blocking.contents import Contents
+from kvtier_core.manager.blocking.doubts import Doubts
 from kvtier_core.manager.blocking.pace import Pace
 from kvtier_core.manager.blocking.presence import PresenceSet
 from kvtier_core.manager.blocking.work import Kind, Limit, Unit, WorkQueue
@@ -66,6 +67,7 @@ class TierState:
         self._queue = WorkQueue()
         self._arriving: set[OffloadKey] = set()  # being stored, and not said to be gone again meanwhile
         self._condemned: set[OffloadKey] = set()  # to be deleted, unless stored anew before
+        self._doubts = Doubts(contents.max_doubts)
         self._retired = False
 
     @property
@@ -154,13 +156,14 @@ class TierState:
     def lacking(self, keys: Sequence[OffloadKey]) -> list[bool]:
         """For each key, whether its block is known not to be there."""
         with self._lock:
-            return self._contents.lacking(keys, self._clocks.wall())
+            lacking = self._contents.lacking(keys, self._clocks.wall())
+            return [lacks or key in self._doubts for key, lacks in zip(keys, lacking, strict=True)]
 
     def gone(self, keys: Sequence[OffloadKey]) -> None:
         """These blocks are not in the tier (any more)."""
         with self._lock:
             self._arriving.difference_update(keys)
-            self._contents.gone(keys)
+            self._gone(keys)
 
     def appeared(self, keys: Sequence[OffloadKey]) -> None:
         """The tier says that others stored these blocks."""
@@ -173,9 +176,15 @@ class TierState:
             self._contents.distrust(keys)
 
     def condemn(self, keys: Sequence[OffloadKey]) -> None:
-        """Serve these blocks no more and have them deleted, unless they are stored anew before that."""
+        """Serve these blocks, which gave wrong bytes, no more and have them deleted, unless stored anew before that.
+
+        Those of a shared tier are read again first (C37).
+        """
         with self._lock:
             self._contents.distrust(keys)
+            if self._contents.shared:
+                for key in keys:
+                    self._doubts.add(key)
             if not self._retired:
                 self._condemn(keys)
 
@@ -184,12 +193,31 @@ class TierState:
         with self._lock:
             return [unit.key for unit in units if unit.key in self._condemned]
 
+    def doubted(self, keys: Sequence[OffloadKey]) -> list[OffloadKey]:
+        """Which of these condemned blocks are to be read again before."""
+        with self._lock:
+            return [key for key in keys if key in self._doubts]
+
+    def read_again(self, told: Mapping[OffloadKey, bool | None]) -> list[OffloadKey]:
+        """Whether doubted blocks are right now; ``None`` where that can't be told. Returns which not to delete."""
+        kept: list[OffloadKey] = []
+        with self._lock:
+            for key, is_right in told.items():
+                if is_right:
+                    self._doubts.was_right(key)
+                    self._contents.trust([key])
+                elif is_right is False and self._doubts.was_wrong():
+                    continue
+                kept.append(key)
+            self._condemned.difference_update(kept)
+        return kept
+
     def deleted(self, keys: Sequence[OffloadKey], fault: Fault | None) -> None:
         """How the delete of condemned blocks ended; after a fault they stay, unserved."""
         with self._lock:
             self._condemned.difference_update(keys)
             if fault is None:
-                self._contents.gone(keys)
+                self._gone(keys)
 
     def plan_stores(self, units: Sequence[Unit]) -> StorePlan:
         """Decide what each store needs. A block that is there already is stored; one without room is not."""
@@ -237,6 +265,9 @@ class TierState:
                 for key, outcome in zip(keys, outcomes, strict=True)
             }
             self._arriving.difference_update(keys)
+            for key in keys:
+                if there[key]:
+                    self._doubts.remove(key)
             self._contents.stored([key for key in keys if there[key]], self._clocks.wall())
             self._contents.not_stored([key for key in keys if not there[key]])
 
@@ -256,6 +287,11 @@ class TierState:
             return self._contents.usage()
 
     # Under the lock.
+
+    def _gone(self, keys: Sequence[OffloadKey]) -> None:
+        for key in keys:
+            self._doubts.remove(key)
+        self._contents.gone(keys)
 
     def _put(self, units: Sequence[Unit]) -> None:
         for unit in units:

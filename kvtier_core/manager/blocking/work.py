@@ -181,7 +181,7 @@ class WorkQueue:
             return (Kind.LOOKUP, Kind.LOAD, *list(Kind)[2:])
         return tuple(Kind)
 
-    def _take(self, ready: _Line, limit: Limit) -> list[Unit]:
+    def _take(self, ready: _Line, limit: Limit | Pace) -> list[Unit]:
         taken: list[Unit] = []
         most = limit.at(len(ready))
         while ready and len(taken) < most:

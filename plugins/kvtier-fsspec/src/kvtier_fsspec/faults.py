@@ -4,6 +4,8 @@ File systems raise what the libraries below them raise, and those are not always
 of exception classes. Nothing here decides whether something is a fault, and nothing masks secrets.
 """
 
+import errno
+
 from kvtier_fsspec.settings import OBJECT_STORES
 
 _PACKAGES = {
@@ -32,6 +34,7 @@ _DENIED = frozenset(
         "TokenRetrievalError",
     }
 )
+_NOT_ALLOWED = frozenset({"PermissionError", "EROFS"})
 _UNREACHABLE = frozenset(
     {
         "ClientConnectionError",
@@ -60,12 +63,17 @@ _CHECK_ALL = "check url, storage_options and the server"
 class StorageError(OSError):
     """A file system could not do what it was asked.
 
-    Its text holds no secret. ``kinds`` are the names of the classes of what the file system raised.
+    Its text holds no secret. ``kinds`` are the names of the classes of what the file system raised, and of its errno.
     """
 
     def __init__(self, text: str, kinds: frozenset[str]) -> None:
         super().__init__(text)
         self.kinds = kinds
+
+    @property
+    def may_not_write(self) -> bool:
+        """Whether it came because what was asked for is not allowed, or the storage is read-only."""
+        return bool(self.kinds & _NOT_ALLOWED)
 
 
 def words(error: Exception) -> str:
@@ -75,12 +83,14 @@ def words(error: Exception) -> str:
 
 
 def kinds_of(error: BaseException | None) -> frozenset[str]:
-    """The names of all classes of *error* and of what caused it."""
+    """The names of all classes of *error* and of what caused it, and of their error numbers."""
     kinds: set[str] = set()
     seen: set[int] = set()
     while error is not None and id(error) not in seen:
         seen.add(id(error))
         kinds.update(cls.__name__ for cls in type(error).__mro__)
+        if isinstance(error, OSError) and error.errno is not None:
+            kinds.add(errno.errorcode.get(error.errno, ""))
         error = error.__cause__ or error.__context__
     return frozenset(kinds)
 

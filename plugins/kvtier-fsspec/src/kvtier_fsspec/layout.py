@@ -9,6 +9,7 @@ Decides names and sizes. How an object is published is the publisher's business,
 """
 
 import json
+import logging
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -37,6 +38,7 @@ class ObjectLayout:
         *,
         block_bytes: int,
         requests: Requests,
+        log: logging.Logger,
     ) -> None:
         """Blocks of *block_bytes*. No I/O."""
         self._connection = connection
@@ -44,23 +46,35 @@ class ObjectLayout:
         self._namespace = namespace
         self._block_bytes = block_bytes
         self._requests = requests
+        self._log = log
 
     def describe(self, description: Mapping[str, Any]) -> None:
         """Write ``namespace.json`` and read it back, which shows that blocks can be written and read."""
         text = json.dumps(description, indent=2, sort_keys=True, default=str).encode() + b"\n"
 
         def work(fs: AbstractFileSystem, root: str) -> None:
-            path = f"{root}/{self._namespace}/namespace.json"
-            self._publisher.put(fs, path, text)
-            fs.cat_file(path)
+            self._publisher.put(fs, self._description(root), text)
+            fs.cat_file(self._description(root))
 
         self._connection.call(work)
 
+    def is_described(self) -> bool:
+        """Whether there is a ``namespace.json`` that can be read."""
+        return self._connection.call(self._can_read_description)
+
+    def _can_read_description(self, fs: AbstractFileSystem, root: str) -> bool:
+        try:
+            fs.cat_file(self._description(root), start=0, end=1)
+        except FileNotFoundError:
+            return False
+        return True
+
+    def _description(self, root: str) -> str:
+        return f"{root}/{self._namespace}/namespace.json"
+
     def have(self, keys: Sequence[OffloadKey]) -> list[bool | Exception]:
         """Which blocks are there; a ``StorageError`` for each that could not be asked about."""
-        return self._connection.call_each(
-            lambda fs, root: self._publisher.have(fs, self._paths(root, keys), self._block_bytes)
-        )
+        return self._connection.call_each(lambda fs, root: self._publisher.have(fs, self._paths(root, keys)))
 
     def put(self, key: OffloadKey, block: memoryview) -> None:
         """Store a block, replacing one of that name."""
@@ -68,17 +82,15 @@ class ObjectLayout:
         self._connection.call(lambda fs, root: self._publisher.put(fs, self._path(root, key), content))
 
     def get(self, key: OffloadKey, into: memoryview) -> bool:
-        """Fill *into*; false when there is no such block. Raises ``OSError`` when it has another size, too.
+        """Fill *into*; false when there is no such block.
 
-        Reads one byte more than a block has, so that a longer object is found out and never read whole.
+        An object of another size gives zeros, which prove nothing: the core counts it as damaged. One byte more than a
+        block has is read, so that a longer object is found out and never read whole.
         """
         content = self._connection.call(lambda fs, root: self._read(fs, self._path(root, key)))
         if content is None:
             return False
-        if len(content) != len(into):
-            size = f"{len(content)} bytes" if len(content) < len(into) else "more"
-            raise OSError(f"block {key.hex()} is damaged: it has {size} and not {len(into)}")
-        into[:] = content
+        into[:] = content if len(content) == len(into) else bytes(len(into))
         return True
 
     def remove(self, keys: Sequence[OffloadKey]) -> None:
@@ -89,22 +101,35 @@ class ObjectLayout:
         """Remove the namespace."""
         self._connection.call(lambda fs, root: self._publisher.remove_all(fs, f"{root}/{self._namespace}"))
 
-    def scan(self) -> Iterable[BlockInfo]:
-        """Every block; an object that has a block's name and not its size is removed."""
-        return self._connection.call(self._scan)
+    def scan(self, *, may_remove: bool) -> Iterable[BlockInfo]:
+        """Every block. What writers left half-written an hour ago or longer is removed, if anything may be.
 
-    def _scan(self, fs: AbstractFileSystem, root: str) -> list[BlockInfo]:
-        blocks, damaged = [], []
+        So is an object that has a block's name and not its size, which is told in the log.
+        """
+        return self._connection.call(lambda fs, root: self._scan(fs, root, may_remove=may_remove))
+
+    def _scan(self, fs: AbstractFileSystem, root: str, *, may_remove: bool) -> list[BlockInfo]:
+        blocks, damaged, leftovers = [], [], []
         for found in self._publisher.entries(fs, f"{root}/{self._namespace}"):
             match = _BLOCK_NAME.fullmatch(found.path)
             if match is None:
-                continue
-            if found.size == self._block_bytes:
+                if found.is_leftover:
+                    leftovers.append(found.path)
+            elif found.size == self._block_bytes:
                 key = OffloadKey(bytes.fromhex(match[2]))
                 blocks.append(BlockInfo(key=key, bytes=found.size, time=found.time))
             else:
                 damaged.append(found.path)
-        remove_each(fs, damaged, self._requests)
+        if damaged:
+            self._log.warning(
+                "%d stored blocks are damaged, they have another size than %d bytes (first %s): they are %s",
+                len(damaged),
+                self._block_bytes,
+                damaged[0].rpartition("/")[2],
+                "removed" if may_remove else "not served",
+            )
+        if may_remove:
+            remove_each(fs, [*damaged, *leftovers], self._requests)
         return blocks
 
     def _read(self, fs: AbstractFileSystem, path: str) -> bytes | None:

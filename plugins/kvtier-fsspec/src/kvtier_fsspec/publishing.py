@@ -21,7 +21,7 @@ from fsspec.implementations.local import LocalFileSystem
 from kvtier_fsspec.many import Requests
 
 _TEMPORARY = ".tmp"
-_STALE_AFTER_S = 3600.0  # more than a store may take and clocks may differ: whoever wrote it is gone
+_STALE_AFTER_S = 3600.0  # more than a store may take and clocks may differ
 _TIMES = ("mtime", "LastModified", "last_modified", "modified", "updated", "created")
 
 
@@ -33,6 +33,11 @@ class Found:
     size: int
     time: float
 
+    @property
+    def is_leftover(self) -> bool:
+        """Whether a writer that is gone left it half-written."""
+        return self.path.endswith(_TEMPORARY) and time.time() - self.time > _STALE_AFTER_S
+
 
 class Publisher(Protocol):
     """What the layout asks of a file system. Safe from any thread; *fs* is the object in use now."""
@@ -41,8 +46,8 @@ class Publisher(Protocol):
         """Write one object, replacing one of that name; after an exception nothing short is to be seen."""
         ...
 
-    def have(self, fs: AbstractFileSystem, paths: Sequence[str], size: int) -> list[bool | Exception]:
-        """Which objects are there; one of another size, where that is known, is not. A fault stands for its answer."""
+    def have(self, fs: AbstractFileSystem, paths: Sequence[str]) -> list[bool | Exception]:
+        """Which objects are there, whatever their size. A fault stands for its answer."""
         ...
 
     def entries(self, fs: AbstractFileSystem, directory: str) -> Iterator[Found]:
@@ -65,16 +70,14 @@ class WholePuts:
         """One request; past the file system's limit for one, a multipart upload, completed or aborted."""
         fs.pipe_file(path, content)
 
-    def have(self, fs: AbstractFileSystem, paths: Sequence[str], size: int) -> list[bool | Exception]:
+    def have(self, fs: AbstractFileSystem, paths: Sequence[str]) -> list[bool | Exception]:
         """Reads a byte of each: one request, where ``info`` of an absent object takes two, the second a dear one."""
         probes = self._requests.call_each(fs, "cat_file", paths, start=0, end=1)
-        # Some stores refuse to read a byte of an empty object, each in its own words: those are asked for their size.
+        # Some stores refuse to read a byte of an empty object, each in its own words: those are asked for more.
         odd = [path for path, probe in zip(paths, probes, strict=True) if _is_fault(probe)]
-        sizes = iter(self._requests.call_each(fs, "info", odd))
+        infos = iter(self._requests.call_each(fs, "info", odd))
         return [
-            _has_size(next(sizes), size)
-            if _is_fault(probe)
-            else not isinstance(probe, FileNotFoundError) and probe != b""
+            _is_file(next(infos)) if _is_fault(probe) else not isinstance(probe, FileNotFoundError)
             for probe in probes
         ]
 
@@ -111,24 +114,19 @@ class MovedFiles:
                 fs.rm_file(temporary)
             raise
 
-    def have(self, fs: AbstractFileSystem, paths: Sequence[str], size: int) -> list[bool | Exception]:
-        """Asks for the size of each."""
-        return [_has_size(info, size) for info in self._requests.call_each(fs, "info", paths)]
+    def have(self, fs: AbstractFileSystem, paths: Sequence[str]) -> list[bool | Exception]:
+        """Asks what each is."""
+        return [_is_file(info) for info in self._requests.call_each(fs, "info", paths)]
 
     def entries(self, fs: AbstractFileSystem, directory: str) -> Iterator[Found]:
-        """Folder by folder. Removes what writers left behind an hour ago or longer."""
+        """Folder by folder."""
         for folder in fs.ls(directory, detail=True):
             if folder["type"] != "directory":
                 continue
             try:
-                files = fs.ls(folder["name"], detail=True)
+                yield from _found(fs.ls(folder["name"], detail=True))
             except FileNotFoundError:
                 continue  # removed just now
-            for file in _found(files):
-                if not file.path.endswith(_TEMPORARY):
-                    yield file
-                elif time.time() - file.time > _STALE_AFTER_S:
-                    remove_each(fs, [file.path], self._requests)
 
     def remove_all(self, fs: AbstractFileSystem, directory: str) -> None:
         """The folder with all that is in it."""
@@ -161,12 +159,12 @@ def _is_fault(outcome: object) -> bool:
     return isinstance(outcome, BaseException) and not isinstance(outcome, FileNotFoundError)
 
 
-def _has_size(info: Mapping[str, Any] | Exception, size: int) -> bool | Exception:
+def _is_file(info: Mapping[str, Any] | Exception) -> bool | Exception:
     if isinstance(info, FileNotFoundError):
         return False
     if isinstance(info, Exception):
         return info
-    return bool(info["type"] == "file" and info["size"] == size)
+    return bool(info["type"] == "file")
 
 
 def _found(infos: Iterable[Mapping[str, Any]]) -> Iterator[Found]:

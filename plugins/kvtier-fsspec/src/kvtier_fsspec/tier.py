@@ -35,7 +35,10 @@ class FsspecTier(BlockTier):
         self._layout: ObjectLayout | None = None
 
     def open(self) -> None:
-        """Show that blocks can be written and read. Raises ``TierOpenError``. Cost: two requests."""
+        """Show that blocks can be written and read. Raises ``TierOpenError``. Cost: two requests.
+
+        Where nothing may be written, but this namespace is there to be read, the tier ``stores_nothing``.
+        """
         try:
             moves = self._connection.call(lambda fs, _root: moves_files(fs))
             self._layout = ObjectLayout(
@@ -44,10 +47,26 @@ class FsspecTier(BlockTier):
                 self.context.namespace,
                 block_bytes=self.context.row_bytes,
                 requests=self._requests,
+                log=self.context.log,
             )
-            self._layout.describe(self.context.description)
+            self._describe(self._layout)
         except StorageError as error:
             raise self._open_error(f"{error}; {advice(error, self.settings.protocol)}") from None
+
+    def _describe(self, layout: ObjectLayout) -> None:
+        try:
+            layout.describe(self.context.description)
+        except StorageError as error:
+            if not (error.may_not_write and layout.is_described()):
+                raise
+            self.stores_nothing = True
+            self.context.log.warning(
+                "tier %r (kvtier-fsspec): %s can't be written (%s): what others store there is loaded, and nothing is "
+                "stored or deleted. To store, allow writing and deleting, and start again",
+                self.context.name,
+                self._connection.shown_url,
+                error,
+            )
 
     def contains(self, keys: Sequence[OffloadKey]) -> Sequence[bool | Exception]:
         """Which of *keys* are stored, an ``OSError`` for one that could not be asked about. Raises ``OSError``."""
@@ -58,7 +77,7 @@ class FsspecTier(BlockTier):
         self._opened.put(key, block)
 
     def load(self, key: OffloadKey, into: memoryview) -> bool:
-        """Read one block. Raises ``OSError`` when it can't be read or is too short or too long."""
+        """Read one block; zeros where it is too short or too long. Raises ``OSError`` when it can't be read."""
         return self._opened.get(key, into)
 
     def delete(self, keys: Sequence[OffloadKey]) -> None:
@@ -71,7 +90,7 @@ class FsspecTier(BlockTier):
 
     def scan(self) -> Iterable[BlockInfo]:
         """Every stored block of the namespace, whoever stored it. Raises ``OSError``."""
-        return self._opened.scan()
+        return self._opened.scan(may_remove=not self.stores_nothing)
 
     def remove_namespace(self) -> None:
         """Remove every object of the namespace. Raises ``OSError``."""
