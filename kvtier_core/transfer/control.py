@@ -39,11 +39,12 @@ from kvtier_core.transfer.direction import Direction
 PAGE_BYTES = 4096
 
 _WORD = 8
-_SLOT_WORDS = 8
-"""A 64-byte cache line for the epoch and one for each worker, so that writers do not slow each other down."""
+_SLOT_WORDS = 16
+"""Two 64-byte cache lines for the epoch and two for each worker, so that writers do not slow each other down."""
 
 _EPOCH = 0
 _SCHEDULER_CAME = 1
+_WORKER_CAME = 8
 _STARTED = {Direction.STORE: 0, Direction.LOAD: 2}
 _FINISHED = {Direction.STORE: 1, Direction.LOAD: 3}
 _FAILED = {Direction.STORE: 4, Direction.LOAD: 5}
@@ -96,6 +97,14 @@ class ControlPage:
     def note_scheduler(self) -> None:
         """Say that the scheduler has come. Scheduler side."""
         self._words[_SCHEDULER_CAME] = 1
+
+    def worker_came(self, worker: int) -> bool:
+        """Whether this pool has, or had, this worker."""
+        return self._words[self._index(worker, _WORKER_CAME)] != 0
+
+    def note_worker(self, worker: int) -> None:
+        """Say that this worker has come. Worker side."""
+        self._words[self._index(worker, _WORKER_CAME)] = 1
 
     def use_worker(self, worker: int) -> Callable[[], None]:
         """A device is to write this worker's words, until it calls what this returns (twice is fine). Worker side.

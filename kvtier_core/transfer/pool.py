@@ -257,7 +257,7 @@ class Pool:
         Raises ``TimeoutError`` that says who is missing.
         """
         if self._sharing is not None:
-            self._sharing.wait_for_all(self.fd, timeout_s)
+            self._sharing.wait_for_all(self.control, self.fd, timeout_s)
 
     def missing_members(self) -> list[int]:
         """Workers (and ``SCHEDULER``) that have not joined or have died. Empty for a pool of one process."""

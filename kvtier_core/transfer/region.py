@@ -78,6 +78,10 @@ def open_or_make_named(
             )
         except PermissionError as error:
             raise _taken(path, "this user may not open") from error
+        except OSError as error:
+            if error.errno not in (errno.ELOOP, errno.EISDIR, errno.ENXIO, errno.ENODEV):
+                raise
+            raise _taken(path, "is no regular file but a link, a directory, a socket or a device") from error
         on_failure.callback(os.close, fd)
         if (wrong := _what_is_wrong(fd)) is not None:
             raise _taken(path, wrong)

@@ -42,6 +42,8 @@ class Sharing:
             )
         if member == SCHEDULER:
             control.note_scheduler()
+        else:
+            control.note_worker(member)
 
     def _what_the_dead_left(self, control: ControlPage, member: int) -> str | None:
         if control.scheduler_came and (member == SCHEDULER or SCHEDULER in self.members.missing()):
@@ -52,24 +54,36 @@ class Sharing:
                     return f"{describe(member)} died in the middle of {direction.value} job {job}"
         return None
 
-    def wait_for_all(self, fd: int, timeout_s: float) -> None:
+    def wait_for_all(self, control: ControlPage, fd: int, timeout_s: float) -> None:
         """Wait for all members; then nothing names the open file *fd* any more. Raises ``TimeoutError``."""
         deadline = time.monotonic() + timeout_s
         if not wait_for(lambda: not self.members.missing(), timeout_s):
-            missing = ", ".join(map(describe, self.members.missing()))
-            late = (
-                "" if self.path is None else ", and see each other in /proc to start again once all have come"
-            )
-            raise TimeoutError(
-                f"{missing} did not join the pool within {timeout_s:g} s: all processes of an engine must run on this "
-                f"machine, in one network namespace, as one user, with one configuration{late}"
-            )
+            raise TimeoutError(self._why_not_all(control, timeout_s))
         if self.path is not None and self.members.enter_gate(max(0.0, deadline - time.monotonic())):
             try:  # else somebody else is about to
                 if is_at(fd, self.path):
                     self.path.unlink()
             finally:
                 self.members.leave_gate()
+
+    def _why_not_all(self, control: ControlPage, timeout_s: float) -> str:
+        missing = self.members.missing()
+        left = [m for m in missing if (control.scheduler_came if m == SCHEDULER else control.worker_came(m))]
+        texts = []
+        if left:
+            texts.append(
+                f"{', '.join(map(describe, left))} joined the pool and left it again: see in its own output why "
+                "it ended"
+            )
+        if never := [member for member in missing if member not in left]:
+            late = (
+                "" if self.path is None else ", and see each other in /proc to start again once all have come"
+            )
+            texts.append(
+                f"{', '.join(map(describe, never))} did not join the pool within {timeout_s:g} s: all processes of an "
+                f"engine must run on this machine, in one network namespace, as one user, with one configuration{late}"
+            )
+        return "; ".join(texts)
 
     def end(self, fd: int) -> None:
         """Leave the pool. In a forked child, which was never in it, the parent and the file's name stay as they are."""

@@ -384,15 +384,52 @@ def test_c32_a_pool_closed_before_all_have_come_leaves_no_name(open_pool: OpenPo
     assert not path.exists()
 
 
-def test_named_memory_that_is_no_file_of_ours_is_refused(name: str, tmp_path: Path) -> None:
+def _put_link(path: Path, elsewhere: Path) -> None:
+    path.symlink_to(elsewhere)
+
+
+def _put_directory(path: Path, _elsewhere: Path) -> None:
+    path.mkdir()
+
+
+def _put_socket(path: Path, _elsewhere: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(path))
+
+
+def _put_pipe(path: Path, _elsewhere: Path) -> None:
+    os.mkfifo(path)
+
+
+@pytest.mark.parametrize("put", [_put_link, _put_directory, _put_socket, _put_pipe])
+def test_s19_what_is_no_file_at_the_place_of_a_pool_is_refused_with_advice(
+    name: str, tmp_path: Path, put: Callable[[Path, Path], None]
+) -> None:
     path = region_module.name_in_shared_memory(name)
-    path.symlink_to(tmp_path / "elsewhere")
+    put(path, tmp_path / "elsewhere")
     try:
-        with pytest.raises(OSError, match="symbolic link"):
+        with pytest.raises(
+            PermissionError, match="no regular file.*: have it removed, or give the pool another name"
+        ) as caught:
             Pool.open(_GEOMETRY, name, named=True)
+        assert caught.value.filename == str(path)
+        region_module.reclaim_dead()
     finally:
-        path.unlink()
+        (path.rmdir if path.is_dir() and not path.is_symlink() else path.unlink)()
     assert not (tmp_path / "elsewhere").exists()
+
+
+def test_b17_a_member_that_came_and_left_is_not_said_to_have_stayed_away(
+    open_pool: OpenPool, *, named: bool
+) -> None:
+    scheduler = open_pool(SCHEDULER, named=named)
+    worker = open_pool(0, named=named)
+    assert worker.close()
+    with pytest.raises(
+        TimeoutError,
+        match=r"^worker 0 joined the pool and left it again: see .* why it ended; worker 1 did not join .* network",
+    ):
+        scheduler.wait_for_members(0.0)
 
 
 def test_another_users_process_is_neither_served_nor_believed(
