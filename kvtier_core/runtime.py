@@ -3,6 +3,7 @@
 The only module that knows all of them. It decides the pool's geometry and turns settings into limits.
 """
 
+import time
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
@@ -23,6 +24,7 @@ from kvtier_core.settings.fields import find_secrets
 from kvtier_core.tier_settings import TierSettings
 from kvtier_core.transfer.choice import open_device
 from kvtier_core.transfer.pool import Pool, PoolGeometry
+from kvtier_core.transfer.waiting import bounded
 from kvtier_core.units import format_size
 from kvtier_core.values import TierContext
 
@@ -30,6 +32,8 @@ if TYPE_CHECKING:
     from kvtier_core.transfer.layout import KVLayout
 
 _MAX_WASTE = 0.25
+_CLOSE_S = 1.0
+"""For tiers that did open to close again, where another has taken all the time there was."""
 
 
 def plan_geometry(settings: Settings, namespace: Namespace) -> PoolGeometry:
@@ -148,8 +152,9 @@ def open_manager(
 
     The pool stays the caller's, to be closed after the manager's ``shutdown``. Raises ``ConfigError``, ``PluginError``
     or ``TierOpenError``; then no tier is left open but one that does not confirm its shutdown, for whose sake the pool
-    stays mapped, whoever closes it (C34).
+    stays mapped, whoever closes it (C34). Takes at most *open_timeout_s*, and a second more where a tier does not open.
     """
+    deadline = time.monotonic() + bounded(open_timeout_s)
     geometry = pool.geometry
     manager = TierManager(
         pool=pool,
@@ -164,7 +169,7 @@ def open_manager(
             pool.prefault()
         manager.open(open_timeout_s)
     except BaseException:
-        _shut_down(manager, pool, open_timeout_s)
+        _shut_down(manager, pool, max(_CLOSE_S, deadline - time.monotonic()))
         raise
     return manager
 

@@ -5,7 +5,7 @@ What touches stored rows goes through the integrity thread first, in order: no t
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import assert_never
 
@@ -49,9 +49,9 @@ class TierBuild:
     limits: TierLimits
     store_threshold: int = 1
     capacity_bytes: int | None
-    secrets: frozenset[str] = frozenset()
+    secrets: frozenset[str] = field(default=frozenset(), repr=False)
     """What must not show in a message, whatever the tier raises."""
-    build: Callable[[TierContext], object]
+    build: Callable[[TierContext], object] = field(repr=False)
 
 
 class Tiers:

@@ -53,3 +53,34 @@ def test_c34_the_pool_stays_mapped_for_a_tier_that_hangs_while_it_opens(caplog, 
     assert ("is kept until this process ends" in caplog.text) is hangs
     release.set()
     assert not hangs or ended.wait(20.0)
+
+
+def test_b18_a_tier_that_hangs_while_it_opens_costs_one_timeout(tmp_path):
+    """What is left of it, and a second, is for the tiers that did open."""
+    release, told = threading.Event(), []
+
+    class Tier(FaultyTier):
+        @hookimpl
+        def on_open(self, pool):
+            if self.context.name == "hangs":
+                release.wait()
+
+        @hookimpl
+        def shutdown(self, timeout_s):
+            told.append((self.context.name, timeout_s))
+
+    layout = KVLayout([torch.zeros(4, 4, 8)])
+    settings = Settings(
+        pool=PoolSettings(capacity=4 * row_bytes_for(layout.payload_bytes[0])),
+        tiers={name: TierSettings(type="mine") for name in ("opens", "hangs")},
+        tier_types={
+            name: TierType(name="mine", cls=Tier, distribution="test", version="1")
+            for name in ("opens", "hangs")
+        },
+    )
+    try:
+        with pytest.raises(TierOpenError, match="hangs.* did not open within 3 s"):
+            open_session(settings, namespace_of(layout, "0"), layout, open_timeout_s=3.0)
+    finally:
+        release.set()
+    assert told[0] == ("opens", 1.0)

@@ -6,6 +6,7 @@ import pytest
 
 from kvtier_core import KvtierError, load_settings, secrets_in_options
 from kvtier_core.masking import MASK, mask_text, mask_value
+from kvtier_core.runtime import plan_tier
 from kvtier_core.settings import show_settings
 from tests.plugins.distributions import TIER_SOURCE
 
@@ -112,7 +113,7 @@ def test_k9_o2_a_file_that_is_not_toml_is_not_quoted(tmp_path):
     assert "line 2" in str(caught.value)
 
 
-def test_k9_o2_valid_secrets_are_usable_but_never_shown(tmp_path):
+def test_k9_o2_s17_valid_secrets_are_usable_but_never_shown(tmp_path):
     settings = load_settings(
         file=_file(
             tmp_path,
@@ -127,6 +128,9 @@ def test_k9_o2_valid_secrets_are_usable_but_never_shown(tmp_path):
     cold: Any = settings.tiers["cold"]
     assert cold.password.get_secret_value() == SECRET
     assert cold.storage_options == {"anything": SECRET}
+    build = plan_tier(settings, "cold", 4096)
+    assert SECRET in build.secrets
+    assert SECRET not in repr(build), "S17"
     for text in (repr(settings), str(cold), repr(cold), f"{cold}", str(show_settings(settings))):
         assert SECRET not in text
         assert "host/path" in text
