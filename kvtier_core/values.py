@@ -147,8 +147,9 @@ class JobResult:
 
     ``present`` answers a lookup, one bool a key, in order. ``None`` stands for a key that the tier can't tell of in
     time: the others count, and this one is asked again. ``missing`` are keys that are not there (absence, no fault),
-    or, for a store, that the tier declined. ``failed`` are keys that could not be moved, or asked about (a fault).
-    ``error`` says why, in words, without secrets; an error with neither list means that every key failed.
+    or, for a store, that the tier declined. ``held``, for a store, are keys that were there already, so that nothing
+    was written. ``failed`` are keys that could not be moved, or asked about (a fault). ``error`` says why, in words,
+    without secrets; an error with neither missing nor failed keys means that every key failed.
     """
 
     job_id: int
@@ -156,6 +157,7 @@ class JobResult:
     missing: Sequence[OffloadKey] = ()
     failed: Sequence[OffloadKey] = ()
     error: str | None = None
+    held: Sequence[OffloadKey] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,7 +5,7 @@ passes its deadline is unpinned; should the tier read the row later, the proof g
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import chain
 
 from kvtier_core.coordinator import leases
@@ -270,15 +270,20 @@ class Cascades:
                 self._state.cascade_rows -= 1
         self._state.ledger.unpin(job.blocks)
 
-    def finish(self, job: Job, bad: Mapping[OffloadKey, MissReason], now: float) -> None:
-        """The tier's result of a store. Keys that are *bad* without a fault are ones that it declined."""
+    def finish(
+        self, job: Job, bad: Mapping[OffloadKey, MissReason], held: Collection[OffloadKey], now: float
+    ) -> None:
+        """The tier's result of a store. Keys that are *bad* without a fault are ones that it declined.
+
+        Those that it *held* already were not written, and count for nothing.
+        """
         if job.overdue:
             return
         self._unpin(job)
         tier = self._state.tiers[job.tier]
         stored = [key for key in job.keys if key not in bad]
         declined = sum(reason is MissReason.NEVER_STORED for reason in bad.values())
-        tier.counters.stored += len(stored)
+        tier.counters.stored += len(set(stored).difference(held)) if held else len(stored)
         tier.counters.declined += declined
         tier.counters.store_failed += len(bad) - declined
         if not job.stale:

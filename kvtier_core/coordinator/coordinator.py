@@ -5,7 +5,7 @@ thread, clock, I/O or logging. Used by one thread, the engine's.
 """
 
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from kvtier_core.coordinator import leases
@@ -307,14 +307,16 @@ class Coordinator:
             breaker = tier.breaker_of(job.kind)
             if faulty:
                 breaker.failed(now)
-            else:
+            elif job.kind is JobKind.LOOKUP or self._has_moved(job, bad, result):
                 breaker.succeeded()
+            else:
+                breaker.withdrawn()
         if job.kind is JobKind.LOOKUP:
             tier.counters.timeouts += MissReason.TIER_SLOW in bad.values() and not job.overdue
             if not job.stale:
                 tier.presence.take_answer(job, result, bad, now)
         elif job.kind is JobKind.TIER_STORE:
-            self._cascades.finish(job, bad, now)
+            self._cascades.finish(job, bad, result.held, now)
             self._request_level.give_late(now)
         else:
             why = Counter(bad.values())
@@ -327,6 +329,12 @@ class Coordinator:
             self._request_level.arrived(job.blocks, None, now)
 
     @staticmethod
+    def _has_moved(job: Job, bad: Mapping[OffloadKey, MissReason], result: JobResult) -> bool:
+        """Whether bytes moved: that a block is not there, or was there before, may be known without the storage."""
+        absent = [key for key, reason in bad.items() if reason is MissReason.NEVER_STORED]
+        return not set(job.keys) <= {*absent, *result.held}
+
+    @staticmethod
     def _bad_keys(job: Job, finished: Finished) -> dict[OffloadKey, MissReason] | None:
         """Why which keys of *job* were not moved, or told of; ``None`` for a result that makes no sense."""
         result = finished.result
@@ -335,17 +343,17 @@ class Coordinator:
         bad = dict.fromkeys(result.missing, MissReason.NEVER_STORED)
         bad.update(dict.fromkeys(finished.corrupt, MissReason.INTEGRITY))
         bad.update(dict.fromkeys(result.failed, MissReason.TIER_FAILED))
-        if not bad.keys() <= set(job.keys):
+        if not set(job.keys).issuperset([*bad, *result.held]):
             return None
         if result.error is not None and not bad:
             return dict.fromkeys(job.keys, MissReason.TIER_FAILED)
         return bad
 
-    def on_fault(self, tier_name: str, now: float) -> None:
-        """A hook raised or answered nonsense outside any job."""
+    def on_fault(self, tier_name: str, now: float, *, of_job: bool = False) -> None:
+        """A hook raised or answered nonsense; *of_job*: in a result, whose failure the breakers hear of by itself."""
         tier = self._state.tiers[tier_name]
         tier.counters.faults += 1
-        for breaker in tier.breakers:
+        for breaker in () if of_job else tier.breakers:
             breaker.failed(now)
 
     # -- reset

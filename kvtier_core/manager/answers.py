@@ -49,6 +49,7 @@ def plain_result(result: JobResult, job_id: int) -> JobResult:
         missing=_keys("missing", result.missing),
         failed=_keys("failed", result.failed),
         error=error,
+        held=_keys("held", result.held),
     )
 
 

@@ -10,9 +10,11 @@ from kvtier_core.values import RequestInfo, TierEvent
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """A hook raised, or a tier handed out nonsense that belongs to no job."""
+    """A hook raised, or a tier handed out nonsense."""
 
     tier: str
+    of_job: bool = False
+    """Whether it was a job's result, which is reported as failed beside this."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -281,6 +281,7 @@ class TierHost:
             return False
         plain = self._guard.call(running.hook, plain_result, result=result, job_id=running.plan.id)
         if isinstance(plain, HookFault):
+            self._emit(Fault(self.identity.name, of_job=True))
             plain = JobResult(job_id=running.plan.id, error="the tier's result was malformed")
         elif plain.error is not None:
             # Counts and names of blocks differ each time; what went wrong is the same.

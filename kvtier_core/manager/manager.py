@@ -329,8 +329,8 @@ class TierManager:
         match event:
             case Finished():
                 self._coordinator.on_finished(event, self._clock())
-            case Fault(tier):
-                self._coordinator.on_fault(tier, self._clock())
+            case Fault(tier, of_job):
+                self._coordinator.on_fault(tier, self._clock(), of_job=of_job)
             case Sealed(job_id):
                 self._coordinator.on_sealed(job_id)
             case Serving(tier, generation, resident):

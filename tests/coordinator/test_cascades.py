@@ -2,9 +2,11 @@
 
 import pytest
 
+from kvtier_core.coordinator.breaker import BreakerState
+from kvtier_core.coordinator.jobs import JobKind
 from kvtier_core.testing.scripted import Answer, JobHook, TierScript
 from kvtier_core.testing.world import World, generous_limits, make_keys
-from kvtier_core.values import LookupState, MissReason
+from kvtier_core.values import JobResult, LookupState, MissReason
 
 HIT, PENDING, MISS = LookupState.HIT, LookupState.HIT_PENDING, LookupState.MISS
 
@@ -268,3 +270,63 @@ def test_c28_a_late_read_of_a_changed_row_is_exposed_by_its_proof():
     found = world.fetch("r", make_keys("a"))
     assert found.hits == 0
     assert world.coordinator.counters.tiers["a"].integrity == 1
+
+
+# -- what the tier held already
+
+
+def test_b12_what_a_tier_held_already_is_not_counted_as_stored():
+    world = World(4, ["a"])
+    world.new_request("r")
+    store(world, "r", "ab")
+    (job,) = world.jobs(JobHook.STORE)
+    world.running.pop(job)
+    world.report("a", JobResult(job_id=job, held=make_keys("a")))
+    counters = world.coordinator.counters.tiers["a"]
+    assert (counters.stored, counters.store_failed, counters.faults) == (1, 0, 0)
+
+
+def test_b12_a_tier_that_held_what_nobody_gave_it_is_at_fault():
+    world = World(4, ["a"])
+    world.new_request("r")
+    store(world, "r", "a")
+    (job,) = world.jobs(JobHook.STORE)
+    world.running.pop(job)
+    world.report("a", JobResult(job_id=job, held=make_keys("z")))
+    counters = world.coordinator.counters.tiers["a"]
+    assert (counters.stored, counters.store_failed, counters.faults) == (0, 1, 1)
+
+
+@pytest.mark.parametrize("hook", [JobHook.STORE, JobHook.LOAD])
+def test_a_breaker_stays_open_while_nothing_moves(hook):
+    """That a block is held already, or is not there, a tier may say while its server is stopped."""
+    world = World(8, [TierScript.limited("a", breaker_failures=1, breaker_pause=1.0, miss_ttl=0.0)])
+    world.new_request("r", "s", "t")
+    if hook is JobHook.LOAD:
+        world.put("r", make_keys("ab"))
+        world.reset(tiers=False)
+    breaker = world.coordinator.state.tiers["a"].breaker_of(
+        JobKind.TIER_STORE if hook is JobHook.STORE else JobKind.TIER_LOAD
+    )
+
+    def job_of(request: str, keys: str) -> int:
+        if hook is JobHook.STORE:
+            store(world, request, keys)
+        else:
+            world.lookup(request, make_keys(keys))
+            world.answer_all(JobHook.LOOKUP)
+            world.lookup(request, make_keys(keys))
+            world.end_step()
+        (job,) = world.jobs(hook)
+        return job
+
+    world.answer(job_of("r", "a"), Answer.ERROR)
+    world.advance(2.0)
+    job = job_of("s", "b")
+    world.running.pop(job)
+    nothing = {"held": make_keys("b")} if hook is JobHook.STORE else {"missing": make_keys("b")}
+    world.report("a", JobResult(job_id=job, **nothing))
+    assert breaker.state is BreakerState.OPEN
+    world.advance(60.0)
+    world.answer(job_of("t", "a" if hook is JobHook.LOAD else "c"))
+    assert breaker.state is BreakerState.CLOSED

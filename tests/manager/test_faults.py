@@ -151,7 +151,7 @@ def test_c24_c31_a_step_takes_in_what_was_reported_before_it_and_no_more(make_be
     manager = make_bench().manager
     taken = []
 
-    def on_fault(tier, _now):
+    def on_fault(tier, _now, *, of_job):
         taken.append(tier)
         if len(taken) < 100:
             manager._events.put(Fault(tier))  # a tier that reports as fast as it is listened to
@@ -297,7 +297,9 @@ def test_c30_one_fault_of_many_blocks_is_logged_ever_more_rarely(make_bench, cap
 
 
 @pytest.mark.parametrize("answer", [7, "yes", [True, True], [], [1], iter([True])])
-def test_c30_a_lookup_answer_of_wrong_length_or_type_is_a_fault_and_a_miss(make_bench, monkeypatch, answer):
+def test_c30_b16_a_lookup_answer_of_wrong_length_or_type_is_a_fault_and_a_miss(
+    make_bench, monkeypatch, answer
+):
     bench = make_bench()
     bench.new("a")
     bench.tiers["one"].hold.add("lookup")
@@ -308,6 +310,7 @@ def test_c30_a_lookup_answer_of_wrong_length_or_type_is_a_fault_and_a_miss(make_
     bench.tiers["one"].context.wake()
     assert bench.lookup("a", 1) == 0
     assert bench.manager.counters.misses == {MissReason.TIER_FAILED: 1}
+    assert bench.manager.counters.tiers["one"].faults == 1
 
 
 def test_c30_a_failed_job_is_logged_with_tier_package_and_cause_and_without_secrets(make_bench, caplog):

@@ -68,6 +68,15 @@ def test_c52_a_block_that_is_stored_already_is_not_stored_again():
         assert script.count("store") == 1
 
 
+def test_b12_a_block_that_is_stored_already_is_said_to_be_held():
+    script = Script()
+    with drive(script) as tier:
+        assert tier.store(rows(A)).held == ()
+        result = tier.store(rows(A, B))
+        assert (result.held, result.missing, result.failed) == ((A,), (), ())
+        assert script.count("store") == 2
+
+
 def test_c52_after_a_failed_store_the_one_waiting_behind_it_is_tried():
     script = Script()
     failures = iter([OSError("once")])

@@ -1,10 +1,12 @@
 """The one place where a blocking tier's methods are called, and where whatever they do wrong is caught (C30).
 
-Every call ends as one outcome a key: ``True`` (stored, filled, there), ``False`` (absent) or a ``Fault``. Nothing
+Every call ends as one outcome a key: ``True`` (stored, filled, there), ``False`` (absent), ``HELD`` (there already, so
+that no call was made) or a ``Fault``. Nothing
 a tier raises or returns passes this module in any other form; an answer is read where the call is guarded, because
 it may be computed, and fail, only then. Holds no state and decides nothing about keys.
 """
 
+import enum
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -35,7 +37,13 @@ class Fault:
     """Whether the same call may well succeed in a moment."""
 
 
-Outcome = bool | Fault
+class Held(enum.Enum):
+    """A store that was not needed."""
+
+    HELD = "held"
+
+
+Outcome = bool | Fault | Held
 
 
 def describe(error: BaseException) -> str:

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from kvtier_core.manager.blocking.calls import Fault, Outcome
+from kvtier_core.manager.blocking.calls import Fault, Held, Outcome
 from kvtier_core.manager.blocking.work import Kind
 from kvtier_core.values import JobResult, TierJob
 
@@ -53,7 +53,8 @@ class _Pending:
             present = tuple(None if isinstance(outcome, Fault) else outcome for _, outcome in ended)
             return JobResult(job_id=self.job.id, present=present, failed=failed, error=error)
         missing = tuple(key for key, outcome in ended if outcome is False)
-        return JobResult(job_id=self.job.id, missing=missing, failed=failed, error=error)
+        held = tuple(key for key, outcome in ended if outcome is Held.HELD)
+        return JobResult(job_id=self.job.id, missing=missing, held=held, failed=failed, error=error)
 
 
 class JobBoard:

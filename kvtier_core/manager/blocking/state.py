@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from kvtier_core.errors import PluginError
 from kvtier_core.keys import OffloadKey
-from kvtier_core.manager.blocking.calls import Fault, Outcome
+from kvtier_core.manager.blocking.calls import Fault, Held, Outcome
 from kvtier_core.manager.blocking.contents import Contents
 from kvtier_core.manager.blocking.doubts import Doubts
 from kvtier_core.manager.blocking.pace import Pace
@@ -229,7 +229,7 @@ class TierState:
             for unit, is_there in zip(units, held, strict=True):
                 if is_there:
                     self._use([(unit.key, unit.chain, unit.depth)])
-                    outcomes.append(True)
+                    outcomes.append(Held.HELD)
                     continue
                 try:
                     evict = self._contents.reserve(unit.key, unit.chain, unit.depth)
