@@ -13,8 +13,9 @@ from kvtier_core.coordinator.actions import (
     TellTouched,
 )
 from kvtier_core.coordinator.break_even import RecomputeCost
-from kvtier_core.coordinator.coordinator import Coordinator, Finished
+from kvtier_core.coordinator.coordinator import Coordinator
 from kvtier_core.coordinator.endpoints import GroupShape
+from kvtier_core.coordinator.results import Finished
 from kvtier_core.coordinator.state import EndPoint, Lookup, PoolLimits, PreparedTransfer
 from kvtier_core.coordinator.stats import Counters, TierCounters
 from kvtier_core.coordinator.tier_state import TierSpec

@@ -5,8 +5,8 @@ thread, clock, I/O or logging. Used by one thread, the engine's.
 """
 
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Sequence
+from dataclasses import replace
 
 from kvtier_core.coordinator import leases
 from kvtier_core.coordinator.actions import (
@@ -20,9 +20,10 @@ from kvtier_core.coordinator.cascades import Cascades
 from kvtier_core.coordinator.endpoints import GroupShape
 from kvtier_core.coordinator.jobs import Job, JobKind
 from kvtier_core.coordinator.lookups import Lookups
-from kvtier_core.coordinator.presence import ResidentSource, bad_answers
+from kvtier_core.coordinator.presence import ResidentSource
 from kvtier_core.coordinator.promotions import Promotions
 from kvtier_core.coordinator.request_level import RequestLevel
+from kvtier_core.coordinator.results import Arrived, Finished, bad_keys, has_moved
 from kvtier_core.coordinator.state import (
     EndPoint,
     Lookup,
@@ -36,20 +37,7 @@ from kvtier_core.coordinator.tier_state import TierSpec
 from kvtier_core.keys import OffloadKey
 from kvtier_core.ledger import Block, Ledger
 from kvtier_core.policies.base import EvictionPolicy
-from kvtier_core.values import JobResult, MissReason, RequestInfo
-
-
-@dataclass(frozen=True, slots=True)
-class Finished:
-    """A tier's result as the acting part hands it in: ``corrupt`` are loaded keys whose proof did not hold."""
-
-    tier: str
-    result: JobResult
-    corrupt: Sequence[OffloadKey] = ()
-
-
-Arrived = Callable[[int], Collection[OffloadKey]]
-"""Says which keys of a load are in their rows, whole and checked, though its tier has not answered the job."""
+from kvtier_core.values import MissReason, RequestInfo
 
 
 class Coordinator:
@@ -295,7 +283,7 @@ class Coordinator:
         state.end_job(job.id)
         waiting = list(job.waiters)
         state.forget_answers_of(job)
-        bad = self._bad_keys(job, finished)
+        bad = bad_keys(job, finished)
         if bad is None:
             tier.counters.faults += 1
             bad = dict.fromkeys(job.keys, MissReason.TIER_FAILED)
@@ -307,7 +295,7 @@ class Coordinator:
             breaker = tier.breaker_of(job.kind)
             if faulty:
                 breaker.failed(now)
-            elif job.kind is JobKind.LOOKUP or self._has_moved(job, bad, result):
+            elif job.kind is JobKind.LOOKUP or has_moved(job, bad, result):
                 breaker.succeeded()
             else:
                 breaker.withdrawn()
@@ -327,27 +315,6 @@ class Coordinator:
                 self._lookups.break_even.note(job, len(job.keys) - len(bad), seconds)
             self._promotions.finish(job, bad, now, waiting)
             self._request_level.arrived(job.blocks, None, now)
-
-    @staticmethod
-    def _has_moved(job: Job, bad: Mapping[OffloadKey, MissReason], result: JobResult) -> bool:
-        """Whether bytes moved: that a block is not there, or was there before, may be known without the storage."""
-        absent = [key for key, reason in bad.items() if reason is MissReason.NEVER_STORED]
-        return not set(job.keys) <= {*absent, *result.held}
-
-    @staticmethod
-    def _bad_keys(job: Job, finished: Finished) -> dict[OffloadKey, MissReason] | None:
-        """Why which keys of *job* were not moved, or told of; ``None`` for a result that makes no sense."""
-        result = finished.result
-        if job.kind is JobKind.LOOKUP:
-            return bad_answers(job, result)
-        bad = dict.fromkeys(result.missing, MissReason.NEVER_STORED)
-        bad.update(dict.fromkeys(finished.corrupt, MissReason.INTEGRITY))
-        bad.update(dict.fromkeys(result.failed, MissReason.TIER_FAILED))
-        if not set(job.keys).issuperset([*bad, *result.held]):
-            return None
-        if result.error is not None and not bad:
-            return dict.fromkeys(job.keys, MissReason.TIER_FAILED)
-        return bad
 
     def on_fault(self, tier_name: str, now: float, *, of_job: bool = False) -> None:
         """A hook raised or answered nonsense; *of_job*: in a result, whose failure the breakers hear of by itself."""

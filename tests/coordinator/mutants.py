@@ -15,7 +15,7 @@ from functools import partial
 from types import CodeType, FunctionType, ModuleType
 
 from kvtier_core.testing.random_run import Simulation
-from kvtier_core.testing.scripted import Answer
+from kvtier_core.testing.scripted import Answer, JobHook
 from kvtier_core.values import MissReason
 from tests.coordinator import (
     test_admission,
@@ -149,6 +149,20 @@ MUTANTS: Sequence[Mutant] = (
         "policies.order",
         "                batch.sort()\n",
         "                pass\n",
+    ),
+    _m(
+        "what a tier held already counts as stored",
+        "coordinator.cascades",
+        "len(set(stored).difference(held)) if held else len(stored)",
+        "len(stored)",
+        test_cascades.test_b12_what_a_tier_held_already_is_not_counted_as_stored,
+    ),
+    _m(
+        "a job that moved nothing shows that a tier is well",
+        "coordinator.coordinator",
+        "            elif job.kind is JobKind.LOOKUP or has_moved(job, bad, result):\n",
+        "            elif True:\n",
+        partial(test_cascades.test_a_breaker_stays_open_while_nothing_moves, JobHook.STORE),
     ),
     # -- promotions
     _m(
@@ -360,21 +374,21 @@ MUTANTS: Sequence[Mutant] = (
     ),
     _m(
         "keys outside the job are believed",
-        "coordinator.coordinator",
-        "        if not bad.keys() <= set(job.keys):\n            return None\n",
+        "coordinator.results",
+        "    if not set(job.keys).issuperset([*bad, *result.held]):\n        return None\n",
         "",
         test_promotions.test_c60_a_result_that_makes_no_sense_counts_as_failed_and_as_nothing_else,
     ),
     _m(
         "wrong bytes become visible",
-        "coordinator.coordinator",
-        "        bad.update(dict.fromkeys(finished.corrupt, MissReason.INTEGRITY))\n",
+        "coordinator.results",
+        "    bad.update(dict.fromkeys(finished.corrupt, MissReason.INTEGRITY))\n",
         "",
     ),
     _m(
         "failed keys become visible",
-        "coordinator.coordinator",
-        "        bad.update(dict.fromkeys(result.failed, MissReason.TIER_FAILED))\n",
+        "coordinator.results",
+        "    bad.update(dict.fromkeys(result.failed, MissReason.TIER_FAILED))\n",
         "",
         partial(
             test_promotions.test_c23_what_loaded_is_kept_and_the_rest_is_a_miss,

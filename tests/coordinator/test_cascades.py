@@ -2,7 +2,6 @@
 
 import pytest
 
-from kvtier_core.coordinator.breaker import BreakerState
 from kvtier_core.coordinator.jobs import JobKind
 from kvtier_core.testing.scripted import Answer, JobHook, TierScript
 from kvtier_core.testing.world import World, generous_limits, make_keys
@@ -324,9 +323,9 @@ def test_a_breaker_stays_open_while_nothing_moves(hook):
     world.advance(2.0)
     job = job_of("s", "b")
     world.running.pop(job)
-    nothing = {"held": make_keys("b")} if hook is JobHook.STORE else {"missing": make_keys("b")}
-    world.report("a", JobResult(job_id=job, **nothing))
-    assert breaker.state is BreakerState.OPEN
+    held, missing = (make_keys("b"), []) if hook is JobHook.STORE else ([], make_keys("b"))
+    world.report("a", JobResult(job_id=job, held=held, missing=missing))
+    assert breaker.state.value == "open"
     world.advance(60.0)
     world.answer(job_of("t", "a" if hook is JobHook.LOAD else "c"))
-    assert breaker.state is BreakerState.CLOSED
+    assert breaker.state.value == "closed"

@@ -50,7 +50,7 @@ class _Pending:
             error = f"{len(faults)} of {len(ended)} blocks failed: {texts[0]}{more}"
         failed = tuple(key for key, _ in faults)
         if self.kind is Kind.LOOKUP:
-            present = tuple(None if isinstance(outcome, Fault) else outcome for _, outcome in ended)
+            present = tuple(outcome if isinstance(outcome, bool) else None for _, outcome in ended)
             return JobResult(job_id=self.job.id, present=present, failed=failed, error=error)
         missing = tuple(key for key, outcome in ended if outcome is False)
         held = tuple(key for key, outcome in ended if outcome is Held.HELD)
