@@ -1,15 +1,23 @@
 """Stores decide which rows new blocks get, and which tiers a stored block goes on to (the cascade).
 
-A tier that is behind, out of the path or at its limit is left out and counted: a cache may forget. A cascade that
+A tier that is behind, out of the path or at its limit is left out and counted: a cache may forget. It gets what it
+missed once it is idle, as far as the pool still holds that (C28). A cascade that
 passes its deadline is unpinned; should the tier read the row later, the proof gives the changed bytes away.
 """
 
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 from itertools import chain
 
 from kvtier_core.coordinator import leases
-from kvtier_core.coordinator.actions import CancelJobs, JobPlan, StoreToTiers
+from kvtier_core.coordinator.actions import (
+    CancelJobs,
+    JobPlan,
+    StoreToTiers,
+    TellNewRequest,
+    TellRequestFinished,
+)
 from kvtier_core.coordinator.jobs import Job, JobKind
 from kvtier_core.coordinator.state import PreparedTransfer, RequestState, State
 from kvtier_core.coordinator.tier_state import TierState
@@ -168,7 +176,7 @@ class Cascades:
             for block in blocks:
                 if block.withheld:
                     block.withheld -= {tier.name}
-            admitted = self._admit(tier, blocks, now)
+            admitted = self._admit(request, tier, blocks, now)
             if admitted:
                 self.pin(tier, admitted)
                 chosen[tier.name] = admitted
@@ -197,6 +205,8 @@ class Cascades:
         deadline = now + tier.limits.store_timeout
         job = self._state.start_job(JobKind.TIER_STORE, request, keys, blocks, deadline, tier.name)
         job.rows = rows
+        for key in job.keys if tier.missed else ():
+            tier.missed.pop(key, None)
         request.cascaded.append((tier.name, job.keys))
         tier.store_breaker.submitted()
         return self._state.plan(job)
@@ -213,7 +223,9 @@ class Cascades:
         """The rows of *job* have their proofs."""
         self._state.ledger.unpin(job.blocks)
 
-    def _admit(self, tier: TierState, blocks: Sequence[Block], now: float) -> Sequence[Block]:
+    def _admit(
+        self, request: RequestState, tier: TierState, blocks: Sequence[Block], now: float
+    ) -> Sequence[Block]:
         """The blocks *tier* does not hold, as far as its limits allow; what they don't allow is counted."""
         keys = [block.key for block in blocks]
         lacking = blocks
@@ -223,7 +235,7 @@ class Cascades:
         wanted = self._often_enough(tier, lacking)
         tier.counters.below_threshold += len(lacking) - len(wanted)
         if tier.late or not tier.may_store(now):  # what waits already goes first (C25)
-            tier.counters.dropped += len(wanted)
+            self._miss(request, tier, wanted)
             return []
         room = tier.max_cascade_rows - tier.cascade_rows
         total = self._state.limits.max_cascade_rows - self._state.cascade_rows
@@ -235,8 +247,50 @@ class Cascades:
                 break
             total -= not block.cascades
             chosen.append(block)
-        tier.counters.dropped += len(wanted) - len(chosen)
+        self._miss(request, tier, wanted[len(chosen) :])
         return chosen
+
+    def _miss(self, request: RequestState, tier: TierState, blocks: Sequence[Block]) -> None:
+        """*tier* does not get *blocks* now."""
+        tier.counters.dropped += len(blocks)
+        for block in blocks:
+            tier.missed[block.key] = request.info
+        while len(tier.missed) > self._state.ledger.num_rows:
+            tier.missed.popitem(last=False)
+
+    def make_up(self, now: float) -> None:
+        """Give every idle tier what it missed. Cost: a look at each tier, where none missed anything."""
+        for tier in self._state.tiers.values():
+            if tier.missed and not tier.cascade_rows and not tier.late and tier.may_store(now):
+                room = min(
+                    tier.max_cascade_rows, self._state.limits.max_cascade_rows - self._state.cascade_rows
+                )
+                while room and tier.missed:
+                    room -= self._make_up(tier, room, now)
+
+    def _make_up(self, tier: TierState, room: int, now: float) -> int:
+        """Give *tier* at most *room* blocks of the request at the head of what it missed; how many it got.
+
+        The request may be over, so that they come as a request of their own, which is over at once.
+        """
+        owner = next(iter(tier.missed.values()))
+        blocks: list[Block] = []
+        while tier.missed and len(blocks) < room and (first := next(iter(tier.missed.items())))[1] is owner:
+            del tier.missed[first[0]]
+            block = self._state.ledger.find(first[0])
+            if block is not None and block.state is READY:
+                blocks.append(block)
+        present = tier.presence.classify([block.key for block in blocks], now)
+        lacking = [block for block, there in zip(blocks, present, strict=True) if there is not True]
+        if not lacking:
+            return 0
+        info = replace(owner, request_id=f"{owner.request_id}~{self._state.next_job}")
+        self._state.outbox.append(TellNewRequest(tier.name, info))
+        self.pin(tier, lacking)
+        self.store(RequestState(info, None, None, now), {tier.name: lacking}, now)
+        self._state.outbox.append(TellRequestFinished(tier.name, info))
+        tier.counters.made_up += len(lacking)
+        return len(lacking)
 
     def _often_enough(self, tier: TierState, blocks: Sequence[Block]) -> Sequence[Block]:
         threshold = tier.store_threshold

@@ -240,6 +240,7 @@ class Coordinator:
         for job in self._state.take_overdue(now):
             self._expire(job, now, arrived)
         leases.expire(self._state, now)
+        self._cascades.make_up(now)
 
     def _expire(self, job: Job, now: float, arrived: Arrived) -> None:
         waiting = list(job.waiters)
@@ -353,6 +354,8 @@ class Coordinator:
         state.detach(state.ledger.blocks)
         self._request_level.reset()
         state.evicted.clear()
+        for tier in state.tiers.values():
+            tier.missed.clear()
         if tiers:
             for tier in state.tiers.values():
                 tier.presence.clear()
@@ -403,6 +406,11 @@ class Coordinator:
     def has_pending_work(self) -> bool:
         """Whether a job that somebody waits for is under way, or a promotion waits for the end of the step."""
         return self._state.jobs.num_awaited > 0 or bool(self._state.planning)
+
+    @property
+    def is_catching_up(self) -> bool:
+        """Whether a tier gets more of what it missed as soon as the stores that it has are over (C28)."""
+        return any(tier.is_catching_up for tier in self._state.tiers.values())
 
     @property
     def counters(self) -> Counters:

@@ -28,6 +28,8 @@ class TierCounters:
     load_missing: int = 0
     dropped: int = 0
     """Cascades left out: the tier was behind, out of the path or at its limit."""
+    made_up: int = 0
+    """Blocks among ``dropped`` that it was given later, while it was idle and they were in the pool."""
     below_threshold: int = 0
     """Cascades left out: offered for storing less often than the tier's ``store_threshold``."""
     declined: int = 0

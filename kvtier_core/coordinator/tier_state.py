@@ -4,7 +4,7 @@ Pure data and its limits; the modules that decide change it.
 """
 
 import math
-from collections import deque
+from collections import OrderedDict, deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -19,6 +19,7 @@ from kvtier_core.values import TierInfo
 if TYPE_CHECKING:
     from kvtier_core.coordinator.state import RequestState
     from kvtier_core.keys import OffloadKey
+    from kvtier_core.values import RequestInfo
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,6 +66,8 @@ class TierState:
         self.cascade_rows = 0
         self.late: deque[tuple[RequestState, OffloadKey]] = deque()
         """Blocks of whole requests that wait for room among ``max_cascade_rows``; evictable meanwhile."""
+        self.missed: OrderedDict[OffloadKey, RequestInfo] = OrderedDict()
+        """Blocks that it was to get and did not, oldest first, and the request of each; at most a pool's rows."""
         self.load_times = LoadTimes()
         self.probe_at: float | None = None
         """When it gets a load though that would be a loss; ``None`` while it is not passed over (C35)."""
@@ -109,6 +112,11 @@ class TierState:
             self.unanswered_lookups += change
         elif kind is JobKind.TIER_STORE:
             self.unanswered_stores += change
+
+    @property
+    def is_catching_up(self) -> bool:
+        """Whether it gets more of what it missed as soon as the stores that it has are over."""
+        return bool(self.missed) and self.cascade_rows > 0
 
     @property
     def owes_lookups(self) -> bool:

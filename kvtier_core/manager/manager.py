@@ -276,6 +276,11 @@ class TierManager:
         """Whether a job that somebody waits for is under way. Quarantined jobs are not (C31)."""
         return self._coordinator.has_pending_work
 
+    @property
+    def is_catching_up(self) -> bool:
+        """Whether a tier gets more of what it missed once its stores are over, in a ``wait`` or an ``end_step``."""
+        return self._coordinator.is_catching_up
+
     def take_events(self) -> list[tuple[str, TierEvent]]:
         """What changed in the pool and the tiers since the last call (C16), each with its place: ``pool`` or a tier.
 

@@ -362,5 +362,5 @@ def test_k11_an_idle_step_does_nothing_for_the_requests_that_wait(waits_for):
             world.lookup("r", keys)
             world.answer_all(JobHook.LOOKUP)
         steps[number, blocks], asks[number, blocks] = calls_of_an_idle_step(world, requests, keys)
-    assert steps[1, "ab"] == steps[64, "ab"] == steps[64, PROMPT] <= 10
+    assert steps[1, "ab"] == steps[64, "ab"] == steps[64, PROMPT] <= 11
     assert asks[64, "ab"] == asks[64, PROMPT] <= 64 * 8

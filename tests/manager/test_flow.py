@@ -158,3 +158,17 @@ def test_c29_a_tier_reads_what_it_stores_and_writes_what_it_loads(make_bench):
     assert [buffer.readonly for buffer in tier.held[0][1].buffers] == [False]
     tier.release()
     bench.settle()
+
+
+def test_v7_a_burst_reaches_the_tier_whole_once_the_engine_is_idle(make_bench):
+    bench = make_bench(num_rows=16, max_cascade=0.25)
+    bench.new("r")
+    bench.store("r", *range(1, 13))
+    bench.manager.request_finished("r")
+    bench.settle()
+    counters = bench.manager.counters.tiers["one"]
+    assert (counters.stored, counters.made_up) == (12, 8)
+    assert not bench.manager.is_catching_up
+    bench.evict_all()
+    bench.new("s")
+    assert bench.load("s", *range(1, 9)) == [True] * 8

@@ -46,6 +46,9 @@ FIGURES = {
     "tier_dropped_blocks": Figure(
         kind="counter", label="tier", help="Blocks left out because a tier was behind"
     ),
+    "tier_made_up_blocks": Figure(
+        kind="counter", label="tier", help="Blocks left out that a tier was given later, while it was idle"
+    ),
     "tier_integrity_misses": Figure(
         kind="counter", label="tier", help="Blocks that came back with wrong bytes"
     ),
@@ -111,6 +114,7 @@ class Figures:
             yield "tier_load_failed_blocks", name, counted.load_failed
             yield "tier_load_missing_blocks", name, counted.load_missing
             yield "tier_dropped_blocks", name, counted.dropped
+            yield "tier_made_up_blocks", name, counted.made_up
             yield "tier_integrity_misses", name, counted.integrity
             yield "tier_faults", name, counted.faults
             yield "tier_timeouts", name, counted.timeouts

@@ -225,11 +225,11 @@ class KvtierManager(OffloadingManager):
             self._tiers.wait(pause_s)
 
     def has_pending_work(self) -> bool:
-        """Whether the engine has to go on stepping: only for transfers that a reset left behind.
+        """Whether the engine has to go on stepping: transfers that a reset left behind, or stores to be made up for.
 
         Tiers go on by themselves; what they finished is taken in with the next request.
         """
-        return bool(self._unfinished)
+        return bool(self._unfinished) or self._tiers.is_catching_up
 
     def take_events(self) -> Iterable[OffloadingEvent]:
         """What changed in the pool and the tiers since the last call, where vLLM's KV events are on."""
