@@ -125,3 +125,61 @@ def test_c13_a_root_with_files_is_refused_for_extents_until_they_are_removed(tmp
     shutil.rmtree(tmp_path / "ns")
     with extents.drive(tmp_path) as other:
         assert other.store(extents.rows(extents.A)).error is None
+
+
+# All namespaces of a root.
+
+
+def blocks_by_namespace(root: Path) -> dict[str, int]:
+    counts = {path.name: len(list(path.glob("??/*.kv"))) for path in root.iterdir()}
+    return {name: count for name, count in counts.items() if count}
+
+
+def test_b3_c13_the_capacity_holds_for_all_namespaces_of_a_root(tmp_path):
+    for number in range(4):  # as weights that nobody can tell make of four starts
+        with drive(tmp_path, capacity_blocks=10, namespace=f"start{number}") as tier:
+            for key in KEYS[:10]:
+                assert tier.store(rows(key)).error is None
+                assert sum(blocks_by_namespace(tmp_path).values()) <= 10
+            assert_contents(tier, rows(*KEYS[:10]))
+    assert [path.name for path in tmp_path.iterdir()] == ["start3"]
+
+
+def test_b3_c34_a_reset_starts_within_the_same_capacity(tmp_path):
+    with drive(tmp_path, capacity_blocks=10) as tier:
+        assert tier.store(rows(*KEYS[:8])).error is None
+        tier.reset("later")
+        assert tier.store(rows(*KEYS[:6])).error is None
+        assert blocks_by_namespace(tmp_path) == {"ns": 4, "later": 6}
+        assert_contents(tier, rows(*KEYS[:6]))
+
+
+def test_b3_c13_of_other_namespaces_the_least_recently_used_block_leaves_first(tmp_path):
+    for number, name in enumerate(["old", "new"]):
+        with drive(tmp_path, capacity_blocks=10, namespace=name) as tier:
+            assert tier.store(rows(*KEYS[:4])).error is None
+        for path in (tmp_path / name).glob("??/*.kv"):
+            os.utime(path, (1000 + number, 1000 + number))
+    with drive(tmp_path, capacity_blocks=10) as tier:
+        assert tier.store(rows(*KEYS[:5])).error is None
+        assert blocks_by_namespace(tmp_path) == {"old": 1, "new": 4, "ns": 5}
+
+
+def test_b3_c13_what_is_beyond_a_lowered_capacity_goes_at_the_start(tmp_path):
+    with drive(tmp_path, capacity_blocks=10, namespace="other") as tier:
+        assert tier.store(rows(*KEYS[:8])).error is None
+    with drive(tmp_path, capacity_blocks=3):
+        assert blocks_by_namespace(tmp_path) == {"other": 3}
+
+
+def test_b3_c33_what_is_no_namespace_of_ours_neither_counts_nor_goes(tmp_path):
+    (tmp_path / "theirs" / "ab").mkdir(parents=True)
+    (tmp_path / "theirs" / "ab" / "abcd.kv").write_bytes(bytes(100))
+    with drive(tmp_path, capacity_blocks=1, namespace="other") as tier:
+        assert tier.store(rows(A)).error is None
+    (tmp_path / "other" / "notes").write_text("mine")
+    with drive(tmp_path, capacity_blocks=1) as tier:
+        assert tier.store(rows(A)).error is None
+    assert (tmp_path / "theirs" / "ab" / "abcd.kv").exists()
+    assert (tmp_path / "other" / "notes").exists()
+    assert blocks_by_namespace(tmp_path) == {"ns": 1, "theirs": 1}

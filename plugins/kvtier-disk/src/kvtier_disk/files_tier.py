@@ -5,12 +5,15 @@ How blocks lie on the disk is ``FileLayout``'s; capacity, eviction and threads a
 
 import errno
 import os
+import threading
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 
 from kvtier_core import BlockInfo, BlockTier, OffloadKey, TierContext, TierInfo, TierOpenError, format_size
 from kvtier_disk.extents.place import RootRefusedError, check_namespace, open_root, refuse_foreign
 from kvtier_disk.folder import Folder
 from kvtier_disk.layout import FileLayout
+from kvtier_disk.others import OtherNamespaces
 from kvtier_disk.settings import DEFAULT_CAPACITY, DiskSettings
 from kvtier_disk.strangers import Strangers
 
@@ -27,6 +30,9 @@ class FilesTier(BlockTier):
         """Keep both; no I/O."""
         super().__init__(settings, context)
         self._root = Folder(settings.root.absolute(), shared=settings.allow_writable_by_others)
+        self._others = OtherNamespaces(self._root, context.namespace, context.capacity_bytes)
+        self._held: set[OffloadKey] = set()
+        self._lock = threading.Lock()  # guards what is held
         strangers = Strangers(context.log, context.name)
         self._layout = FileLayout(
             self._root,
@@ -57,6 +63,7 @@ class FilesTier(BlockTier):
             ) from error
         try:
             self._layout.prepare()
+            self._others.learn()
         except OSError as error:
             self._warn("can't write", error, "Its blocks are served; stores fail as long as that lasts.")
             return
@@ -78,7 +85,15 @@ class FilesTier(BlockTier):
         """Write one block. Raises ``OSError``, such as ``ENOSPC``, and then it is not there."""
         if self.settings.min_free:
             self._check_room(len(block))
-        self._layout.put(key, block)
+        with self._lock:
+            self._held.add(key)
+            needed = len(self._held) * self.context.row_bytes
+        try:
+            self._others.make_room(needed)
+            self._layout.put(key, block)
+        except BaseException:
+            self._let_go(key)
+            raise
 
     def _check_room(self, size: int) -> None:
         status = os.statvfs(self._root.path)
@@ -93,12 +108,20 @@ class FilesTier(BlockTier):
 
     def load(self, key: OffloadKey, into: memoryview) -> bool:
         """Read one block; a file that is too short or too long is absent, and goes. Raises ``OSError``."""
-        return self._layout.get(key, into)
+        is_there = self._layout.get(key, into)
+        if not is_there:
+            self._let_go(key)
+        return is_there
 
     def delete(self, keys: Sequence[OffloadKey]) -> None:
         """Remove blocks. Raises ``OSError``."""
         for key in keys:
             self._layout.remove(key)
+            self._let_go(key)
+
+    def _let_go(self, key: OffloadKey) -> None:
+        with self._lock:
+            self._held.discard(key)
 
     def mark_used(self, keys: Sequence[OffloadKey], time: float) -> None:
         """Note when blocks were used, as their files' time of access; not where nothing may be written."""
@@ -114,7 +137,14 @@ class FilesTier(BlockTier):
 
     def scan(self) -> Iterable[BlockInfo]:
         """Every stored block of the namespace. Raises ``OSError``."""
-        return self._layout.scan()
+        for block in self._layout.scan():
+            self._held.add(block.key)
+            yield block
+        if not self.settings.read_only:
+            with suppress(
+                OSError
+            ):  # storage that can't be written serves; the first store that needs room tries again
+                self._others.make_room(len(self._held) * self.context.row_bytes)
 
     def _warn(self, what: str, error: OSError, consequence: str) -> None:
         self.context.log.warning(

@@ -18,7 +18,6 @@ which the proof in every block turns into a miss.
 import contextlib
 import errno
 import os
-import re
 import secrets
 import shutil
 from collections.abc import Callable, Iterator, Mapping
@@ -28,9 +27,8 @@ from kvtier_core import BlockInfo, OffloadKey
 from kvtier_disk.description import NAME, describe
 from kvtier_disk.files import has_writer, write_new
 from kvtier_disk.folder import Folder, ForeignError, Handle, StrangerError
+from kvtier_disk.others import BLOCK_NAME, FAN_OUT_NAME
 
-_BLOCK_NAME = re.compile(r"((?:[0-9a-f]{2})+)\.kv")
-_FAN_OUT_NAME = re.compile(r"[0-9a-f]{2}")
 _WRITE_ATTEMPTS = 3
 
 
@@ -150,7 +148,7 @@ class FileLayout:
         """Every block; what has a name of ours and is neither folder nor block is removed. Raises ``OSError``."""
         try:
             with self._folder.opened() as handle:
-                names = [entry.name for entry in handle.entries() if _FAN_OUT_NAME.fullmatch(entry.name)]
+                names = [entry.name for entry in handle.entries() if FAN_OUT_NAME.fullmatch(entry.name)]
         except FileNotFoundError:
             if self._read_only:
                 return  # nobody has stored anything yet
@@ -173,7 +171,7 @@ class FileLayout:
 
     def _scan_folder(self, folder: Folder, handle: Handle) -> Iterator[BlockInfo]:
         for entry in handle.entries():
-            match = _BLOCK_NAME.fullmatch(entry.name)
+            match = BLOCK_NAME.fullmatch(entry.name)
             if match is None or not entry.name.startswith(folder.path.name):
                 continue  # not a name under which a block would be looked for
             try:

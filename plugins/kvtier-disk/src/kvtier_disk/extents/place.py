@@ -124,7 +124,10 @@ def check_syncs(folder: Folder) -> None:
     """Raises ``RootRefusedError`` when files in *folder* can't be synced, and ``OSError`` when none can be made."""
     name = f"probe-{secrets.token_hex(6)}"
     with folder.opened() as handle:
-        fd = handle.make_file(name)
+        try:
+            fd = handle.make_file(name)
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, str(folder.path)) from None  # the probe's says nothing
         try:
             os.fsync(fd)
             os.fdatasync(fd)
