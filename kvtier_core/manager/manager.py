@@ -118,12 +118,17 @@ class TierManager:
             raise TierOpenError(text)
         self._log.warning("%s; it serves once it has opened", text)
 
-    def reset_cache(self) -> None:
-        """Start a new cache epoch (C34): from now on nothing stored so far answers. Does not wait for any tier."""
+    def reset_cache(self, *, everywhere: bool = False) -> None:
+        """Start a new cache epoch (C34): from now on nothing stored so far answers. Does not wait for any tier.
+
+        With *everywhere* that holds for the tiers, too, whatever ``on_reset`` says: for an engine that has noticed that
+        its weights are others.
+        """
         self._ensure_open()
         self._collect()
-        self._coordinator.reset(tiers=self._reset_tiers)
-        if self._reset_tiers:
+        tiers = self._reset_tiers or everywhere
+        self._coordinator.reset(tiers=tiers)
+        if tiers:
             self._generation += 1
             self.namespace = self.namespace.next_epoch()
             self._tiers.reset(self.namespace, self._generation)

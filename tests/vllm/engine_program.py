@@ -80,6 +80,12 @@ def open_files():
         yield " ".join(line.split()[5:])
 
 
+def _adapter(name, number, path, *, in_place=False):
+    from vllm.lora.request import LoRARequest
+
+    return LoRARequest(name, number, path, load_inplace=in_place)
+
+
 def _said(output):
     """The tokens of each completion, and where asked for how likely each token was."""
     completions = sorted(output.outputs, key=lambda completion: completion.index)
@@ -109,7 +115,7 @@ class Engine:
         self.resets: Counter[str] = Counter()
         """Done in the middle of a soak, by kind."""
 
-    def generate(self, prompts, max_tokens=8, params=None, salt=None):
+    def generate(self, prompts, max_tokens=8, params=None, salt=None, adapter=None):
         from vllm import SamplingParams
 
         sampling = SamplingParams(
@@ -123,6 +129,7 @@ class Engine:
             [{"prompt_token_ids": prompt, **({"cache_salt": salt} if salt else {})} for prompt in prompts],
             sampling,
             use_tqdm=False,
+            lora_request=None if adapter is None else _adapter(**adapter),
         )
         return [{"tokens": list(o.outputs[0].token_ids), "cached": o.num_cached_tokens} for o in outputs]
 
@@ -189,6 +196,16 @@ class Engine:
         return self.llm.llm_engine.reset_prefix_cache(
             reset_running_requests=running, reset_connector=connector
         )
+
+    def rpc(self, method):
+        """What a client may have vLLM's workers do."""
+        self.llm.collective_rpc(method)
+
+    def load_adapter(self, **adapter):
+        self.llm.llm_engine.add_lora(_adapter(**adapter))
+
+    def unload_adapter(self, number):
+        self.llm.llm_engine.remove_lora(number)
 
     def metrics(self):
         found = {}

@@ -78,6 +78,31 @@ def save_hybrid_model(directory: Path, *, seed: int = 0) -> Path:
     return directory
 
 
+def save_adapter(directory: Path, *, seed: int) -> Path:
+    """A random LoRA adapter of rank 4 for the tiny Llama's values, or another one in its place."""
+    import torch
+    from safetensors.torch import save_file
+
+    directory.mkdir(exist_ok=True)
+    config = {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "r": 4,
+        "lora_alpha": 4,
+        "target_modules": ["v_proj"],
+        "bias": "none",
+    }
+    (directory / "adapter_config.json").write_text(json.dumps(config))
+    numbers = torch.Generator().manual_seed(seed)
+    weights = {}
+    for layer in range(2):
+        name = f"base_model.model.model.layers.{layer}.self_attn.v_proj.lora"
+        weights[f"{name}_A.weight"] = torch.randn(4, 64, generator=numbers)
+        weights[f"{name}_B.weight"] = torch.randn(64, 4, generator=numbers)
+    save_file(weights, directory / "adapter_model.safetensors")
+    return directory
+
+
 def prompt(seed: int, blocks: int = 10, extra: int = 9) -> list[int]:
     """*blocks* whole blocks and *extra* tokens, the same for the same seed and unlike any other seed's."""
     tokens = random.Random(seed)

@@ -41,6 +41,7 @@ from kvtier_core import (
     why_nothing_lasts,
 )
 from kvtier_core.transfer import Pool
+from kvtier_vllm.client_calls import CALLS
 from kvtier_vllm.facts import Workers
 from kvtier_vllm.failed_start import leaving_nothing
 from kvtier_vllm.neighbours import count_neighbours
@@ -131,6 +132,7 @@ class KvtierTier(SecondaryTierManager):
         """By the identity of vLLM's context: an id may be used again before its last job is over."""
         self._numbers = count(1)
         self._step = 0
+        self._holder = CALLS.watch(self._tiers)
         self._is_closed = False
 
     def _open(self, config: OffloadingConfig, rows: memoryview, options: Mapping[str, Any]) -> None:
@@ -159,6 +161,7 @@ class KvtierTier(SecondaryTierManager):
 
     def on_new_request(self, req_context: ReqContext) -> RequestOffloadingContext:
         """A request begins."""
+        self._holder.holds_nothing = False
         positions = getattr(req_context, "_offload_key_positions", None)
         request_id = f"{req_context.req_id}#{next(self._numbers)}"
         asked = AskedPrefix(positions, lambda keys: self._tiers.lookup(request_id, keys).states)
@@ -288,6 +291,7 @@ class KvtierTier(SecondaryTierManager):
         if self._is_closed:
             return
         self._is_closed = True
+        CALLS.unwatch(self._holder)
         self._copier.shutdown(wait=True)
         if self._tiers.shutdown(self._options.shutdown_timeout_s):
             self._pool.close()

@@ -30,6 +30,7 @@ from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
 from kvtier_core import LookupState, OffloadKey, TierManager
 from kvtier_core.transfer import Direction, Pool
+from kvtier_vllm.client_calls import CALLS
 from kvtier_vllm.figures import Figures
 from kvtier_vllm.idle import Waiters
 from kvtier_vllm.kv_events import EventTranslator
@@ -90,6 +91,7 @@ class KvtierManager(OffloadingManager):
         """Store jobs under way, oldest first. vLLM names a job by its keys alone."""
         self._numbers = count(1)
         self._step = 0
+        self._holder = CALLS.watch(tiers)
         self._waiters = Waiters()
         self._is_closed = False
 
@@ -97,6 +99,7 @@ class KvtierManager(OffloadingManager):
 
     def on_new_request(self, req_context: ReqContext) -> RequestOffloadingContext:
         """A request begins, under an id of our own: vLLM may use one again before its transfers are over."""
+        self._holder.holds_nothing = False
         request_id = f"{req_context.req_id}#{next(self._numbers)}"
         positions = getattr(req_context, "_offload_key_positions", None)
         request = _Request(request_id, self._asked(request_id, positions), Turns(is_prefix=self._is_prefix))
@@ -275,6 +278,7 @@ class KvtierManager(OffloadingManager):
         if self._is_closed:
             return
         self._is_closed = True
+        CALLS.unwatch(self._holder)
         if self._tiers.shutdown(self._shutdown_timeout):
             self._pool.close()
         else:

@@ -1,0 +1,137 @@
+"""What a client has vLLM do to weights and adapters while the engine runs, of which a connector is told nothing (C02).
+
+Weights change by ``collective_rpc``, ``/update_weights`` included, which the engine core passes on to the workers.
+Adapters come with ``add_lora`` and with requests. This module stands in the way of these calls, in the engine core's
+process. It decides what has changed, or may have; what to do then is the holders'.
+"""
+
+import logging
+from collections.abc import Callable
+from functools import partial, wraps
+from typing import Any
+from weakref import WeakSet
+
+from vllm.lora.request import LoRARequest
+from vllm.v1.engine.core import EngineCore
+
+from kvtier_core import TierManager
+from kvtier_vllm.weights_look import look_at_weights
+
+_log = logging.getLogger("kvtier.vllm")
+
+
+class Holder:
+    """What one engine's tiers hold, which its weights and adapters made."""
+
+    def __init__(self, tiers: TierManager) -> None:
+        self._tiers = tiers
+        self.holds_nothing = False
+        """Whether all was left behind, and no request has come since."""
+
+    def leave_behind(self, why: str) -> None:
+        """Nothing stored so far answers any more, and what is stored from now on is for this run alone."""
+        if self.holds_nothing:
+            return
+        self.holds_nothing = True
+        _log.warning(
+            "%s: nothing stored before is loaded any more, from any tier, and no other run is given what is stored "
+            "from now on. Call reset_prefix_cache(reset_connector=True) after each such change: vLLM's own cache is as "
+            "old",
+            why,
+        )
+        self._tiers.reset_cache(everywhere=True)
+
+
+class ClientCalls:
+    """Tells every holder in this process what has changed. Used by the engine core's thread."""
+
+    def __init__(self) -> None:
+        self._holders: WeakSet[Holder] = WeakSet()
+        self._adapters: dict[tuple[str, str], int | None] = {}
+        """The number of each adapter by what vLLM's keys have of it, name and path; ``None`` once removed."""
+        self._is_watching = False
+
+    def watch(self, tiers: TierManager) -> Holder:
+        """What *tiers* hold is told from now on, as long as the holder is referenced."""
+        holder = Holder(tiers)
+        self._holders.add(holder)
+        if not self._is_watching:
+            self._is_watching = True
+            _wrap("collective_rpc", self._around_rpc)
+            _wrap("add_request", self._around_request)
+            _wrap("add_lora", self._around_adapter)
+            _wrap("remove_lora", self._around_removal)
+        return holder
+
+    def unwatch(self, holder: Holder) -> None:
+        """Its tiers are about to shut down. Twice is fine."""
+        self._holders.discard(holder)
+
+    def _leave_behind(self, why: str) -> None:
+        for holder in self._holders:
+            holder.leave_behind(why)
+
+    def _around_rpc(
+        self, call: Callable[..., Any], core: EngineCore, method: Any, *rest: Any, **named: Any
+    ) -> Any:
+        if all(holder.holds_nothing for holder in self._holders):
+            return call(method, *rest, **named)
+        before = _look(core)
+        try:
+            return call(method, *rest, **named)
+        finally:
+            if before is None or before != _look(core):
+                name = method if isinstance(method, str) else getattr(method, "__name__", "a function")
+                self._leave_behind(f"weights have changed, or can't be told, after collective_rpc({name!r})")
+
+    def _around_request(
+        self, call: Callable[..., Any], core: EngineCore, request: Any, *rest: Any, **named: Any
+    ) -> Any:
+        if request.lora_request is not None:
+            self._note(request.lora_request)
+        return call(request, *rest, **named)
+
+    def _around_adapter(self, call: Callable[..., Any], core: EngineCore, adapter: LoRARequest) -> Any:
+        self._note(adapter)
+        return call(adapter)
+
+    def _around_removal(self, call: Callable[..., Any], core: EngineCore, number: int) -> Any:
+        for known, its_number in self._adapters.items():
+            if its_number == number:
+                self._adapters[known] = None
+        return call(number)
+
+    def _note(self, adapter: LoRARequest) -> None:
+        """An adapter is used: one that vLLM will read again from where it has read it before may be another by now."""
+        known, number = (adapter.lora_name, adapter.lora_path), adapter.lora_int_id
+        if known in self._adapters and (adapter.load_inplace or self._adapters[known] != number):
+            self._leave_behind(
+                f"the adapter {adapter.lora_name!r} is loaded again from {adapter.lora_path!r}"
+            )
+        self._adapters[known] = number
+
+
+CALLS = ClientCalls()
+"""Those of this process."""
+
+
+def _wrap(name: str, around: Callable[..., Any]) -> None:
+    original = getattr(EngineCore, name)
+
+    @wraps(original)
+    def method(core: EngineCore, *arguments: Any, **named: Any) -> Any:
+        return around(partial(original, core), core, *arguments, **named)
+
+    setattr(EngineCore, name, method)
+
+
+def _look(core: EngineCore) -> list[str] | None:
+    """Stands for the weights of each worker; ``None`` where they can't be read, as in an engine that sleeps."""
+    if core.model_executor.is_sleeping:
+        return None
+    try:
+        looks: list[str] = core.model_executor.collective_rpc(look_at_weights)
+    except Exception as error:  # noqa: BLE001 - a weight of an unheard-of kind must not stop the engine
+        _log.warning("can't look at the model's weights, and takes them for changed: %s", error)
+        return None
+    return looks
