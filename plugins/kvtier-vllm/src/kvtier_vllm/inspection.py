@@ -131,7 +131,9 @@ def _layout(vllm_config: VllmConfig, config: OffloadingConfig) -> str:
     """How a page is laid out: by platform, attention backend and, on a CPU, its instruction set."""
     names = [name for group in config.groups for name in group.layer_names]
     layers = _layers(vllm_config, names)
-    backends = sorted({f"{layer.attn_backend.get_name()}/{getattr(layer, 'isa', '-')}" for layer in layers})
+    backends = sorted(
+        {f"{layer.get_attn_backend().get_name()}/{getattr(layer, 'isa', '-')}" for layer in layers}
+    )
     release = ".".join(vllm_version.split(".")[:2])
     return f"vllm {release} {current_platform.device_type} {config.kv_cache_layout} {' '.join(backends)}"
 
