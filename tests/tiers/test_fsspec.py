@@ -1,6 +1,8 @@
 """The fsspec tier on local files and in memory: the conformance tests, and what can go wrong without a server."""
 
 import errno
+import hashlib
+import itertools
 import json
 import logging
 import os
@@ -10,6 +12,7 @@ import sys
 import threading
 import traceback
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import fsspec
@@ -19,10 +22,11 @@ from fsspec.implementations.local import LocalFileOpener, LocalFileSystem
 from fsspec.implementations.memory import MemoryFileSystem
 
 from kvtier_core.errors import TierOpenError
+from kvtier_core.keys import make_offload_key
 from kvtier_core.testing.driving import PATIENCE_S, TierDriver
 from kvtier_core.testing.rows import RowMaker, similar_keys
 from kvtier_core.testing.tiers import TierTests, assert_contents
-from kvtier_fsspec import FsspecTier, connection
+from kvtier_fsspec import FsspecTier, connection, layout
 from tests.tiers.engine import TierEngine
 from tests.tiers.fsspec_rules import A, B, C, FsspecTests, load, make_tier, store_until_it_works
 
@@ -164,6 +168,25 @@ def test_c33_a_read_only_root_is_refused(tmp_path, register):
 
     with pytest.raises(TierOpenError, match="Read-only file system.*; check url"):
         drive(f"readonly://{tmp_path}")
+
+
+@pytest.mark.parametrize("protocol", ["file", "memory"])
+def test_s9_a_start_over_a_large_storage_ends_and_serves_all_of_it(tmp_path, protocol, monkeypatch, warnings):
+    url = f"{protocol}://{tmp_path}"
+    keys = [make_offload_key(hashlib.sha256(bytes([number])).digest(), 0) for number in range(200)]
+    with drive(url, threads=1) as tier:
+        assert tier.store(rows(*keys)).error is None
+    with drive(url) as tier:
+        assert tier.usage().blocks == 200
+    assert not warnings()
+    clock = itertools.count()
+    monkeypatch.setattr(layout, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+    with drive(url) as tier:
+        assert 20 <= tier.usage().blocks <= 40, "a second an object, 30 in all"
+        assert tier.lookup(keys) == [True] * 200
+        assert tier.load(keys).rows == rows(*keys)
+    (told,) = warnings()
+    assert "don't count within capacity" in told
 
 
 class Frozen(LocalFiles):

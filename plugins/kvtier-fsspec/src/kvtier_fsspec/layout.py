@@ -11,6 +11,7 @@ Decides names and sizes. How an object is published is the publisher's business,
 import json
 import logging
 import re
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -22,6 +23,9 @@ from kvtier_fsspec.many import Requests
 from kvtier_fsspec.publishing import Publisher, remove_each
 
 _BLOCK_NAME = re.compile(r"(?:.*/)?([0-9a-f]{2})/(\1(?:[0-9a-f]{2})*)\.kv")
+
+_LONGEST_SCAN_S = 30.0
+"""A quarter of the time that tiers have to open by default: a larger storage must not keep the engine from starting."""
 
 
 class ObjectLayout:
@@ -102,15 +106,28 @@ class ObjectLayout:
         self._connection.call(lambda fs, root: self._publisher.remove_all(fs, f"{root}/{self._namespace}"))
 
     def scan(self, *, may_remove: bool) -> Iterable[BlockInfo]:
-        """Every block. What writers left half-written an hour ago or longer is removed, if anything may be.
+        """Every block, or as many as half a minute is enough for: what is not listed is told in the log.
 
-        So is an object that has a block's name and not its size, which is told in the log.
+        What writers left half-written an hour ago or longer is removed, if anything may be. So is an object that has a
+        block's name and not its size; the log says how many.
         """
         return self._connection.call(lambda fs, root: self._scan(fs, root, may_remove=may_remove))
 
     def _scan(self, fs: AbstractFileSystem, root: str, *, may_remove: bool) -> list[BlockInfo]:
-        blocks, damaged, leftovers = [], [], []
+        blocks: list[BlockInfo] = []
+        damaged: list[str] = []
+        leftovers: list[str] = []
+        give_up = time.monotonic() + _LONGEST_SCAN_S
         for found in self._publisher.entries(fs, f"{root}/{self._namespace}"):
+            if time.monotonic() > give_up:
+                self._log.warning(
+                    "the start has listed %d stored blocks in %.0f s and goes on: the others are found when they are "
+                    "asked for, but don't count within capacity. Remove namespaces and blocks that nobody needs, or "
+                    "set a lifecycle rule on the storage",
+                    len(blocks),
+                    _LONGEST_SCAN_S,
+                )
+                break
             match = _BLOCK_NAME.fullmatch(found.path)
             if match is None:
                 if found.is_leftover:

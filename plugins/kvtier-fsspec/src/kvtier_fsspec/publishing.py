@@ -22,6 +22,7 @@ from kvtier_fsspec.many import Requests
 
 _TEMPORARY = ".tmp"
 _STALE_AFTER_S = 3600.0  # more than a store may take and clocks may differ
+_FOLDERS_A_TIME = 8
 _TIMES = ("mtime", "LastModified", "last_modified", "modified", "updated", "created")
 
 
@@ -82,8 +83,15 @@ class WholePuts:
         ]
 
     def entries(self, fs: AbstractFileSystem, directory: str) -> Iterator[Found]:
-        """One flat listing. Cost: a request per 1,000 objects, and memory for all of the answer."""
-        return _found(fs.find(directory, detail=True).values())
+        """Eight folders of the 256 at a time. Cost: a request for each and per 1,000 objects, memory for the eight."""
+        folders = [f"{directory}/{number:02x}" for number in range(256)]
+        for begin in range(0, len(folders), _FOLDERS_A_TIME):
+            part = folders[begin : begin + _FOLDERS_A_TIME]
+            for listed in self._requests.call_each(fs, "find", part, detail=True):
+                if _is_fault(listed):
+                    raise listed
+                if isinstance(listed, Mapping):
+                    yield from _found(listed.values())
 
     def remove_all(self, fs: AbstractFileSystem, directory: str) -> None:
         """Object by object: bulk deletes of some file systems don't tell what they could not delete."""
