@@ -16,6 +16,8 @@ from kvtier_core.testing.fixtures import NAMESPACE, TierFixtures
 from kvtier_core.testing.rows import RowMaker, similar_keys
 from kvtier_core.values import TierContext
 
+_TIME_STEP_S = 0.5
+"""By how much the times of two scans may differ: not by the time that lies between the two."""
 _CLOCK_SLACK_S = 60.0  # a storage server has a clock of its own
 
 
@@ -95,6 +97,14 @@ class BlockingRules(TierFixtures):
             assert -_CLOCK_SLACK_S <= age <= time.time() - begin + _CLOCK_SLACK_S, (
                 f"scan says a block just stored is {age:.0f} s old"
             )
+        later = time.time() + 2 * _TIME_STEP_S
+        while time.time() < later:
+            time.sleep(_TIME_STEP_S / 10)
+        times = {block.key: block.time for block in blocking.scan()}
+        assert all(abs(times[block.key] - block.time) < _TIME_STEP_S for block in found), (
+            "scan gives the same block another time each time: give that of its store, or its ttl begins anew with "
+            "each start"
+        )
 
     def test_c52_batches_answer_key_by_key(self, blocking: BlockTier, maker: RowMaker) -> None:
         """``True`` stored or filled, ``False`` absent, in order."""

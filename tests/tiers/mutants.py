@@ -3,7 +3,9 @@
 It also says which test must fail for which tier. The test class of each is called ``Test`` and its name.
 """
 
+import time
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import pytest
@@ -103,6 +105,11 @@ class Forgetful(MemoryTier):
 class ScanForgets(FilesTier):
     def scan(self):
         return list(super().scan())[1:]
+
+
+class ScanSaysNow(FilesTier):
+    def scan(self):
+        return [replace(block, time=time.time()) for block in super().scan()]
 
 
 class NamespaceBlind(FilesTier):

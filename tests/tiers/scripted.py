@@ -131,7 +131,7 @@ class ScanningTier(ScriptedTier):
             "scan",
             (),
             lambda: [
-                BlockInfo(key=key, bytes=len(block), time=self.script.times.get(key, time.time()))
+                BlockInfo(key=key, bytes=len(block), time=self.script.times.setdefault(key, time.time()))
                 for key, block in self._blocks.items()
             ],
         )

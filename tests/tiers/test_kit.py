@@ -29,6 +29,7 @@ KILLED_BY = {
     "DropsProof": "test_c29_rows_come_back_whole_and_proven",
     "Forgetful": "test_k7_o1_a_persistent_tier_has_its_blocks_after_a_restart",
     "ScanForgets": "test_c52_scan_finds_every_block_once",
+    "ScanSaysNow": "test_c52_scan_finds_every_block_once",
     "NamespaceBlind": "test_c02_namespaces_are_apart",
     "WritesLate": "test_c29_buffers_are_left_alone_after_the_result",
     "ResultTwice": "test_c30_every_job_has_exactly_one_result",
