@@ -109,9 +109,10 @@ class FileLayout:
     def get(self, key: OffloadKey, into: memoryview) -> bool:
         """Fill *into*; false when there is no such block. Raises ``OSError`` when it can't be read.
 
-        What has the block's name and is no whole block is removed, and absent. Part of *into* may be written then.
+        What has the block's name and is no regular file of ours is removed, and absent. A file that is no whole block
+        is removed too and gives zeros, which prove nothing: the core counts it as damaged.
         """
-        folder = self._folder_of(key)
+        folder, is_damaged = self._folder_of(key), False
         try:
             with folder.opened() as handle:
                 try:
@@ -121,13 +122,16 @@ class FileLayout:
                 else:
                     try:
                         problem = self._problem(handle, os.fstat(fd)) or _fill(fd, into)
+                        is_damaged = problem is not None
                     finally:
                         os.close(fd)
         except (FileNotFoundError, NotADirectoryError):
             return False
         if problem is not None:
             self._drop(folder, _name(key), problem)
-        return problem is None
+        if is_damaged:
+            into[:] = bytes(len(into))
+        return is_damaged or problem is None
 
     def remove(self, key: OffloadKey) -> None:
         """Remove a block if it is there. Raises ``OSError`` on a fault."""
