@@ -83,3 +83,12 @@ def test_c14_the_policies_find_no_more_than_the_best_possible(trace):
         assert all(0 <= line[size] <= best + 1e-9 for line in ratios.values())
     assert ratios["best"]["25%"] <= result["unbounded"] + 1e-9
     assert ratios["lru"]["25%"] > 0
+    written = result["written_once"]
+    for size, best in written["best"].items():
+        assert all(0 <= line[size] <= best + 1e-9 for line in written.values())
+
+
+def test_r3_of_prompts_written_once_the_beginnings_are_found():
+    written = run("policies.py")["written_once"]
+    for policy in ("lru", "arc", "s3fifo"):
+        assert written[policy]["90%"] > 0.7  # 0.5 where each piece counts as newer than the one before
