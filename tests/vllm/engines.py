@@ -78,6 +78,30 @@ def save_hybrid_model(directory: Path, *, seed: int = 0) -> Path:
     return directory
 
 
+def save_gated_delta_net(directory: Path, *, seed: int = 0) -> Path:
+    """A random Qwen3-Next of two layers in fp32, the first of them a gated delta net."""
+    import torch
+    from transformers import Qwen3NextConfig, Qwen3NextForCausalLM
+
+    config = Qwen3NextConfig(
+        **SIZES,
+        pad_token_id=0,
+        layer_types=["linear_attention", "full_attention"],
+        linear_num_key_heads=2,
+        linear_num_value_heads=2,
+        linear_key_head_dim=32,
+        linear_value_head_dim=32,
+        num_experts=2,
+        num_experts_per_tok=1,
+        moe_intermediate_size=32,
+        shared_expert_intermediate_size=32,
+    )
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        Qwen3NextForCausalLM(config).save_pretrained(directory)
+    return directory
+
+
 def save_adapter(directory: Path, *, seed: int) -> Path:
     """A random LoRA adapter of rank 4 for the tiny Llama's values, or another one in its place."""
     import torch

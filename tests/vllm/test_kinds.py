@@ -7,7 +7,7 @@ import pytest
 
 from kvtier_core import UnsupportedModelError
 from kvtier_vllm.refusals import SUPPORTED_KINDS, check_engine
-from tests.vllm.engines import needs_vllm
+from tests.vllm.engines import EngineError, connector, needs_vllm, save_gated_delta_net
 from tests.vllm.facts_of import PLAIN
 
 pytestmark = [needs_vllm, pytest.mark.timeout(1800)]
@@ -62,3 +62,12 @@ def test_v3_c43_every_kind_of_kv_that_vllm_has_is_known_or_refused_by_the_layers
         "RSWASpec",
         "CircularBufferSpec",
     } <= set(refused)
+
+
+def test_v3_c43_a_real_model_with_a_gated_delta_net_is_refused_by_the_layers_name(start, tmp_path):
+    model = save_gated_delta_net(tmp_path / "model")
+    with pytest.raises(EngineError) as raised:
+        start(connector({"pool": {"capacity": "8MiB"}}), model=model, num_gpu_blocks_override=60)
+    assert "its layer 'model.layers.0.linear_attn' keeps MambaSpec, a layout kvtier does not know" in str(
+        raised.value
+    )
