@@ -7,6 +7,7 @@ torch never is, unless the command needs it.
 import argparse
 import contextlib
 import importlib
+import io
 import logging
 import os
 import sys
@@ -35,6 +36,10 @@ _LEVELS = ("debug", "info", "warning", "error")
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; *argv* is what follows ``kvtier`` (``sys.argv`` when ``None``). Returns the exit status."""
     debug = False
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(
+            errors="backslashreplace"
+        )  # as stderr is: what can't be shown is no reason to stop
     try:
         parser = _parser()
         options = parser.parse_args(argv)

@@ -42,6 +42,32 @@ def test_k9_o3_a_broken_line_is_named_with_what_is_wrong(tmp_path, line, problem
         read_prompts(file)
 
 
+@pytest.mark.parametrize(
+    ("line", "problem"),
+    [
+        (rb'{"prompt": "a\ud800b"}', "prompt has half a surrogate pair at character 2"),
+        (rb'{"prompt": "a", "salt": "\udfff"}', "salt has half a surrogate pair at character 1"),
+        (rb'{"prompt": "a", "\ud800": 1}', "unknown key"),
+        (b'{"prompt": "a", "max_tokens": ' + b"9" * 5000 + b"}", "a number of too many digits"),
+        (b'{"prompt": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", "nested too deep"),
+        (b'{"prompt": "\xff"}', "not UTF-8: .* at byte 13"),
+        (b'\xef\xbb\xbf{"prompt": "a"}', "not JSON"),
+        (b'{"prompt": "a", "max_tokens": NaN}', "max_tokens must be a whole number"),
+    ],
+    ids=["surrogate", "salt", "key", "digits", "nesting", "bytes", "bom", "nan"],
+)
+def test_r5_whatever_is_in_a_line_it_is_named_and_the_others_are_read(tmp_path, line, problem):
+    file = tmp_path / "prompts.jsonl"
+    file.write_bytes(b'{"prompt": "first"}\n' + line + b'\n{"prompt": "last"}\n')
+    with pytest.raises(ConfigError, match=rf"prompts\.jsonl, line 2: {problem}") as caught:
+        read_prompts(file)
+    assert len(str(caught.value)) < 500
+    assert "\n" not in str(caught.value)
+    told: list[ConfigError] = []
+    assert [kept.prompt for kept in read_prompts(file, on_broken=told.append)] == ["first", "last"]
+    assert len(told) == 1
+
+
 def test_a_missing_file_is_named(tmp_path):
     with pytest.raises(ConfigError, match=r"absent\.jsonl: cannot read"):
         read_prompts(tmp_path / "absent.jsonl")
@@ -50,7 +76,7 @@ def test_a_missing_file_is_named(tmp_path):
 def test_a_file_that_is_not_text_is_named(tmp_path):
     file = tmp_path / "prompts.jsonl"
     file.write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(ConfigError, match=r"prompts\.jsonl: cannot read"):
+    with pytest.raises(ConfigError, match=r"prompts\.jsonl, line 1: not UTF-8"):
         read_prompts(file)
 
 

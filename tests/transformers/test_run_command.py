@@ -1,4 +1,8 @@
+import io
 import json
+import sys
+from dataclasses import replace
+from typing import Any, cast
 
 import pytest
 
@@ -55,6 +59,58 @@ def test_a_second_run_reuses_what_the_first_one_stored(tmp_path, model_path, cap
     ]
     assert runs[1][0]["hit_tokens"] == 128
     assert runs[1][0]["prompt_tokens"] == len(TEXT) + 1
+
+
+def test_r5_what_the_terminal_can_not_show_is_written_in_escapes(tmp_path, model_path, monkeypatch):
+    prompts = write_prompts(tmp_path, {"prompt": TEXT}, {"prompt": TEXT + "é"})
+    shown = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(shown, encoding="ascii"))
+    options = ["--model", model_path, "--prompts", prompts, "--config", write_settings(tmp_path)]
+    assert main(["run", *map(str, options), "--max-tokens", "8"]) == 0
+    text = shown.getvalue().decode("ascii")
+    assert "[line 1]" in text
+    assert "[line 2]" in text
+    assert "\\x" in text or "\\u" in text
+
+
+def test_r5_broken_lines_are_left_out_and_the_others_run(tmp_path, model_path, capsys):
+    prompts = write_prompts(
+        tmp_path,
+        {"prompt": TEXT},
+        r'{"prompt": "a\ud800"}',
+        '{"prompt": "a", "max_tokens": ' + "9" * 5000 + "}",
+        '{"prompt": ' + "[" * 100_000,
+        {"prompt": TEXT, "salt": "b"},
+    )
+    options = ["--model", model_path, "--prompts", prompts, "--config", write_settings(tmp_path)]
+    status, out, err = run(capsys, *options, "--max-tokens", 1, "--json", "--keep-going")
+    assert status == 1
+    assert [json.loads(line)["line"] for line in out.splitlines()] == [1, 5]
+    assert [f"line {number}: " in err for number in (2, 3, 4)] == [True] * 3
+    assert "Traceback" not in err
+    status, out, err = run(capsys, *options, "--max-tokens", 1, "--json")
+    assert (status, out) == (2, "")
+    assert len(err.splitlines()) == 1
+    assert "prompts.jsonl, line 2: prompt has half a surrogate pair" in err
+
+
+def test_r5_a_prompt_of_no_tokens_is_named(tmp_path, model_path, capsys, monkeypatch):
+    from kvtier_transformers import models
+
+    class Deaf:
+        def encode(self, text, **_options):
+            return [] if text == "-" else [1, 2, 3]
+
+        def decode(self, *_args, **_options):
+            return ""
+
+    real = models.load
+    monkeypatch.setattr(models, "load", lambda path: replace(real(path), tokenizer=cast("Any", Deaf())))
+    prompts = write_prompts(tmp_path, {"prompt": "fine"}, {"prompt": "-"})
+    options = ["--model", model_path, "--prompts", prompts, "--config", write_settings(tmp_path), "--json"]
+    status, out, err = run(capsys, *options, "--max-tokens", 1, "--keep-going")
+    assert (status, len(out.splitlines())) == (1, 1)
+    assert "line 2: the prompt has no tokens" in err
 
 
 def test_salted_lines_share_nothing(tmp_path, model_path, capsys):

@@ -126,22 +126,27 @@ def _tokenize(
 ) -> Iterator[_Tokenized]:
     """Each prompt's tokens and how many to add.
 
-    Raises ``ConfigError`` for one that the model's context can't hold, or hands that to *on_broken*.
+    Raises ``ConfigError`` for one that is empty or that the model's context can't hold, or hands that to *on_broken*.
     """
     limit: int = loaded.model.config.max_position_embeddings
     for line in lines:
         token_ids: list[int] = loaded.tokenizer.encode(line.prompt, verbose=False)
         max_tokens = line.max_tokens or default_max_tokens
-        if len(token_ids) + max_tokens > limit:
-            error = ConfigError(
-                f"{path}, line {line.number}: {len(token_ids)} prompt tokens and {max_tokens} more exceed the model's "
-                f"context of {limit}: shorten the prompt or lower max_tokens"
+        problem = None
+        if not token_ids:
+            problem = "the prompt has no tokens"
+        elif len(token_ids) + max_tokens > limit:
+            problem = (
+                f"{len(token_ids)} prompt tokens and {max_tokens} more exceed the model's context of {limit}: shorten "
+                "the prompt or lower max_tokens"
             )
-            if on_broken is None:
-                raise error
-            on_broken(error)
+        if problem is None:
+            yield line, token_ids, max_tokens
             continue
-        yield line, token_ids, max_tokens
+        error = ConfigError(f"{path}, line {line.number}: {problem}")
+        if on_broken is None:
+            raise error
+        on_broken(error)
 
 
 def _warn_of_little_room(engine: "Engine", settings: "Settings", prompts: Sequence[_Tokenized]) -> None:
