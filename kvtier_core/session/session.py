@@ -11,6 +11,7 @@ sleep, never spin. All methods belong to one thread, the engine's.
 The session always leaves one token to compute, and it decides nothing about tiers: that is the coordinator's.
 """
 
+import os
 import time
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
@@ -55,6 +56,7 @@ class EngineSession:
         self._hit_tokens: Counter[str] = Counter()
         self._closing = False
         self._closed = False
+        self._process = os.getpid()
 
     def set_recompute_cost(self, cost: RecomputeCost | None) -> None:
         """What computing tokens costs: seconds a token, or a function of (first token, number of tokens).
@@ -336,9 +338,10 @@ class EngineSession:
     def close(self, timeout_s: float = DEFAULT_TIMEOUT_S) -> bool:
         """Shut down within *timeout_s*; every other method but ``stats`` raises ``ClosedError`` then. Twice is fine.
 
-        Whether everything ended; else the pool's mapping is kept, and a later call tries again.
+        Whether everything ended; else the pool's mapping is kept, and a later call tries again. A forked child
+        has none of the threads, and nothing to end.
         """
-        if self._closed:
+        if self._closed or os.getpid() != self._process:
             return True
         deadline = _deadline(timeout_s)
         device_down = self._device.shutdown(timeout_s)
@@ -352,6 +355,10 @@ class EngineSession:
         return self._closed
 
     def _ensure_open(self) -> None:
+        if os.getpid() != self._process:
+            raise ClosedError(
+                "this process was forked from the one that opened the session, whose threads are not here: open another"
+            )
         if self._closing:
             raise ClosedError("the session was closed")
 
@@ -410,6 +417,7 @@ class EngineSession:
             self._wait_device(direction, self._jobs_of(request_id, direction), left)
 
     def _wait_device(self, direction: Direction, jobs: Sequence[int], timeout_s: float) -> None:
+        self._ensure_open()
         if not self._device.wait(direction, jobs, timeout_s):
             raise TimeoutError(
                 f"the device has not finished {direction.value} jobs {list(jobs)} within {timeout_s:g} s"

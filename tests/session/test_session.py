@@ -1,6 +1,7 @@
 """The engine session, from new request to finish, with real copies and threads."""
 
 import math
+import os
 import threading
 import time
 
@@ -425,3 +426,33 @@ def test_c25_remote_decode_stores_what_was_loaded_as_well(make_toy, tiers):
     session.finish("b")
     assert session.flush(PATIENCE_S)
     assert session.stats()["tiers"]["two"]["stored_blocks"] - stored == 4
+
+
+def test_r10_a_forked_child_has_no_session(make_toy):
+    toy = make_toy()
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        said = []
+        try:
+            for use in (
+                toy.session.end_step,
+                lambda: toy.session.wait_stored("any"),
+                lambda: toy.session.wait(PATIENCE_S),
+            ):
+                try:
+                    use()
+                except ClosedError as error:
+                    said.append(str(error))
+            said.append(str(toy.session.close(PATIENCE_S)))
+            os.write(writing, "\n".join(said).encode())
+        finally:
+            os._exit(0)
+    os.close(writing)
+    with os.fdopen(reading) as answers:
+        *said, closed = answers.read().splitlines()
+    os.waitpid(child, 0)
+    assert len(said) == 3
+    assert all("forked" in line and "open another" in line for line in said)
+    assert closed == "True"
+    toy.session.end_step()

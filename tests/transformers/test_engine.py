@@ -1,3 +1,5 @@
+import json
+import os
 import threading
 import time
 from pathlib import Path
@@ -578,4 +580,74 @@ def test_c34_a_sequence_that_does_not_end_keeps_the_engine_open(model, settings)
     with pytest.raises(CacheError, match="another thread did not end its sequence"):
         engine.close()
     assert isinstance(elsewhere.end(), ClosedError)
+    engine.close()
+
+
+def _in_a_child(work):
+    """What *work* wrote down in a forked process."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            os.write(writing, json.dumps(work()).encode())
+        finally:
+            os._exit(0)
+    os.close(writing)
+    with os.fdopen(reading) as answers:
+        said = json.loads(answers.read())
+    os.waitpid(child, 0)
+    return said
+
+
+def test_r10_a_forked_child_is_told_at_once_to_open_its_own_engine(model, settings):
+    prompt = tokens(100)
+    patience_s = 100.0
+
+    with open_engine(model, settings, wait_timeout_s=patience_s) as engine:
+        engine.generate(prompt, max_tokens=2)
+        cached = engine.cache_for(prompt)
+
+        def use_it():
+            said = []
+            started = time.monotonic()
+            for use in (
+                lambda: engine.generate(prompt, max_tokens=2),
+                lambda: engine.generate(prompt, max_tokens=2),
+                lambda: engine.flush(patience_s),
+                cached.__enter__,
+            ):
+                try:
+                    use()
+                except Exception as error:  # noqa: BLE001 - the parent looks at it
+                    said.append(f"{type(error).__name__}: {error}")
+            engine.close()
+            engine.close()
+            return {"said": said, "was_quick": time.monotonic() - started < patience_s / 4}
+
+        answers = _in_a_child(use_it)
+        assert engine.generate(prompt, max_tokens=2).hit_tokens == 96
+        assert engine.flush(60)
+    assert answers["was_quick"]
+    assert len(answers["said"]) == 4
+    for line in answers["said"]:
+        assert line.startswith("ClosedError: this process was forked"), line
+        assert "open another" in line
+
+
+def test_r10_a_fork_while_a_sequence_runs_leaves_the_child_no_engine_to_wait_for(model, settings):
+    engine = open_engine(model, settings)
+    elsewhere = Elsewhere(engine, tokens(50))
+
+    def use_it():
+        started = time.monotonic()
+        engine.close()
+        try:
+            engine.generate(tokens(5), max_tokens=1)
+        except ClosedError as error:
+            return {"said": str(error), "was_quick": time.monotonic() - started < 20}
+
+    answers = _in_a_child(use_it)
+    assert answers["was_quick"]
+    assert "forked" in answers["said"]
+    elsewhere.end()
     engine.close()

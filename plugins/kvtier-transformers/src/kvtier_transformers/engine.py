@@ -6,6 +6,7 @@ loaded is computed.
 """
 
 import itertools
+import os
 import threading
 import time
 import uuid
@@ -124,6 +125,7 @@ class Engine:
         self._last_request: str | None = None
         self._copies_lost = False
         self._closed = False
+        self._process = os.getpid()
         self._prefill_cost = PrefillCost()
         self._state = StateWatch(model)
 
@@ -145,8 +147,8 @@ class Engine:
 
         *salt* keeps requests apart: cached blocks are shared only between requests of one salt. *on_token* is called
         with every token, on the caller's thread. Raises ``CacheError`` when the prompt is empty, does not fit, or
-        the engine is busy, or the model's weights are not those it was opened with any more, ``ClosedError`` also when
-        another thread closes the engine. Cost: a forward pass over the tokens that are not cached, then one a token.
+        the engine is busy, or the model is not as it was when it was opened, ``ClosedError`` also when another thread
+        closes the engine, and in a forked child. Cost: a forward pass over the tokens not cached, then one a token.
         """
         started = time.perf_counter()
         if max_tokens < 1:
@@ -268,6 +270,10 @@ class Engine:
                 self._has_sequence = False
 
     def _ensure_open(self) -> None:
+        if os.getpid() != self._process:
+            raise ClosedError(
+                "this process was forked from the one that opened the engine, whose threads are not here: open another"
+            )
         if self._closed:
             raise ClosedError("the engine is closed")
 
@@ -335,8 +341,9 @@ class Engine:
     def flush(self, timeout_s: float = 60.0) -> bool:
         """Wait until everything stored so far has reached the tiers; False when that takes longer.
 
-        Raises ``CacheError`` while another thread uses the engine.
+        Raises ``CacheError`` while another thread uses the engine, ``ClosedError`` as ``generate`` does.
         """
+        self._ensure_open()
         with self._alone():
             return self._session.flush(timeout_s)
 
@@ -347,8 +354,11 @@ class Engine:
     def close(self) -> None:
         """Close the session with its pool and tiers. Calling it twice is fine.
 
-        A sequence on another thread ends after its next forward pass. Raises ``CacheError`` when it does not.
+        A sequence on another thread ends after its next forward pass. Raises ``CacheError`` when it does not. In a
+        forked child there is nothing to close: the engine is the parent's.
         """
+        if os.getpid() != self._process:
+            return
         self._closed = True
         if not self._one_thread.acquire(timeout=min(self._wait_timeout_s, threading.TIMEOUT_MAX)):
             raise CacheError(
