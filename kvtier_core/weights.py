@@ -69,10 +69,19 @@ def digest_weights(files: Iterable[Path], *, root: Path | None = None, edges: bo
     thread. Raises ``OSError`` when a file can't be read.
     """
     total = hashlib.sha256(b"edges" if edges else b"every byte, xxh3-128")
+    forgotten: list[tuple[Path, Exception]] = []
     named = sorted((path.name if root is None else path.relative_to(root).as_posix(), path) for path in files)
     for name, path in named:
-        content = _edges(path) if edges else _remembered(path)
+        content = _edges(path) if edges else _remembered(path, forgotten)
         total.update(json.dumps([name, path.stat().st_size, content]).encode())
+    if forgotten:
+        path, error = forgotten[0]
+        _log.warning(
+            "%s is read as a whole at every start, since its digest can't be remembered: %s; set XDG_CACHE_HOME to a "
+            "directory that can be written",
+            path if len(forgotten) == 1 else f"each of {len(forgotten)} files, such as {path},",
+            error,
+        )
     return total.hexdigest()
 
 
@@ -92,10 +101,11 @@ def _full(path: Path) -> str:
     return digest.hexdigest()
 
 
-def _remembered(path: Path) -> str:
+def _remembered(path: Path, forgotten: list[tuple[Path, Exception]]) -> str:
     """The digest of all of *path*, from the last time where the file is as it was.
 
-    Processes that ask for the same file wait for the first one, and are then told what it found.
+    Processes that ask for the same file wait for the first one, and are then told what it found. A file whose digest
+    can't be kept goes into *forgotten*, with the reason.
     """
     real = path.resolve()
     if (identity := _identity(real)) is None:
@@ -103,9 +113,7 @@ def _remembered(path: Path) -> str:
     try:
         entry = _open_entry(real)
     except (OSError, RuntimeError) as error:  # without a home there is no directory for it
-        _log.warning(
-            "%s is read as a whole at every start, since its digest can't be remembered: %s", path, error
-        )
+        forgotten.append((path, error))
         return _full(real)
     with os.fdopen(entry, "r+b", buffering=0) as file:
         known = _recall(file, identity)
@@ -114,7 +122,10 @@ def _remembered(path: Path) -> str:
         _log.info("reading all of %s (%s), to know it again", path, format_size(path.stat().st_size))
         digest = _full(real)
         if _identity(real) == identity and _is_settled(real):
-            _note(file, json.dumps([identity, digest]).encode(), path)
+            try:
+                _note(file, json.dumps([identity, digest]).encode())
+            except OSError as error:
+                forgotten.append((path, error))
         return digest
 
 
@@ -158,13 +169,10 @@ def _recall(entry: FileIO, identity: list[int | str]) -> str | None:
     return digest if noted == identity and isinstance(digest, str) else None
 
 
-def _note(entry: FileIO, text: bytes, path: Path) -> None:
-    try:
-        entry.truncate(0)
-        entry.seek(0)
-        entry.write(text)
-    except OSError as error:
-        _log.warning("the digest of %s can't be remembered: %s", path, error)
+def _note(entry: FileIO, text: bytes) -> None:
+    entry.truncate(0)
+    entry.seek(0)
+    entry.write(text)
 
 
 def _forget_some(directory: Path) -> None:

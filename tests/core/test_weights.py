@@ -2,6 +2,7 @@
 
 import fcntl
 import os
+import resource
 import threading
 import time
 from pathlib import Path
@@ -164,6 +165,34 @@ def test_c02_without_a_home_every_start_reads(tmp_path, reads, monkeypatch, capl
     digest_weights([file])
     assert reads == ["w.bin"]
     assert "is read as a whole at every start" in caplog.text
+
+
+@pytest.mark.parametrize("home", ["~nobody-of-that-name", "/proc/no/home"])
+def test_r11_without_a_home_there_is_one_warning_for_all_files(tmp_path, monkeypatch, caplog, home):
+    monkeypatch.setenv("XDG_CACHE_HOME", home)
+    files = [tmp_path / f"{number}.bin" for number in range(5)]
+    for file in files:
+        file.write_bytes(b"one")
+    digest_weights(files)
+    [record] = [record for record in caplog.records if record.levelname == "WARNING"]
+    assert "5 files" in record.message
+    assert str(files[0]) in record.message
+    assert "XDG_CACHE_HOME" in record.message
+
+
+def test_r11_digests_that_can_not_be_written_down_are_told_once(tmp_path, reads, caplog):
+    files = [saved(tmp_path / f"{number}.bin", b"one") for number in range(5)]
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))  # no file may have a byte
+    try:
+        digest_weights(files)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    [record] = [record for record in caplog.records if record.levelname == "WARNING"]
+    assert "File too large" in record.message
+    assert "5 files" in record.message
+    digest_weights(files)
+    assert len(reads) == 10
 
 
 @pytest.mark.parametrize("found", [b"", b'[["', b"[]", b'{"a": 1}', b"\xff\xfe", b'"xy"', b"5"])
