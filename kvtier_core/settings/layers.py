@@ -137,6 +137,12 @@ class Merged:
                 return self._entries[path[:length]][1]
         return None
 
+    def source_within(self, path: SettingPath) -> str | None:
+        """Where a table at *path* got its first value; ``None`` when there is none."""
+        return next(
+            (source for known, (_, source) in self._entries.items() if known[: len(path)] == path), None
+        )
+
 
 def read_layers(file: Path | None, overrides: Mapping[str, Any] | None, environ: Mapping[str, str]) -> Layers:
     """Read the file (the one ``KVTIER_CONFIG`` names when *file* is ``None``) and split the environment.

@@ -155,7 +155,7 @@ def _build(
 ) -> _M | None:
     table = merged.table(path)
     if not isinstance(table, Mapping):
-        problems.add(dotted(path), "must be a table")
+        problems.add(dotted(path), f"must be a table, such as [{dotted(path)}]")
         return None
     if not path:
         table = {name: value for name, value in table.items() if name not in ("pool", "tiers")}

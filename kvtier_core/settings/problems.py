@@ -1,22 +1,44 @@
 """Everything that is wrong with a configuration, collected and told at once, without secrets.
 
-Messages carry names, sources and what to do; never an input. Pydantic's own rendering prints whole inputs, so its
-errors are taken apart here and only their location, kind and cleaned message are used.
+Messages carry names, sources and what to do; of inputs numbers alone. Pydantic's own rendering prints whole inputs, so
+its errors are taken apart here, and told in the words of a person who writes TOML.
 """
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
+from pydantic_core import ErrorDetails
 
 from kvtier_core.errors import ConfigError, PluginError
 from kvtier_core.masking import mask_text
-from kvtier_core.settings.fields import nested_model
+from kvtier_core.settings.fields import nested_model, unit_of
 from kvtier_core.settings.layers import Merged, SettingPath, dotted, variable_for
 from kvtier_core.settings.model import TopSettings
 from kvtier_core.suggest import did_you_mean
 
 _PREFIXES = ("Value error, ", "Assertion failed, ")
+_BOUNDS = {
+    "greater_than_equal": "at least {ge:g}",
+    "greater_than": "more than {gt:g}",
+    "less_than_equal": "at most {le:g}",
+    "less_than": "less than {lt:g}",
+}
+_KINDS = {
+    "int": ("a whole number", "16"),
+    "float": ("a number", "0.5"),
+    "bool": ("true or false", None),
+    "string": ("a text", '"lru"'),
+    "tuple": ("a list", '["a", "b"]'),
+    "list": ("a list", '["a", "b"]'),
+    "set": ("a list", '["a", "b"]'),
+    "frozen_set": ("a list", '["a", "b"]'),
+    "dict": ("a table", '{name = "value"}'),
+    "model": ("a table", None),
+}
+"""By how pydantic begins the names of its errors: what a value must be, and an example where there is no default."""
+_MOST_DIGITS = 20
 
 
 class Problems:
@@ -49,9 +71,9 @@ class Problems:
         self, error: ValidationError, prefix: SettingPath, model: type[BaseModel], merged: Merged
     ) -> None:
         """Note each error of validating the table at *prefix* against *model*."""
-        for item in error.errors(include_input=False, include_context=False, include_url=False):
+        for item in error.errors(include_url=False):
             path, owner = _place(item["loc"], prefix, model, merged)
-            self.add_at(path, _explain(item["type"], item["msg"], path, owner), merged)
+            self.add_at(path, _explain(item, path, owner), merged)
 
     def raise_if_any(self) -> None:
         """Raise ``PluginError`` when only plugins are at fault, ``ConfigError`` for the rest; or return."""
@@ -92,11 +114,14 @@ def _place(
 
 
 def _where(path: SettingPath, merged: Merged) -> str:
-    source = merged.source_of(path)
+    source = merged.source_of(path) or merged.source_within(path)
     return dotted(path) if source is None else f"{dotted(path)} ({source})"
 
 
-def _explain(kind: str, message: str, path: SettingPath, owner: type[BaseModel] | None) -> str:
+def _explain(item: ErrorDetails, path: SettingPath, owner: type[BaseModel] | None) -> str:
+    kind, message = item["type"], item["msg"]
+    if wrong_value := _explain_value(item, owner.model_fields.get(path[-1]) if owner is not None else None):
+        return wrong_value
     if kind == "missing":
         return f"is required: set it in [{dotted(path[:-1])}] or as {variable_for(path)}"
     if kind == "extra_forbidden":
@@ -109,3 +134,34 @@ def _explain(kind: str, message: str, path: SettingPath, owner: type[BaseModel] 
     for prefix in _PREFIXES:
         message = message.removeprefix(prefix)
     return message[:1].lower() + message[1:]
+
+
+def _explain_value(item: ErrorDetails, field: FieldInfo | None) -> str | None:
+    """What a value must be that is out of bounds, or of another kind."""
+    kind, given = item["type"], _given(item["input"])
+    if kind in _BOUNDS:
+        unit = unit_of(field) if field is not None else None
+        return f"must be {_BOUNDS[kind].format(**item['ctx'])}{f' {unit}' if unit else ''}{given}"
+    if kind == "literal_error":
+        return f"must be {item['ctx']['expected']}"
+    for name, (what, example) in _KINDS.items():
+        if kind.startswith(f"{name}_"):
+            shown = _default(field) or example
+            return f"must be {what}{f', such as {shown}' if shown else ''}{given}"
+    return None
+
+
+def _default(field: FieldInfo | None) -> str | None:
+    """The default of a setting that is a number: as good an example as any."""
+    default = field.default if field is not None else None
+    return f"{default:g}" if isinstance(default, int | float) and not isinstance(default, bool) else None
+
+
+def _given(value: object) -> str:
+    """What was given, if it is a number: nothing else is sure to be no secret."""
+    text = str(value) if isinstance(value, int | float | str) else ""
+    try:
+        float(text)
+    except ValueError:
+        return ""
+    return f", not {text}" if len(text) <= _MOST_DIGITS else ""

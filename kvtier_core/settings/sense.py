@@ -7,6 +7,7 @@ than one block of this model) is checked where that is known. Pure.
 from collections.abc import Iterable, Iterator, Mapping
 
 from kvtier_core.proof import ROW_ALIGNMENT
+from kvtier_core.settings.layers import variable_for
 from kvtier_core.settings.model import PoolSettings
 from kvtier_core.tier_settings import TierLimits, TierSettings
 
@@ -24,8 +25,14 @@ def pool_findings(pool: PoolSettings) -> Iterator[Finding]:
         if not getattr(pool, field):
             yield (
                 ("pool", field),
-                'must be more than 0, such as "30s": rows would be lost before they are used',
+                'must be more than 0 seconds, such as "30s": rows would be lost before they are used',
             )
+    if pool.max_promotion > pool.max_loading:
+        message = (
+            f"{pool.max_promotion:g} is more than pool.max_loading ({pool.max_loading:g}), which counts "
+            "promotions too: lower it, or raise that"
+        )
+        yield ("pool", "max_promotion"), message
 
 
 def policies_named(
@@ -49,12 +56,18 @@ def tier_findings(name: str, tier: TierSettings, pool: PoolSettings | None) -> I
     limits = tier.limits
     for field in TierLimits.model_fields:
         if field.endswith(("_timeout", "_again_after")) and not getattr(limits, field):
-            yield (*path, "limits", field), 'must be more than 0, such as "2s"'
+            yield (*path, "limits", field), 'must be more than 0 seconds, such as "2s"'
     if limits.breaker_pause > limits.breaker_max_pause:
-        message = f"the first pause is longer than the longest ({limits.breaker_max_pause:g} s): lower it"
+        message = (
+            f"{limits.breaker_pause:g} s, the first pause, is longer than the longest, breaker_max_pause "
+            f"({limits.breaker_max_pause:g} s): lower it"
+        )
         yield (*path, "limits", "breaker_pause"), message
     if pool is not None and limits.max_cascade > pool.max_cascade:
-        message = f"more than pool.max_cascade ({pool.max_cascade:g}), which counts all tiers: lower it"
+        message = (
+            f"{limits.max_cascade:g} is more than pool.max_cascade ({pool.max_cascade:g}), which counts all tiers: "
+            "lower it"
+        )
         yield (*path, "limits", "max_cascade"), message
 
 
@@ -71,7 +84,8 @@ def order_findings(
         if len(unordered) > 1:
             example = ", ".join(f'"{name}"' for name in enabled)
             names = ", ".join(unordered)
-            yield path, f"is required: no file gives the tiers {names} an order; set it, such as [{example}]"
+            order = f"[{example}] in a file, or {variable_for(path)}='[{example}]'"
+            yield path, f"is required: no file gives the tiers {names} an order; set it, such as {order}"
         return
     for name in sorted(set(lookup_order) - set(tiers)):
         yield path, f"names {name!r}, which is not a configured tier (configured: {', '.join(sorted(tiers))})"

@@ -320,9 +320,9 @@ def test_k9_o4_all_problems_are_told_at_once(config):
         r"tiers\.a\.root: is required: set it in \[tiers\.a\] or as KVTIER_TIERS__A__ROOT",
         r"tiers\.b\.type: unknown tier type 'nope'",
         r"tiers\.c\.type: is required",
-        r"pool\.block_size \(env:KVTIER_POOL__BLOCK_SIZE\): input should be greater than or equal to 1",
+        r"pool\.block_size \(env:KVTIER_POOL__BLOCK_SIZE\): must be at least 1, not 0",
         r"KVTIER_X: unknown",
-        r"pool\.max_cascade \(init\): input should be less than or equal to 1",
+        r"pool\.max_cascade \(init\): must be at most 1, not 2",
     ):
         assert re.search(part, message), part
 
@@ -363,7 +363,7 @@ def test_c53_a_file_that_is_not_toml_is_named_with_the_line(config, tmp_path):
         ("[pool]\nlease_timeout = 0", "pool.lease_timeout .*must be more than 0"),
         ("[pool]\ndevice_timeout = 0", "pool.device_timeout .*must be more than 0"),
         ("[pool]\npolicy = 'lri'", "pool.policy .*unknown eviction policy 'lri'"),
-        ("[pool]\nmax_promotion = 0", "pool.max_promotion .*greater than 0"),
+        ("[pool]\nmax_promotion = 0", "pool.max_promotion .*more than 0"),
         (TWO_TIERS + "capacity = 100", "tiers.cold.capacity .*hold no block"),
         (TWO_TIERS + "ttl = 0", "tiers.cold.ttl .*leave it out"),
         (TWO_TIERS + "policy = 'lri'", "tiers.cold.policy .*unknown eviction policy"),
@@ -441,3 +441,55 @@ def test_c53_the_processs_environment_is_read_when_none_is_given(monkeypatch):
 def test_c53_the_files_path_is_kept(config):
     file = config(TWO_TIERS)
     assert _load(file=file).file == Path(file)
+
+
+@pytest.mark.parametrize(
+    ("variable", "text", "problem"),
+    [
+        ("POOL__BLOCK_SIZE", "0", "must be at least 1, not 0"),
+        ("POOL__BLOCK_SIZE", "x", "must be a whole number, such as 16"),
+        ("POOL__BLOCK_SIZE", "1.5", "must be a whole number, such as 16, not 1.5"),
+        ("POOL__BLOCK_SIZE", "9" * 5000, "must be a whole number, such as 16"),
+        ("POOL__MAX_LOADING", "2", "must be at most 1, not 2"),
+        ("POOL__BREAK_EVEN_MARGIN", "-1", "must be more than 0, not -1"),
+        ("POOL__PREFAULT", "maybe", "must be true or false"),
+        ("ON_RESET", "none", "must be 'all' or 'pool'"),
+        ("TIERS__COLD__LIMITS__OPEN_RETRY", "0", "must be at least 0.01 seconds, not 0"),
+        ("TIERS__COLD__THREADS", "0", "must be at least 1, not 0"),
+        ("LOOKUP_ORDER", '"cold"', 'must be a list, such as ["a", "b"]'),
+    ],
+)
+def test_b20_a_value_out_of_bounds_is_told_with_bound_value_and_example(config, variable, text, problem):
+    message = _refused(file=config(TWO_TIERS), environ={f"KVTIER_{variable}": text})
+    assert message.endswith(f" (env:KVTIER_{variable}): {problem}")
+
+
+@pytest.mark.parametrize("text", ['{"a": 1}', '{"a": {"b": 2}}', "{}", "3"])
+def test_b13_a_table_where_a_list_belongs_names_the_variable_and_speaks_of_lists(config, text):
+    message = _refused(file=config(TWO_TIERS), environ={"KVTIER_LOOKUP_ORDER": text})
+    assert message.startswith('lookup_order (env:KVTIER_LOOKUP_ORDER): must be a list, such as ["a", "b"]')
+    assert "tuple" not in message
+
+
+def test_b13_the_same_in_a_file(config):
+    file = config(TWO_TIERS.replace("[tiers.warm]", "lookup_order = {a = 1}\n[tiers.warm]", 1))
+    assert _refused(file=file) == f'lookup_order (file:{file}): must be a list, such as ["a", "b"]'
+
+
+def test_b13_two_tiers_by_environment_are_told_how_to_order_them():
+    kinds = {f"KVTIER_TIERS__{name}__{key}": value for name in "AB" for key, value in FAKE.items()}
+    message = _refused(environ=kinds)
+    order = message[message.index("KVTIER_LOOKUP_ORDER='") :].split("'")[1]
+    assert _load(environ={**kinds, "KVTIER_LOOKUP_ORDER": order}).lookup_order == ("a", "b")
+
+
+FAKE = {"TYPE": "fake", "ROOT": "/"}
+
+
+@pytest.mark.parametrize(
+    "text", ["max_promotion = 0.8", "max_loading = 0.4", "max_promotion = 0.9\nmax_loading = 0.89"]
+)
+def test_b19_promotions_that_may_hold_more_than_all_loading_are_refused(config, text):
+    message = _refused(file=config("[pool]\n" + text))
+    assert re.search(r"pool\.max_promotion.*is more than pool\.max_loading \(0\.\d+\).*raise that", message)
+    _load(file=config("[pool]\nmax_promotion = 0.4\nmax_loading = 0.4"))
