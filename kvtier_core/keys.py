@@ -7,7 +7,8 @@ prefix, and what separates requests (tenant salt, LoRA adapter, multimodal input
 Format (version 1): ``root = sha256(b"kvtier-hash-1" + field(salt) + field(lora))`` where
 ``field(None) = b"\x00"`` and ``field(text) = b"\x01" + u32be(len) + utf8``; then
 ``hash_i = sha256(hash_{i-1} + u32be(n) + tokens as i64be + extras)`` where extras are, for every multimodal
-input that overlaps the block, ``u64be(offset of its start relative to the block, two's complement) + field(digest)``.
+input that overlaps the block, ``u64be(offset of its start relative to the block, two's complement) + u64be(length) +
+field(digest)``.
 """
 
 import hashlib
@@ -74,7 +75,7 @@ def root_hash(identity: RequestIdentity) -> bytes:
 
 def _extras(identity: RequestIdentity, begin: int, end: int) -> bytes:
     return b"".join(
-        struct.pack(">q", item.start - begin) + _field(item.digest)
+        struct.pack(">qQ", item.start - begin, item.length) + _field(item.digest)
         for item in identity.multimodal
         if item.start < end and item.start + item.length > begin
     )

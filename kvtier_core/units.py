@@ -10,7 +10,10 @@ from typing import Annotated
 
 from pydantic import BeforeValidator
 
+from kvtier_core.transfer.memory import format_size
 from kvtier_core.transfer.waiting import LONGEST_S
+
+__all__ = ["Duration", "Size", "format_size", "parse_duration", "parse_size"]
 
 _SIZE_UNITS = {"": 1, "b": 1} | {
     f"{letter}{infix}b": (1024 if infix else 1000) ** power
@@ -47,15 +50,6 @@ def parse_size(value: object) -> int:
 def parse_duration(value: object) -> float:
     """Seconds from ``"30s"``, ``"250ms"``, ``"2h"`` or a number. Raises ``ValueError``."""
     return float(_parse(value, _TIME_UNITS, '"30s" or "250ms", in ms, s, m, h or d', LONGEST_S))
-
-
-def format_size(count: float) -> str:
-    """Bytes for a person: ``"1.5 GiB"``."""
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if abs(count) < 1024:  # noqa: PLR2004 - the step between the units
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1024
-    return f"{count:.1f} TiB"
 
 
 Size = Annotated[int, BeforeValidator(parse_size)]

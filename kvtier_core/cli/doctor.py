@@ -87,5 +87,6 @@ def _as_text(report: TierReport) -> str:
 
 def _summary(reports: Sequence[TierReport], disabled: Sequence[str]) -> str:
     failed = sum(not report.ok for report in reports)
-    text = f"{failed} of {len(reports)} tiers failed" if failed else f"all is well ({len(reports)} tiers)"
+    tiers = f"{len(reports)} tier{'s' if len(reports) != 1 else ''}"
+    text = f"{failed} of {tiers} failed" if failed else f"all is well ({tiers})"
     return text + (f"; not tried, because disabled: {', '.join(disabled)}" if disabled else "")

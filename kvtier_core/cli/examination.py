@@ -11,7 +11,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 
 from kvtier_core.blocktier import BlockTier, SupportsRemoval
@@ -43,6 +43,8 @@ _ADVICE = {
     "load": "see that its storage may be read and keeps what it is given",
     "answer in time": "see what its storage waits for, or raise these limits in [tiers.NAME.limits]",
     "keep to the interface": "tell the tier's author: the blocks are right, but an engine counts this as a fault",
+    "open again": "see what its first instance left that keeps the next one out, such as a lock",
+    "close": "tell the tier's author: close raised, after the blocks were right",
     "delete": "see that blocks may be deleted there; what stays takes room for good",
     "shut down": "see what its storage waits for; an engine that stops would leave this tier's threads behind",
 }
@@ -270,22 +272,27 @@ class _Examination:
                     f"one block under {self._namespace.name}: this tier type can't delete"
                 )
             return
-        with self._timed("delete"):
-            self._delete(self._class)
+        self._delete(self._class)
 
     def _delete(self, tier_class: type[BlockTier]) -> None:
+        self._step = "open again"
         tier = tier_class(self._settings.tiers[self._name], self._context())
         tier.open()
         try:
-            self._delete_block(tier, [self._key])
-            if isinstance(tier, SupportsRemoval):
-                tier.remove_namespace()
-            elif tier_class.info.persistent:
-                self._report.left_behind = (
-                    f"what describes the namespace {self._namespace.name}: this tier type can't remove it"
-                )
-        finally:
-            tier.close()
+            with self._timed("delete"):
+                self._delete_block(tier, [self._key])
+                if isinstance(tier, SupportsRemoval):
+                    tier.remove_namespace()
+                elif tier_class.info.persistent:
+                    self._report.left_behind = (
+                        f"what describes the namespace {self._namespace.name}: this tier type can't remove it"
+                    )
+        except BaseException:
+            with suppress(Exception):  # what went wrong first is what is told
+                tier.close()
+            raise
+        self._step = "close"
+        tier.close()
 
     def _delete_block(self, tier: BlockTier, keys: list[OffloadKey]) -> None:
         if tier.info.persistent and "load" in self._report.seconds and list(tier.contains(keys)) != [True]:

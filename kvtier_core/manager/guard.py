@@ -80,7 +80,10 @@ class Guard:
         count = self._seen[hook, kind]
         if count & (count - 1) == 0:
             self._log.warning(
-                "%s: %s; it costs hits and nothing else. Seen %d times.", self._identity, fault.text, count
+                "%s: %s; it costs hits and nothing else.%s",
+                self._identity,
+                fault.text,
+                f" Seen {count} times." if count > 1 else "",
             )
         return fault
 

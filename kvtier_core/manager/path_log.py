@@ -72,8 +72,8 @@ class PathLog:
     def _tell_late(self, identity: TierIdentity, before: int, now: int) -> None:
         if before.bit_length() != now.bit_length():  # the first, and then ever more rarely
             self._log.warning(
-                "%s did not answer in time, %d times by now: requests went on without it. If its storage is as fast as "
+                "%s did not answer in time, %s by now: requests went on without it. If its storage is as fast as "
                 "it can be, raise limits.lookup_timeout, load_timeout or store_timeout",
                 identity,
-                now,
+                "once" if now == 1 else f"{now} times",
             )

@@ -57,8 +57,20 @@ def _problems(cls: type) -> Iterator[str]:
     yield from _constructor_problems(cls)
     if issubclass(cls, BlockTier):
         yield from _block_tier_problems(cls)
+    elif own := _blocking_methods(cls):
+        yield (
+            f"has {', '.join(own)}, as tiers on the blocking interface do, but no hook, and does not subclass "
+            f"BlockTier: begin it with class {cls.__name__}(kvtier_core.BlockTier)"
+        )
     else:
         yield from _hook_problems(cls)
+
+
+def _blocking_methods(cls: type) -> list[str]:
+    """The methods of the blocking interface that a class without any hook has."""
+    if any(_mark(cls, name) is not None for name in dir(cls)) or any(name in _SPECS for name in dir(cls)):
+        return []
+    return [name for name in (*_BLOCK_METHODS, *_BATCH_METHODS) if unwrap(cls, name)[0] is not None]
 
 
 def _settings_problems(cls: type) -> Iterator[str]:

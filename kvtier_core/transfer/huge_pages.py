@@ -16,7 +16,7 @@ import mmap
 import os
 from pathlib import Path
 
-from kvtier_core.transfer.memory import gib
+from kvtier_core.transfer.memory import format_size
 
 _SIZE = Path("/sys/kernel/mm/transparent_hugepage/hpage_pmd_size")
 _SHMEM_ENABLED = Path("/sys/kernel/mm/transparent_hugepage/shmem_enabled")
@@ -132,7 +132,7 @@ def map_for_huge_pages(fd: int, length: int) -> HugePages | None:
 def _warn(num_bytes: int, code: int) -> None:
     _log.warning(
         "%s of the pool are in small pages, into which a disk may be read at half the speed: %s",
-        gib(num_bytes),
+        format_size(num_bytes),
         describe_refusal(code),
     )
 

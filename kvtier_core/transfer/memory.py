@@ -85,6 +85,10 @@ def _group_limit(folder: Path, names: _Names) -> MemoryLimit | None:
     return MemoryLimit(bytes=max(0, left), source=str(folder / names.limit))
 
 
-def gib(count: int) -> str:
-    """A size for people."""
-    return f"{count / 2**30:.2f} GiB"
+def format_size(count: float) -> str:
+    """Bytes for a person: ``"1.5 GiB"``."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if abs(count) < 1024:  # noqa: PLR2004 - the step between the units
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1024
+    return f"{count:.1f} TiB"

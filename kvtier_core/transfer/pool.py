@@ -33,7 +33,7 @@ from kvtier_core.transfer.control import PAGE_BYTES, ControlPage, control_words_
 from kvtier_core.transfer.handover import MAX_NOTE_BYTES, meet
 from kvtier_core.transfer.huge_pages import ask_for_huge_pages, map_for_huge_pages
 from kvtier_core.transfer.members import SCHEDULER, Members, wait_for
-from kvtier_core.transfer.memory import gib
+from kvtier_core.transfer.memory import format_size
 from kvtier_core.transfer.prefault import Prefault
 from kvtier_core.transfer.region import (
     MAGIC,
@@ -87,7 +87,7 @@ class PoolGeometry:
 
     def describe(self) -> str:
         """For messages."""
-        return f"a pool of {gib(self.total_bytes)} ({self.num_rows} rows of {self.row_bytes} bytes)"
+        return f"a pool of {format_size(self.total_bytes)} ({self.num_rows} rows of {self.row_bytes} bytes)"
 
     def pack(self) -> bytes:
         """The header that says so."""
@@ -323,7 +323,7 @@ class Pool:
         _KEPT.append(self)
         _log.warning(
             "the pool's mapping (%s) is kept until this process ends: whoever has not shut down may still touch it",
-            gib(self.geometry.total_bytes),
+            format_size(self.geometry.total_bytes),
         )
 
     def close(self) -> bool:
@@ -349,7 +349,8 @@ class Pool:
             self._mapping.close()
         except BufferError:
             _log.warning(
-                "the pool's mapping (%s) is kept: rows are still in use", gib(self.geometry.total_bytes)
+                "the pool's mapping (%s) is kept: rows are still in use",
+                format_size(self.geometry.total_bytes),
             )
             return False
         return True

@@ -19,7 +19,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from kvtier_core.transfer.members import Members
-from kvtier_core.transfer.memory import find_memory_limit, gib
+from kvtier_core.transfer.memory import find_memory_limit, format_size
 
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - where POSIX puts named shared memory
 MAGIC = b"kvtpool"
@@ -253,7 +253,7 @@ def _check_fits(total_bytes: int, what: str) -> None:
     limit = find_memory_limit()
     if total_bytes > limit.bytes:
         raise MemoryError(
-            f"{what} does not fit: {limit.source} leaves {gib(limit.bytes)}. "
+            f"{what} does not fit: {limit.source} leaves {format_size(limit.bytes)}. "
             "Set a smaller pool capacity or free memory."
         )
 

@@ -39,6 +39,8 @@ class Tier(BlockTier):
             return ""
         if how == "hang":
             RELEASE.wait()
+        if how == "raise-again" and any(BLOCKS.values()):
+            raise OSError("refused")
         if how == "raise":
             raise OSError("refused " + self.settings.password.get_secret_value())
         if how == "open-error":
@@ -215,6 +217,27 @@ def test_c33_a_failing_step_is_named_with_why_and_what_to_do(tier, doctor, fail,
     assert reports["good"]["ok"]
     if not fail.startswith(("delete", "remove")):
         assert all(not blocks for blocks in tier().BLOCKS.values()), "what it stored is removed all the same"
+
+
+def test_b20_a_close_that_raises_is_not_blamed_on_deletion(tier, doctor):
+    status, reports = doctor(_cold("close:raise"))
+    cold = reports["cold"]
+    assert (status, cold["failed_step"]) == (1, "close")
+    assert "close raised" in cold["advice"]
+
+
+def test_b20_an_open_that_raises_the_second_time_is_not_blamed_on_deletion(tier, doctor):
+    status, reports = doctor(_cold("open:raise-again"))
+    cold = reports["cold"]
+    assert (status, cold["failed_step"]) == (1, "open again")
+    assert "lock" in cold["advice"]
+
+
+def test_b20_one_tier_is_one_tier(tier, tmp_path, capsys):
+    file = tmp_path / "kvtier.toml"
+    file.write_text("[tiers.good]\ntype = 'memory'\n")
+    assert main(["doctor", "--config", str(file)]) == 0
+    assert capsys.readouterr().out.endswith("all is well (1 tier)\n")
 
 
 @pytest.mark.parametrize("fail", ["open:raise", "open:hang"])

@@ -157,9 +157,10 @@ def test_c01_multimodal_inputs_separate_blocks_from_their_first_block_on():
 
 
 def test_c01_an_input_over_two_blocks_counts_in_both():
-    once, twice = with_images((10, 4, "cat")), with_images((10, 20, "cat"))
-    assert once[0] == twice[0]
-    assert once[1] != twice[1]
+    over = with_images((10, 20, "cat"))
+    plain = hash_blocks(TOKENS[16:], 16, NOBODY, parent=over[0], first_block=1)
+    assert over[0] != with_images()[0]
+    assert over[1] != plain[0]
 
 
 def test_c01_an_input_that_ends_at_a_block_does_not_count_in_the_next():
@@ -170,6 +171,11 @@ def test_c01_an_input_that_ends_at_a_block_does_not_count_in_the_next():
 
 def test_c01_where_an_input_starts_counts():
     assert with_images((3, 4, "cat"))[0] != with_images((4, 4, "cat"))[0]
+
+
+def test_b14_how_long_an_input_is_counts_in_every_block_it_stands_in():
+    short, long = with_images((3, 20, "cat")), with_images((3, 21, "cat"))
+    assert all(one != other for one, other in zip(short, long, strict=True))
 
 
 def test_c01_the_order_of_two_inputs_counts():

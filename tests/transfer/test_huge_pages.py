@@ -113,7 +113,7 @@ def test_a_kernel_that_refuses_is_one_warning_and_the_pool_works(
         pool.rows_array[:] = 3
         assert bytes(pool.row(8)) == b"\x03" * _MIB
     [record] = caplog.records
-    assert record.getMessage().startswith("0.01 GiB of the pool are in small pages")
+    assert record.getMessage().startswith("8.0 MiB of the pool are in small pages")
 
 
 def test_what_is_in_use_is_tried_again_at_the_end(

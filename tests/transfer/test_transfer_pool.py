@@ -118,13 +118,18 @@ def test_a_failed_attach_leaves_no_descriptor_open(make_pool: MakePool) -> None:
     assert set(os.listdir("/proc/self/fd")) == before
 
 
+def test_b20_a_small_pool_is_told_in_units_of_its_own_size() -> None:
+    text = PoolGeometry(num_rows=256, row_bytes=4096).describe()
+    assert text == "a pool of 1.0 MiB (256 rows of 4096 bytes)"
+
+
 def test_a_pool_that_does_not_fit_is_refused_before_it_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
     def never(*_: object) -> int:
         raise AssertionError("memory was asked for all the same")
 
     monkeypatch.setattr(region_module, "find_memory_limit", lambda: MemoryLimit(bytes=2**20, source="here"))
     monkeypatch.setattr(os, "memfd_create", never)
-    with pytest.raises(MemoryError, match=r"\(256 rows of 4096 bytes\) does not fit: here leaves 0.00 GiB"):
+    with pytest.raises(MemoryError, match=r"\(256 rows of 4096 bytes\) does not fit: here leaves 1.0 MiB"):
         Pool.create(PoolGeometry(num_rows=256, row_bytes=4096))
 
 

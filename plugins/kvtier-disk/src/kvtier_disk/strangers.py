@@ -19,4 +19,5 @@ class Strangers:
             self._count += 1
             count = self._count
         if count & (count - 1) == 0:
-            self._log.warning("tier %r (kvtier-disk): %s. Seen %d times.", self._tier, text, count)
+            seen = f" Seen {count} times." if count > 1 else ""
+            self._log.warning("tier %r (kvtier-disk): %s.%s", self._tier, text, seen)
