@@ -315,7 +315,7 @@ SETTINGS = [
         title="a value of the wrong type",
         command=CHECK,
         status=2,
-        says=("pool.block_size (file:kvtier.toml)", "integer"),
+        says=("pool.block_size (file:kvtier.toml)", "whole number"),
         files={"kvtier.toml": '[pool]\nblock_size = "many"\n'},
     ),
     Case(
