@@ -127,7 +127,7 @@ def _message(case, out, err, place):
     text = re.sub(r"\bmodel-[0-9a-f]{32}", "model-...", text)
     text = re.sub(r"\b(kvtier-[a-z]+) \d+\.\d+\.\d+", r"\1 X.Y.Z", text)
     text = re.sub(r"127\.0\.0\.1:\d{2,}", "127.0.0.1:PORT", text)
-    text = re.sub(r"leaves \d+\.\d+ GiB", "leaves N GiB", text)
+    text = re.sub(r"leaves \d+\.\d+ [KMGT]iB", "leaves N GiB", text)
     return re.sub(r"does not fit: \S+( \(MemAvailable\))?", "does not fit: FILE", text)
 
 
