@@ -195,7 +195,7 @@ def test_c33_a_read_only_root_that_holds_more_than_the_capacity_is_opened(tmp_pa
     with drive(tmp_path) as tier:
         tier.store(rows(*keys))
     for age, key in enumerate(keys):
-        os.utime(block_file(tmp_path, key), (1000 + age, 1000 + age))
+        os.utime(block_file(tmp_path, key), (1000 + 120 * age, 1000 + 120 * age))  # use is told to a minute
     with monkeypatch.context() as read_only:
         forbid_changes(read_only, tmp_path)
         with drive(tmp_path, capacity_blocks=4) as tier:
