@@ -115,7 +115,7 @@ class Bounds:
         Returns whether the storage should be told, once a minute at most.
         """
         stored = self._stored.get(key)
-        if stored is None:
+        if stored is None or key in self._unserved:  # asked for in vain
             return False
         stored.uses += 1
         stored.chain, stored.depth = chain, depth
