@@ -3,6 +3,7 @@
 The only module that knows all of them. It decides the pool's geometry and turns settings into limits.
 """
 
+import logging
 import time
 from collections.abc import Mapping
 from functools import partial
@@ -32,8 +33,13 @@ if TYPE_CHECKING:
     from kvtier_core.transfer.layout import KVLayout
 
 _MAX_WASTE = 0.25
+_TOLD_WASTE = 0.1
+_TOLD_WASTE_BYTES = 64 << 20
+"""What is wasted of a smaller pool is worth no line."""
 _CLOSE_S = 1.0
 """For tiers that did open to close again, where another has taken all the time there was."""
+
+_log = logging.getLogger("kvtier")
 
 
 def plan_geometry(settings: Settings, namespace: Namespace) -> PoolGeometry:
@@ -59,6 +65,31 @@ def plan_geometry(settings: Settings, namespace: Namespace) -> PoolGeometry:
             f"({format_size(row_bytes)}): set it to at least {exact_size(row_bytes)}, better to the size of a prompt"
         )
     return PoolGeometry(num_rows=num_rows, row_bytes=row_bytes)
+
+
+def why_pool_is_wasted(namespace: Namespace, geometry: PoolGeometry) -> str | None:
+    """What part of the pool holds no KV and what to do, in one line; ``None`` below a tenth, or below 64 MiB.
+
+    Of blocks of 4 KiB it is a half: each has a row of a multiple of 4096 bytes, which ends in 64 bytes of proof. The
+    KV groups count alike. No I/O.
+    """
+    sizes = payload_sizes(list(namespace.cached_groups.values()))
+    waste = 1 - sum(sizes) / len(sizes) / geometry.row_bytes
+    pool_bytes = geometry.num_rows * geometry.row_bytes
+    if waste < _TOLD_WASTE or waste * pool_bytes < _TOLD_WASTE_BYTES:
+        return None
+    blocks = " and ".join(f"{size} bytes" for size in sorted(set(sizes)))
+    if 1 - max(sizes) / geometry.row_bytes < _TOLD_WASTE:
+        advice = "choose block sizes that bring the groups closer together"
+    else:
+        advice = (
+            "let a block hold more tokens, by pool.block_size, or by the engine's own setting where it has one "
+            "(vLLM's blocks_per_chunk)"
+        )
+    return (
+        f"{waste:.0%} of the pool ({format_size(int(waste * pool_bytes))} of {format_size(pool_bytes)}) will hold "
+        f"padding and proofs instead of KV: blocks of {blocks} lie in rows of {geometry.row_bytes} bytes; {advice}"
+    )
 
 
 def _limits(settings: Settings, num_rows: int) -> PoolLimits:
@@ -168,6 +199,8 @@ def open_manager(
         if settings.pool.prefault:
             pool.prefault()
         manager.open(open_timeout_s)
+        if waste := why_pool_is_wasted(namespace, geometry):
+            _log.warning("%s", waste)
     except BaseException:
         _shut_down(manager, pool, max(_CLOSE_S, deadline - time.monotonic()))
         raise

@@ -1,16 +1,19 @@
 """What a configuration becomes."""
 
+import logging
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
 from kvtier_core.errors import ConfigError
+from kvtier_core.namespace import GroupSpec
 from kvtier_core.proof import row_bytes_for
-from kvtier_core.runtime import open_session, plan_tier
+from kvtier_core.runtime import open_manager, open_session, plan_geometry, plan_tier
 from kvtier_core.settings import PoolSettings, Settings, load_settings
-from kvtier_core.transfer import KVLayout
+from kvtier_core.transfer import KVLayout, Pool
 from tests.session.toy import namespace_of
 
 
@@ -41,3 +44,38 @@ def test_c42_as_many_threads_share_copies_as_the_settings_say(monkeypatch, copy_
     with open_session(Settings(pool=pool, tiers={}, tier_types={}), namespace, layout):
         names = [thread.name for thread in threading.enumerate()]
         assert sum(name.startswith("kvtier-copy-") for name in names) == copy_threads - 1
+
+
+def told_at_start(caplog: pytest.LogCaptureFixture, capacity: int, *block_bytes: int) -> list[str]:
+    """What the log says while an engine with a KV group of each of these block sizes starts on a real pool."""
+    layout = KVLayout([torch.zeros(4, 4, 8)])
+    groups = tuple(
+        GroupSpec(layers=(str(index),), block_bytes=size) for index, size in enumerate(block_bytes)
+    )
+    namespace = replace(namespace_of(layout, "0"), groups=groups)
+    settings = Settings(pool=PoolSettings(capacity=capacity), tiers={}, tier_types={})
+    caplog.clear()
+    with caplog.at_level(logging.WARNING, "kvtier"), Pool.create(plan_geometry(settings, namespace)) as pool:
+        assert open_manager(settings, namespace, pool).shutdown(60.0)
+    return caplog.messages
+
+
+@pytest.mark.parametrize(("kib", "percent"), [(4, "50%"), (16, "20%"), (32, "11%")])
+def test_b21_what_padding_and_proofs_waste_is_one_line_at_the_start(caplog, kib, percent):
+    [line] = told_at_start(caplog, 1 << 30, kib << 10)
+    row_bytes = row_bytes_for(kib << 10)
+    assert line.startswith(f"{percent} of the pool (")
+    assert f"blocks of {kib << 10} bytes lie in rows of {row_bytes} bytes" in line
+    assert "pool.block_size" in line
+    assert "blocks_per_chunk" in line
+
+
+def test_b21_a_small_waste_or_a_small_pool_is_worth_no_line(caplog):
+    assert told_at_start(caplog, 1 << 30, 64 << 10) == []
+    assert told_at_start(caplog, 100 << 20, 4 << 10) == []
+
+
+def test_b21_groups_of_different_sizes_are_told_to_come_closer(caplog):
+    [line] = told_at_start(caplog, 1 << 30, 80 << 10, 108 << 10)
+    assert line.startswith("16% of the pool (")
+    assert line.endswith("choose block sizes that bring the groups closer together")
