@@ -20,10 +20,14 @@ from contextlib import ExitStack
 from typing import NamedTuple
 
 from kvtier_core.transfer.forks import own
+from kvtier_core.transfer.socket_owner import uid_of_bound
 
 _CREDENTIALS = struct.Struct("@iII")  # pid, uid, gid
 _TWO_FDS = struct.Struct("@ii")
+_KIND = socket.SOCK_SEQPACKET
 _RETRY_S = 0.005
+_LOOK_S = 1.0
+"""Between two looks at whose socket it is that does not answer."""
 _ANSWER_TIMEOUT_S = 5.0
 """How long a member that hangs may keep a newcomer from asking the others."""
 _BACKLOG = 1024
@@ -133,9 +137,10 @@ def meet(
     *make* returns a new descriptor; ``None`` waits for somebody else to be first. *join* is called with the descriptor
     before anybody else can be handed it by this process. *note* is what the first one tells all. The host must be
     closed before the descriptor. Raises ``TimeoutError`` when nobody makes it, or those who have it do not answer,
-    ``PermissionError`` when that is another user, and whatever *make* and *join* raise.
+    ``PermissionError`` at once when another user has the name, and whatever *make* and *join* raise.
     """
-    deadline = time.monotonic() + timeout_s
+    next_look = time.monotonic()
+    deadline = next_look + timeout_s
     address = f"\0kvtier-{os.geteuid()}-{name}"
     while True:
         if make is not None and (listener := _claim(address)) is not None:
@@ -145,6 +150,9 @@ def meet(
             raise TimeoutError(_why_nobody_answered(address, name, timeout_s))
         if (met := _ask(address, name, join, min(left, _ANSWER_TIMEOUT_S))) is not None:
             return met
+        if time.monotonic() >= next_look:
+            _check_user(name, uid_of_bound(address.encode(), _KIND))
+            next_look = time.monotonic() + _LOOK_S
         time.sleep(_RETRY_S)  # it is bound but does not listen yet, or is just closing
 
 
@@ -152,7 +160,7 @@ def _claim(address: str) -> socket.socket | None:
     """A socket bound to *address*; ``None`` when somebody else has it."""
 
     def bind() -> socket.socket:
-        listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        listener = socket.socket(socket.AF_UNIX, _KIND)
         try:
             listener.bind(address)
         except BaseException:
@@ -175,10 +183,22 @@ def _why_nobody_answered(address: str, name: str, timeout_s: float) -> str:
             f"nobody made the pool {name!r} within {timeout_s:g} s: the process that is to make it did not start, or "
             "runs on another machine or in another network namespace"
         )
+    uid = uid_of_bound(address.encode(), _KIND)
+    _check_user(name, uid)
+    others = "" if uid is not None else ", or give the pool another name if they are another user's"
     return (
         f"those who have the pool {name!r} did not hand it over within {timeout_s:g} s: they are stopped, or hang, or "
-        "died and left a child behind that holds the name. End them"
+        f"died and left a child behind that holds the name. End them{others}"
     )
+
+
+def _check_user(name: str, uid: int | None) -> None:
+    """Raises ``PermissionError`` when the pool's name is known to be another user's."""
+    if uid not in (None, os.geteuid()):
+        raise PermissionError(
+            f"the name of the pool {name!r} is held by another user (uid {uid}): give the pool another name, in vLLM "
+            "by another engine_id, or have that user's process ended",
+        )
 
 
 def _make(listener: socket.socket, make: Callable[[], int], join: Callable[[int], None], note: bytes) -> Met:
@@ -195,12 +215,11 @@ def _make(listener: socket.socket, make: Callable[[], int], join: Callable[[int]
 
 def _ask(address: str, name: str, join: Callable[[int], None], timeout_s: float) -> Met | None:
     """What a member hands over; ``None`` when nobody is ready to."""
-    with ExitStack() as on_failure, socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as guest:
+    with ExitStack() as on_failure, socket.socket(socket.AF_UNIX, _KIND) as guest:
         guest.settimeout(timeout_s)
         try:
             guest.connect(address)
-            if (uid := _peer_uid(guest)) != os.geteuid():
-                raise PermissionError(f"the pool {name!r} was made by another user (uid {uid})")
+            _check_user(name, _peer_uid(guest))
             if not guest.recv(1, socket.MSG_PEEK):
                 return None
             message, fd, listener = _receive(guest)

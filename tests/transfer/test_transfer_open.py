@@ -439,7 +439,7 @@ def test_another_users_process_is_neither_served_nor_believed(
     fd, _, host = meet(name, lambda: os.memfd_create("kvtier-test"), _JOIN, TIMEOUT_S)
     with monkeypatch.context() as patched:
         patched.setattr(handover_module, "_peer_uid", lambda connection: os.geteuid() + 1)
-        with pytest.raises(PermissionError, match="made by another user"):
+        with pytest.raises(PermissionError, match="held by another user"):
             meet(name, lambda: -1, _JOIN, TIMEOUT_S)
     monkeypatch.setattr(
         handover_module,
