@@ -79,6 +79,10 @@ def secrets_in_options(options: object) -> set[str]:
         return found
     if isinstance(options, list | tuple | set | frozenset):
         return set().union(*map(secrets_in_options, options))
+    if hasattr(options, "get_secret_value"):  # pydantic's, whose own text is a row of stars
+        return secrets_in_options(options.get_secret_value())
+    if isinstance(options, bytes):
+        options = options.decode(errors="replace")
     return set() if options is None or isinstance(options, bool) else {str(options)} - {""}
 
 
