@@ -30,8 +30,10 @@ class LookupState(enum.Enum):
 class MissReason(enum.Enum):
     """Why a lookup missed (C60)."""
 
-    NEVER_STORED = "never_stored"
+    NOT_STORED = "not_stored"
+    """Neither in the pool nor in a tier: never stored, or evicted so long ago or before a start that nobody knows."""
     EVICTED = "evicted"
+    """The pool had it not long ago, and no tier has it."""
     BELOW_THRESHOLD = "below_threshold"
     """Offered for storing less often than the pool's ``store_threshold``."""
     PRIMARY_FULL = "primary_full"

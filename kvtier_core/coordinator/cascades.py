@@ -336,7 +336,7 @@ class Cascades:
         self._unpin(job)
         tier = self._state.tiers[job.tier]
         stored = [key for key in job.keys if key not in bad]
-        declined = sum(reason is MissReason.NEVER_STORED for reason in bad.values())
+        declined = sum(reason is MissReason.NOT_STORED for reason in bad.values())
         tier.counters.stored += len(set(stored).difference(held)) if held else len(stored)
         tier.counters.declined += declined
         tier.counters.store_failed += len(bad) - declined

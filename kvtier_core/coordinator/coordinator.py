@@ -310,7 +310,7 @@ class Coordinator:
         else:
             why = Counter(bad.values())
             tier.counters.integrity += why[MissReason.INTEGRITY]
-            tier.counters.load_missing += why[MissReason.NEVER_STORED]
+            tier.counters.load_missing += why[MissReason.NOT_STORED]
             tier.counters.load_failed += why[MissReason.TIER_FAILED]
             if seconds is not None and not faulty:
                 self._lookups.break_even.note(job, len(job.keys) - len(bad), seconds)

@@ -23,7 +23,7 @@ from kvtier_core.values import LookupState, MissReason
 
 _HIT, _PENDING, _RETRY, _MISS = LookupState
 
-_NOWHERE = (MissReason.NEVER_STORED, MissReason.EVICTED, MissReason.BELOW_THRESHOLD)
+_NOWHERE = (MissReason.NOT_STORED, MissReason.EVICTED, MissReason.BELOW_THRESHOLD)
 """Reasons that say of a key that no tier holds it."""
 
 _Keys = Sequence[OffloadKey]
@@ -326,7 +326,7 @@ class Lookups:
 
     def _count_miss(self, request: RequestState, key: OffloadKey, reason: MissReason) -> MissReason:
         """Why *key* missed, as far as it is known, counted once per request and key."""
-        if reason is MissReason.NEVER_STORED:
+        if reason is MissReason.NOT_STORED:
             if key in self._state.evicted:
                 reason = MissReason.EVICTED
             elif self._state.admission.is_below(key):

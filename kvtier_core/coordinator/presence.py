@@ -29,7 +29,7 @@ Answer = Literal[True] | MissReason | None
 
 V = TypeVar("V")
 
-_NEVER_STORED = MissReason.NEVER_STORED
+_NOT_STORED = MissReason.NOT_STORED
 
 
 class _Expiring(Generic[V]):
@@ -91,7 +91,7 @@ class Presence:
             return [None] * len(keys)
         resident = [False] * len(keys) if held is None else held.contains_many(keys)
         if held is not None and self._complete and not self._lost:
-            return [True if is_resident else _NEVER_STORED for is_resident in resident]
+            return [True if is_resident else _NOT_STORED for is_resident in resident]
         answers: list[Answer] = []
         for key, is_resident in zip(keys, resident, strict=True):
             lost = self._lost.get(key, now)
@@ -100,10 +100,10 @@ class Presence:
             elif is_resident:
                 answers.append(True)
             elif held is not None and self._complete:
-                answers.append(_NEVER_STORED)
+                answers.append(_NOT_STORED)
             else:
                 answer = self._answers.get(key, now)
-                answers.append(_NEVER_STORED if answer is False else answer)
+                answers.append(_NOT_STORED if answer is False else answer)
         return answers
 
     def holds_any(self, keys: Sequence[OffloadKey]) -> bool:

@@ -24,7 +24,7 @@ Arrived = Callable[[int], Collection[OffloadKey]]
 
 def has_moved(job: Job, bad: Mapping[OffloadKey, MissReason], result: JobResult) -> bool:
     """Whether bytes moved: that a block is not there, or was there before, may be known without the storage."""
-    absent = [key for key, reason in bad.items() if reason is MissReason.NEVER_STORED]
+    absent = [key for key, reason in bad.items() if reason is MissReason.NOT_STORED]
     return not set(job.keys) <= {*absent, *result.held}
 
 
@@ -33,7 +33,7 @@ def bad_keys(job: Job, finished: Finished) -> dict[OffloadKey, MissReason] | Non
     result = finished.result
     if job.kind is JobKind.LOOKUP:
         return bad_answers(job, result)
-    bad = dict.fromkeys(result.missing, MissReason.NEVER_STORED)
+    bad = dict.fromkeys(result.missing, MissReason.NOT_STORED)
     bad.update(dict.fromkeys(finished.corrupt, MissReason.INTEGRITY))
     bad.update(dict.fromkeys(result.failed, MissReason.TIER_FAILED))
     if not set(job.keys).issuperset([*bad, *result.held]):

@@ -16,9 +16,9 @@ from kvtier_core.coordinator.tier_state import TierState
 from kvtier_core.keys import OffloadKey
 from kvtier_core.values import MissReason
 
-_NEVER_STORED = MissReason.NEVER_STORED
+_NOT_STORED = MissReason.NOT_STORED
 _TELLING = (MissReason.INTEGRITY, MissReason.TIER_FAILED, MissReason.TIER_SLOW)
-"""Reasons worth more than "never stored", most telling first."""
+"""Reasons worth more than "not stored", most telling first."""
 
 
 class TierAnswers:
@@ -63,7 +63,7 @@ class TierAnswers:
 
     def sure_miss(self, request: RequestState, key: OffloadKey, now: float) -> MissReason | None:
         """Why *key*, which the pool lacks, is in no tier; ``None`` while a tier may have it. Asks nobody."""
-        verdict: Verdict = _NEVER_STORED
+        verdict: Verdict = _NOT_STORED
         for tier in self._state.tiers.values():
             if request.may_load_from(tier.name):
                 answer = tier.presence.classify((key,), now)[0]
@@ -111,7 +111,7 @@ class TierAnswers:
                 there: Verdict = tier.name if tier.may_promote(now) else MissReason.TIER_FAILED
                 mine = [there if answer is True else answer for answer in answers]
             verdicts = mine if verdicts is None else list(map(_first_of, verdicts, mine))
-        return [_NEVER_STORED] * len(keys) if verdicts is None else verdicts
+        return [_NOT_STORED] * len(keys) if verdicts is None else verdicts
 
     def _ask(
         self,

@@ -569,11 +569,11 @@ MUTANTS: Sequence[Mutant] = (
         test_break_even.test_c35_a_tier_that_is_passed_over_is_probed_at_intervals_and_comes_back_when_it_is_faster,
     ),
     _m(
-        "an evicted block is told as never stored",
+        "an evicted block is told as not stored",
         "coordinator.lookups",
         "            if key in self._state.evicted:\n",
         "            if False:\n",
-        test_primary.test_c60_a_block_that_was_evicted_is_told_from_one_never_stored,
+        test_primary.test_c60_a_block_that_was_evicted_is_told_from_one_not_stored,
     ),
     # -- ledger, leases, policies
     _m(

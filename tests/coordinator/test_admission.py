@@ -117,10 +117,10 @@ def test_c15_c60_a_block_below_the_threshold_says_so():
     world = picky_world()
     world.prepare_store("r", make_keys("a"))
     assert world.lookup("s", make_keys("a")).reason is MissReason.BELOW_THRESHOLD
-    assert world.lookup("s", make_keys("b")).reason is MissReason.NEVER_STORED
+    assert world.lookup("s", make_keys("b")).reason is MissReason.NOT_STORED
     stored = world.prepare_store("t", make_keys("a"))
     world.complete_store(stored.job_id, success=False)
-    assert world.lookup("s", make_keys("a")).reason is MissReason.NEVER_STORED
+    assert world.lookup("s", make_keys("a")).reason is MissReason.NOT_STORED
 
 
 def test_c15_a_store_that_found_no_room_is_one_offer():

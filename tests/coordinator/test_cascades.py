@@ -89,7 +89,7 @@ def test_c20_a_request_that_found_its_prefix_nowhere_gives_all_it_computes_witho
     world.new_request("w", "r")
     world.put("w", make_keys("b"))
     world.reset(tiers=False)
-    assert world.lookup("r", make_keys("ab")).reason is MissReason.NEVER_STORED
+    assert world.lookup("r", make_keys("ab")).reason is MissReason.NOT_STORED
     store(world, "r", "ab")
     assert [list(world.running[j].plan.keys) for j in world.jobs(JobHook.STORE)] == [make_keys("ab")]
 

@@ -30,7 +30,7 @@ def test_c10_an_empty_pool_misses():
     world = World(4)
     world.new_request("r")
     found = world.lookup("r", make_keys("ab"))
-    assert (list(found.states), found.hits, found.reason) == ([MISS], 0, MissReason.NEVER_STORED)
+    assert (list(found.states), found.hits, found.reason) == ([MISS], 0, MissReason.NOT_STORED)
     assert found.is_settled
 
 
@@ -79,7 +79,7 @@ def test_c10_a_prefix_ends_at_a_key_that_is_nowhere_and_nothing_behind_it_is_ask
     assert world.fetch("r", make_keys("y")).hits == 0
     asked = len(world.hooks.calls)
     found = world.lookup("r", make_keys("xyz"))
-    assert (list(found.states), found.reason) == ([HIT, MISS], MissReason.NEVER_STORED)
+    assert (list(found.states), found.reason) == ([HIT, MISS], MissReason.NOT_STORED)
     assert len(world.hooks.calls) == asked
     assert world.ledger.leases == set(make_keys("x"))
 
@@ -488,11 +488,11 @@ def test_c26_a_request_id_is_unique_until_it_is_wholly_over():
     world.new_request("r")
 
 
-def test_c60_a_block_that_was_evicted_is_told_from_one_never_stored():
+def test_c60_a_block_that_was_evicted_is_told_from_one_not_stored():
     world = world_with("a", num_rows=1)
     world.put("w", make_keys("b"))
     assert world.lookup("r", make_keys("a")).reason is MissReason.EVICTED
-    assert world.lookup("r", make_keys("z")).reason is MissReason.NEVER_STORED
+    assert world.lookup("r", make_keys("z")).reason is MissReason.NOT_STORED
 
 
 def test_c60_a_miss_counts_once_per_request_and_key():
@@ -500,7 +500,7 @@ def test_c60_a_miss_counts_once_per_request_and_key():
     for _ in range(3):
         world.lookup("r", make_keys("z"))
     world.lookup("w", make_keys("z"))
-    assert world.coordinator.counters.misses == {MissReason.NEVER_STORED: 2}
+    assert world.coordinator.counters.misses == {MissReason.NOT_STORED: 2}
 
 
 def test_c60_a_block_computed_after_its_promotion_failed_comes_from_the_pool():

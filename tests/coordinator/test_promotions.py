@@ -303,7 +303,7 @@ def test_k11_ending_a_request_with_reservations_looks_at_no_request_that_does_no
 @pytest.mark.parametrize(
     ("answer", "reason"),
     [
-        (Answer.MISSING, MissReason.NEVER_STORED),
+        (Answer.MISSING, MissReason.NOT_STORED),
         (Answer.FAILED, MissReason.TIER_FAILED),
         (Answer.CORRUPT, MissReason.INTEGRITY),
     ],

@@ -56,9 +56,7 @@ def test_kvtier_run_with_the_readmes_files_twice(workplace, capsys):
 
 def test_the_python_example(workplace, capsys):
     exec(compile(blocks()["python"], "README.md", "exec"), {})  # our own README
-    assert capsys.readouterr().out.endswith(
-        "\n{} [{'from_token': 0, 'group': 0, 'reason': 'never_stored'}]\n"
-    )
+    assert capsys.readouterr().out.endswith("\n{} [{'from_token': 0, 'group': 0, 'reason': 'not_stored'}]\n")
 
 
 def test_the_tier_example_is_found_by_its_entry_point_and_holds_blocks(workplace, site, capsys):

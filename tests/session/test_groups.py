@@ -109,7 +109,7 @@ def test_k12_o3_a_tiers_bad_block_in_group_1_leaves_a_prefix_valid_for_both(make
     assert toy.session.wait_loadable("probe", PATIENCE_S) == 24, "b has computed it anew"
 
 
-def test_k12_what_a_window_did_not_load_is_never_stored(make_toy):
+def test_k12_what_a_window_did_not_load_is_not_stored(make_toy):
     toy = make_toy(FULL, WINDOW)
     toy.run("a", PROMPT)
     toy.device.stored.clear()

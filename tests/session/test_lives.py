@@ -186,7 +186,7 @@ def test_c60_a_request_can_be_asked_why_it_missed(toy):
     prompt = [*PROMPT[:16], *([9] * 9)]
     session.new_request("a", prompt)
     assert session.wait_loadable("a", PATIENCE_S) == 16
-    assert session.explain("a") == [{"from_token": 16, "group": 0, "reason": "never_stored"}]
+    assert session.explain("a") == [{"from_token": 16, "group": 0, "reason": "not_stored"}]
     session.finish("a")
 
 

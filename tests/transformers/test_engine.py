@@ -69,7 +69,7 @@ def test_c10_the_second_time_comes_from_the_pool(model, settings):
     check(model, prompt, second)
     assert (first.hit_tokens, first.hits_by_tier) == (0, {})
     assert (second.hit_tokens, second.hits_by_tier) == (96, {"pool": 96})
-    assert first.misses == [{"from_token": 0, "group": 0, "reason": "never_stored"}]
+    assert first.misses == [{"from_token": 0, "group": 0, "reason": "not_stored"}]
     assert second.misses == []
     assert first.prompt_tokens == second.prompt_tokens == 100
     assert 0 < second.load_s <= second.ttft_s <= second.seconds

@@ -54,7 +54,7 @@ def test_a_second_run_reuses_what_the_first_one_stored(tmp_path, model_path, cap
     assert [record["hits_by_tier"] for record in runs[0]] == [{}, {"pool": 128}]
     assert runs[1][0]["hits_by_tier"] == {"disk": 128}
     assert [[record["misses"] for record in records] for records in runs] == [
-        [{"never_stored": 1}, {}],
+        [{"not_stored": 1}, {}],
         [{}, {}],
     ]
     assert runs[1][0]["hit_tokens"] == 128
@@ -144,7 +144,7 @@ def test_for_people_each_completion_says_what_was_restored(tmp_path, model_path,
     assert status == 0
     assert "[line 1] 135 prompt tokens, 0 restored, first token" in out
     assert "[line 2] 135 prompt tokens, 128 restored (128 from pool), first token" in out
-    assert out.endswith("\nblocks at which lookups ended, by why they missed: 1 never stored\n")
+    assert out.endswith("\nblocks at which lookups ended, by why they missed: 1 not stored\n")
 
 
 def test_k9_mistakes_are_one_message_and_status_2(tmp_path, model_path, capsys):
