@@ -83,8 +83,8 @@ class WholePuts:
         ]
 
     def entries(self, fs: AbstractFileSystem, directory: str) -> Iterator[Found]:
-        """Eight folders of the 256 at a time. Cost: a request for each and per 1,000 objects, memory for the eight."""
-        folders = [f"{directory}/{number:02x}" for number in range(256)]
+        """Eight folders at a time. Cost: a request, one for each folder and one per 1,000 objects; memory for eight."""
+        folders = _folders(fs, directory)
         for begin in range(0, len(folders), _FOLDERS_A_TIME):
             part = folders[begin : begin + _FOLDERS_A_TIME]
             for listed in self._requests.call_each(fs, "find", part, detail=True):
@@ -128,11 +128,9 @@ class MovedFiles:
 
     def entries(self, fs: AbstractFileSystem, directory: str) -> Iterator[Found]:
         """Folder by folder."""
-        for folder in fs.ls(directory, detail=True):
-            if folder["type"] != "directory":
-                continue
+        for folder in _folders(fs, directory):
             try:
-                yield from _found(fs.ls(folder["name"], detail=True))
+                yield from _found(fs.ls(folder, detail=True))
             except FileNotFoundError:
                 continue  # removed just now
 
@@ -160,6 +158,10 @@ def _move(fs: AbstractFileSystem, source: str, target: str) -> None:
         os.replace(source, target)  # noqa: PTH105 - what the file system offers copies when it can't rename
     else:
         fs.mv(source, target)
+
+
+def _folders(fs: AbstractFileSystem, directory: str) -> list[str]:
+    return [entry["name"] for entry in fs.ls(directory, detail=True) if entry["type"] == "directory"]
 
 
 def _is_fault(outcome: object) -> bool:
