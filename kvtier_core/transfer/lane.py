@@ -10,6 +10,7 @@ import time
 import traceback
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 from kvtier_core.transfer.control import ControlPage
@@ -84,7 +85,8 @@ class Lane:
                     f"{self._direction.value} job {job.job_id} must be above the last one, {self._last_id}"
                 )
             self._last_id = job.job_id
-            self._control.hand(self._worker, self._direction, job.job_id)
+            with suppress(ValueError):  # the pool is closed already, which fails the job when it begins
+                self._control.hand(self._worker, self._direction, job.job_id)
             self._unfinished.add(job.job_id)
             self._queue.append(job)
             self._changed.notify_all()

@@ -53,7 +53,7 @@ def test_an_impossible_geometry_is_refused(num_rows: int, row_bytes: int, num_wo
         PoolGeometry(num_rows=num_rows, row_bytes=row_bytes, num_workers=num_workers)
 
 
-@pytest.mark.parametrize(("num_workers", "pages"), [(1, 1), (62, 1), (63, 2), (126, 2), (127, 3)])
+@pytest.mark.parametrize(("num_workers", "pages"), [(1, 1), (30, 1), (31, 2), (62, 2), (63, 3)])
 def test_the_control_page_grows_with_the_workers(num_workers: int, pages: int) -> None:
     geometry = PoolGeometry(num_rows=1, row_bytes=4096, num_workers=num_workers)
     assert geometry.rows_offset == pages * 4096

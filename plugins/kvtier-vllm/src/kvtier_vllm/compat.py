@@ -71,6 +71,10 @@ _SIGNATURES = {
     "vllm.distributed.kv_transfer:ensure_kv_transfer_shutdown": "",
     "vllm.distributed.kv_transfer:get_kv_transfer_group": "",
     "vllm.distributed.kv_transfer:has_kv_transfer_group": "",
+    "vllm.v1.engine.core:EngineCore.collective_rpc": "self, method, timeout, args, kwargs",
+    "vllm.v1.engine.core:EngineCore.add_request": "self, request, request_wave",
+    "vllm.v1.engine.core:EngineCore.add_lora": "self, lora_request",
+    "vllm.v1.engine.core:EngineCore.remove_lora": "self, lora_id",
 }
 _NAMES = {
     f"{_BASE}:LoadStoreSpec": "",
@@ -119,6 +123,7 @@ _NAMES = {
     "vllm.config:SchedulerConfig": "disable_hybrid_kv_cache_manager",
     "vllm.config:LoadConfig": "load_format, model_loader_extra_config",
     "vllm.config:CompilationConfig": "static_forward_context",
+    "vllm.lora.request:LoRARequest": "lora_name, lora_path, lora_int_id, load_inplace",
     "vllm.v1.kv_cache_interface:SlidingWindowSpec": "sliding_window, extra_retained_tokens",
     "vllm.platforms:current_platform": "device_type",
 }
