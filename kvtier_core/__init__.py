@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     )
     from kvtier_core.manager import TierManager
     from kvtier_core.masking import mask_text, secrets_in_options
-    from kvtier_core.namespace import GroupSpec, Namespace
+    from kvtier_core.namespace import GroupSpec, Namespace, is_of_one_process
     from kvtier_core.plugins import TierType, check_tier_class, list_tier_types, load_tier_type
     from kvtier_core.policies import Entry, EvictionPolicy, make_policy
     from kvtier_core.proof import Sealer
@@ -133,6 +133,7 @@ __all__ = [
     "hash_blocks",
     "hookimpl",
     "hookspec",
+    "is_of_one_process",
     "lasting_tiers",
     "list_model_files",
     "list_tier_types",
@@ -168,6 +169,7 @@ _HOMES = {
     "MissReason": "values",
     "MultimodalInput": "keys",
     "Namespace": "namespace",
+    "is_of_one_process": "namespace",
     "OffloadKey": "keys",
     "OffloadPolicy": "values",
     "PluginError": "errors",

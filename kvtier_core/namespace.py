@@ -15,6 +15,9 @@ from typing import Any
 from kvtier_core.keys import HASH_ALGORITHM
 from kvtier_core.proof import FORMAT_VERSION
 
+_UNKNOWN = "unknown-"
+"""What the random digest of unknown weights begins with."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class GroupSpec:
@@ -62,7 +65,7 @@ class Namespace:
                 f"kv_dtype must be the resolved dtype, such as 'bfloat16', not {self.kv_dtype!r}"
             )
         if self.weights_digest is None:
-            object.__setattr__(self, "weights_digest", f"unknown-{secrets.token_hex(16)}")
+            object.__setattr__(self, "weights_digest", f"{_UNKNOWN}{secrets.token_hex(16)}")
         for group in self.groups:
             self._check_group(group)
         if not any(group.cacheable for group in self.groups):
@@ -115,3 +118,12 @@ class Namespace:
 def payload_sizes(groups: Sequence[GroupSpec]) -> tuple[int, ...]:
     """Payload bytes of a block, by group index."""
     return tuple(group.block_bytes for group in groups)
+
+
+def is_of_one_process(description: Mapping[str, Any]) -> bool:
+    """Whether no other process has or will have the namespace described so (``TierContext.description``).
+
+    For example one of unknown weights, or of a cache epoch after a reset. What it holds is of no use once its tier is
+    closed.
+    """
+    return bool(description.get("epoch")) or str(description.get("weights_digest")).startswith(_UNKNOWN)

@@ -25,16 +25,22 @@ class TierEngine:
     """Use it as a context manager: leaving shuts the tier down."""
 
     def __init__(
-        self, tier_class: type[BlockTier], *, num_rows: int = 64, model: str = "m", **settings: object
+        self,
+        tier_class: type[BlockTier],
+        *,
+        num_rows: int = 64,
+        model: str = "m",
+        weights: str | None = "w",
+        **settings: object,
     ) -> None:
-        """Open the tier. Raises ``TierOpenError``."""
+        """Open the tier; ``weights=None`` are unknown ones. Raises ``TierOpenError``."""
         namespace = Namespace(
             model=model,
             kv_dtype="float32",
             tokens_per_block=16,
             groups=(GroupSpec(layers=("0",), block_bytes=PAYLOAD),),
             layout="test",
-            weights_digest="w",
+            weights_digest=weights,
         )
         chosen = tier_class.Settings.model_validate({"type": "test", **settings})
         tier_class = tier_class.for_settings(chosen)

@@ -3,6 +3,7 @@
 import json
 import secrets
 import time
+from collections import Counter
 from typing import Any
 
 import fsspec
@@ -17,8 +18,10 @@ from kvtier_core.testing.rows import RowMaker, similar_keys
 from kvtier_core.testing.tiers import TierTests, assert_contents
 from kvtier_core.values import TierContext
 from kvtier_fsspec import FsspecTier
+from tests.tiers.engine import TierEngine
 
-A, B, C, D = similar_keys(4)
+KEYS = similar_keys(8)
+A, B, C, D = KEYS[:4]
 
 
 def make_tier(
@@ -53,10 +56,9 @@ class FsspecTests(TierTests):
         open_tier().store(make_rows(maker, keys))
         for key in keys:
             assert fs.cat_file(f"{directory}/{key.hex()[:2]}/{key.hex()}.kv") == maker.make(key)
-        assert json.loads(fs.cat_file(f"{directory}/namespace.json")) == {
-            "model": "kit",
-            "namespace": NAMESPACE,
-        }
+        said = json.loads(fs.cat_file(f"{directory}/namespace.json"))
+        assert said.pop("in_use_until") > time.time()
+        assert said == {"model": "kit", "namespace": NAMESPACE}
         assert len(fs.find(directory)) == 3
 
     def test_k7_o2_what_another_instance_stores_is_found_at_once(self, open_tier, maker):
@@ -174,6 +176,85 @@ class FsspecTests(TierTests):
         later = make_tier(tier_settings)
         later.open()
         assert load(later, A) == maker.make(A)
+
+    # All namespaces below a URL.
+
+    @pytest.fixture
+    def stored(self, place):
+        """How many blocks there are, by namespace."""
+        fs, directory = place
+        root = directory.rpartition("/")[0]
+
+        def stored() -> Counter[str]:
+            paths = [path.removeprefix(f"{root}/") for path in fs.find(root) if path.endswith(".kv")]
+            return Counter(path.partition("/")[0] for path in paths)
+
+        return stored
+
+    def test_b3_c13_the_capacity_holds_for_all_that_nobody_uses(self, tier_settings, stored):
+        names = []
+        for _ in range(3):
+            with TierEngine(FsspecTier, weights=None, capacity="20KiB", **tier_settings) as engine:
+                names.append(engine.namespace)
+                for number in range(5):
+                    engine.store(f"s{number}", KEYS[number : number + 1])
+                    assert stored().total() <= 5
+                assert engine.load("l", KEYS[:5]) == 5
+        assert stored() == {names[-1]: 5}
+
+    def test_b3_c34_an_epoch_of_before_a_reset_counts_within_a_minute(
+        self, tier_settings, stored, monkeypatch
+    ):
+        monkeypatch.setattr(FsspecTier, "follow_interval", 0.05)
+        with TierEngine(FsspecTier, weights=None, capacity="20KiB", **tier_settings) as engine:
+            engine.store("before", KEYS[:5])
+            engine.manager.reset_cache()
+            engine.store("after", KEYS[:3])
+            later = engine.manager.namespace.name
+            give_up = time.monotonic() + PATIENCE_S
+            while stored() != {engine.namespace: 2, later: 3}:  # the tier may open for the new epoch only now
+                assert time.monotonic() < give_up, stored()
+                engine.manager.end_step()
+                engine.manager.wait(0.05)
+            assert engine.load("l", KEYS[:5]) == 3
+
+    @pytest.mark.parametrize("weights", ["others", None])
+    def test_b3_c34_what_another_engine_uses_neither_counts_nor_goes(self, tier_settings, stored, weights):
+        with TierEngine(FsspecTier, weights=weights, capacity="20KiB", **tier_settings) as theirs:
+            theirs.store("s", KEYS[:5])
+            with TierEngine(FsspecTier, capacity="20KiB", **tier_settings) as engine:
+                engine.store("s", KEYS[:5])
+                assert stored() == {theirs.namespace: 5, engine.namespace: 5}
+                assert engine.load("l", KEYS[:5]) == theirs.load("l", KEYS[:5]) == 5
+
+    def test_b3_c13_a_namespace_counts_an_hour_after_its_last_engine(self, tier_settings, stored, place):
+        fs, directory = place
+        with TierEngine(FsspecTier, weights="former", capacity="20KiB", **tier_settings) as former:
+            former.store("s", KEYS[:5])
+        with TierEngine(FsspecTier, capacity="20KiB", **tier_settings) as engine:
+            engine.store("s", KEYS[:2])
+            assert stored()[former.namespace] == 5, "others that know these weights may be about to use it"
+        file = f"{directory.rpartition('/')[0]}/{former.namespace}/namespace.json"
+        said = json.loads(fs.cat_file(file))
+        assert time.time() + 3000 < said["in_use_until"] < time.time() + 3700
+        fs.pipe_file(file, json.dumps({**said, "in_use_until": time.time() - 1}).encode())
+        with TierEngine(FsspecTier, capacity="20KiB", **tier_settings) as engine:
+            assert stored() == {former.namespace: 3, engine.namespace: 2}, "at the start"
+            assert engine.load("l", KEYS[:2]) == 2
+
+    def test_b3_c33_folders_that_are_no_namespaces_of_ours_stay(self, tier_settings, place):
+        fs, directory = place
+        root = directory.rpartition("/")[0]
+        theirs = [f"{root}/{name}/ab/abcd.kv" for name in ("bare", "empty", "damaged", "text")]
+        for path in theirs:
+            fs.makedirs(path.rpartition("/")[0], exist_ok=True)
+            fs.pipe_file(path, bytes(5000))
+        for name, said in (("empty", b"{}"), ("damaged", b"{"), ("text", b'{"in_use_until": "0"}')):
+            fs.pipe_file(f"{root}/{name}/namespace.json", said)
+        with TierEngine(FsspecTier, capacity="4KiB", **tier_settings) as engine:
+            engine.store("s", KEYS[:1])
+            assert engine.load("l", KEYS[:1]) == 1
+        assert all(fs.exists(path) for path in theirs)
 
 
 def store_until_it_works(tier: TierDriver, rows: dict[OffloadKey, bytes]) -> None:

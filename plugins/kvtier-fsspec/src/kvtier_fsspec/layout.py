@@ -2,13 +2,12 @@
 
 ::
 
-    <url>/<namespace>/namespace.json        what the namespace stands for, for people
+    <url>/<namespace>/namespace.json        what the namespace stands for, and until when it is in use
     <url>/<namespace>/<2 hex>/<key hex>.kv  a block; the whole key, group index included, is its name
 
 Decides names and sizes. How an object is published is the publisher's business, which fault is which the tier's.
 """
 
-import json
 import logging
 import re
 import time
@@ -18,13 +17,14 @@ from typing import Any
 from fsspec import AbstractFileSystem
 
 from kvtier_core import BlockInfo, OffloadKey
+from kvtier_fsspec import description
 from kvtier_fsspec.connection import Connection
 from kvtier_fsspec.many import Requests
 from kvtier_fsspec.publishing import Publisher, remove_each
 
-_BLOCK_NAME = re.compile(r"(?:.*/)?([0-9a-f]{2})/(\1(?:[0-9a-f]{2})*)\.kv")
+BLOCK_NAME = re.compile(r"(?:.*/)?([0-9a-f]{2})/(\1(?:[0-9a-f]{2})*)\.kv")
 
-_LONGEST_SCAN_S = 30.0
+LONGEST_SCAN_S = 30.0
 """A quarter of the time that tiers have to open by default: a larger storage must not keep the engine from starting."""
 
 
@@ -52,9 +52,12 @@ class ObjectLayout:
         self._requests = requests
         self._log = log
 
-    def describe(self, description: Mapping[str, Any]) -> None:
-        """Write ``namespace.json`` and read it back, which shows that blocks can be written and read."""
-        text = json.dumps(description, indent=2, sort_keys=True, default=str).encode() + b"\n"
+    def describe(self, said: Mapping[str, Any], *, in_use: bool = True) -> None:
+        """Write ``namespace.json``: the namespace is in use for an hour, or no longer.
+
+        It is read back, which shows that blocks can be written and read.
+        """
+        text = description.text_of(said, in_use=in_use)
 
         def work(fs: AbstractFileSystem, root: str) -> None:
             self._publisher.put(fs, self._description(root), text)
@@ -74,7 +77,7 @@ class ObjectLayout:
         return True
 
     def _description(self, root: str) -> str:
-        return f"{root}/{self._namespace}/namespace.json"
+        return f"{root}/{self._namespace}/{description.NAME}"
 
     def have(self, keys: Sequence[OffloadKey]) -> list[bool | Exception]:
         """Which blocks are there; a ``StorageError`` for each that could not be asked about."""
@@ -117,7 +120,7 @@ class ObjectLayout:
         blocks: list[BlockInfo] = []
         damaged: list[str] = []
         leftovers: list[str] = []
-        give_up = time.monotonic() + _LONGEST_SCAN_S
+        give_up = time.monotonic() + LONGEST_SCAN_S
         for found in self._publisher.entries(fs, f"{root}/{self._namespace}"):
             if time.monotonic() > give_up:
                 self._log.warning(
@@ -125,10 +128,10 @@ class ObjectLayout:
                     "asked for, but don't count within capacity. Remove namespaces and blocks that nobody needs, or "
                     "set a lifecycle rule on the storage",
                     len(blocks),
-                    _LONGEST_SCAN_S,
+                    LONGEST_SCAN_S,
                 )
                 break
-            match = _BLOCK_NAME.fullmatch(found.path)
+            match = BLOCK_NAME.fullmatch(found.path)
             if match is None:
                 if found.is_leftover:
                     leftovers.append(found.path)

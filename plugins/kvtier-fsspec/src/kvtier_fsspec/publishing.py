@@ -59,6 +59,10 @@ class Publisher(Protocol):
         """Remove *directory* and everything in it; its absence is fine."""
         ...
 
+    def remove_empty(self, fs: AbstractFileSystem, directory: str) -> None:
+        """Remove *directory* and its folders as far as nothing is in them."""
+        ...
+
 
 class WholePuts:
     """Object stores: a put is visible whole or not at all."""
@@ -96,6 +100,9 @@ class WholePuts:
     def remove_all(self, fs: AbstractFileSystem, directory: str) -> None:
         """Object by object: bulk deletes of some file systems don't tell what they could not delete."""
         remove_each(fs, fs.find(directory), self._requests)
+
+    def remove_empty(self, fs: AbstractFileSystem, directory: str) -> None:
+        """Object stores have no folders."""
 
 
 class MovedFiles:
@@ -139,6 +146,14 @@ class MovedFiles:
         self._made.clear()
         with contextlib.suppress(FileNotFoundError):
             fs.rm(directory, recursive=True)
+
+    def remove_empty(self, fs: AbstractFileSystem, directory: str) -> None:
+        """On local disks alone: elsewhere removing a folder may remove what is in it."""
+        if not isinstance(fs, LocalFileSystem):
+            return
+        for folder in [*(entry["name"] for entry in fs.ls(directory, detail=True)), directory]:
+            with contextlib.suppress(OSError):
+                os.rmdir(folder)  # noqa: PTH106 - the file system's own would not refuse a link
 
 
 def moves_files(fs: AbstractFileSystem) -> bool:

@@ -1,0 +1,37 @@
+"""``namespace.json``: what a namespace stands for, for people, and until when it counts as in use, for other engines.
+
+Each engine writes it at its start and every minute after, for the hour to come. So a namespace is out of use an hour
+after its last engine ended in any way, and at once where no other engine can have it (``is_of_one_process``) and that
+engine was closed.
+"""
+
+import json
+import time
+from collections.abc import Mapping
+from typing import Any
+
+NAME = "namespace.json"
+LONGEST = 1 << 20
+"""Bytes of a description that are read: more than any has."""
+
+_UNTIL = "in_use_until"
+_IN_USE_S = 3600.0  # many times the interval of writing, and more than clocks of machines may differ
+
+
+def text_of(description: Mapping[str, Any], *, in_use: bool) -> bytes:
+    """What to write for a namespace that is in use, or is left for good."""
+    until = int(time.time() + _IN_USE_S) if in_use else 0  # seconds since the epoch
+    said = {**description, _UNTIL: until}
+    return json.dumps(said, indent=2, sort_keys=True, default=str).encode() + b"\n"
+
+
+def is_out_of_use(content: object) -> bool:
+    """Whether this describes a namespace that no engine uses; not what can't be read, or is no description."""
+    if not isinstance(content, bytes):
+        return False
+    try:
+        said = json.loads(content)
+    except ValueError:
+        return False
+    until = said.get(_UNTIL) if isinstance(said, dict) else None
+    return isinstance(until, int | float) and until < time.time()
