@@ -8,8 +8,10 @@ import pytest
 
 from kvtier_core.errors import TierOpenError
 from kvtier_core.testing.tiers import assert_contents
+from kvtier_disk import DiskTier
 from tests.tiers import extents
 from tests.tiers.disk import KEYS, ROW, A, B, C, block_file, drive, leftovers, rows
+from tests.tiers.engine import TierEngine
 
 
 def tree(root: Path) -> dict[str, tuple[int, int]]:
@@ -22,6 +24,23 @@ def tree(root: Path) -> dict[str, tuple[int, int]]:
 # Read-only.
 
 
+@pytest.mark.parametrize("layout", ["files", "extents"])
+def test_b10_c33_a_read_only_tier_is_given_no_stores(tmp_path, warnings, layout):
+    settings = {"root": tmp_path, "layout": layout, "capacity": "64MiB"}
+    with TierEngine(DiskTier, **settings) as engine:
+        engine.store("w", KEYS[:3])
+    before = tree(tmp_path)
+    with TierEngine(DiskTier, read_only=True, **settings) as engine:
+        assert engine.load("r", KEYS[:3]) == 3
+        for number in range(8):
+            engine.store(f"s{number}", KEYS[3 + number : 4 + number])
+        assert engine.load("t", KEYS[:11]) == 11, "from the pool"
+        counters = engine.manager.counters.tiers["far"]
+        assert (counters.store_failed, counters.stored, counters.declined) == (0, 0, 8)
+    assert tree(tmp_path).keys() == before.keys()
+    assert not warnings(), "nobody is told of a failure, and no breaker opens"
+
+
 def test_c33_a_read_only_tier_serves_what_it_holds_and_changes_nothing(tmp_path):
     with drive(tmp_path) as tier:
         tier.store(rows(A, B))
@@ -32,8 +51,9 @@ def test_c33_a_read_only_tier_serves_what_it_holds_and_changes_nothing(tmp_path)
     with drive(tmp_path, read_only=True) as tier:
         assert_contents(tier, rows(A), absent=[B, C])
         result = tier.store(rows(A, C))
-        assert result.failed == (C,)
-        assert "the tier is configured read_only" in str(result.error)
+        assert result.error is None
+        assert result.failed == ()
+        assert tier.lookup([C]) == [False]
         tier.plugin.discard([A])
         os.truncate(block_file(tmp_path, A), 10)
         assert tier.load([A]).rows == {}

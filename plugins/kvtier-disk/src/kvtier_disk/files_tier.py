@@ -29,6 +29,7 @@ class FilesTier(BlockTier):
     def __init__(self, settings: DiskSettings, context: TierContext) -> None:
         """Keep both; no I/O."""
         super().__init__(settings, context)
+        self.stores_nothing = settings.read_only
         self._root = Folder(settings.root.absolute(), shared=settings.allow_writable_by_others)
         self._others = OtherNamespaces(self._root, context.namespace, context.capacity_bytes)
         self._held: set[OffloadKey] = set()
@@ -124,8 +125,8 @@ class FilesTier(BlockTier):
             self._held.discard(key)
 
     def mark_used(self, keys: Sequence[OffloadKey], time: float) -> None:
-        """Note when blocks were used, as their files' time of access; not where nothing may be written."""
-        for key in keys if not self.settings.read_only else ():
+        """Note when blocks were used, as their files' time of access."""
+        for key in keys:
             self._layout.mark_used(key, time)
 
     def close(self) -> None:

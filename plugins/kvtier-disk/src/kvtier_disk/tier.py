@@ -65,6 +65,7 @@ class DiskTier(BlockTier):
     def __init__(self, settings: DiskSettings, context: TierContext) -> None:
         """Keep both; no I/O. Raises ``ConfigError`` for an unknown policy."""
         super().__init__(settings, context)
+        self.stores_nothing = settings.read_only
         self.follow_interval = settings.refresh
         capacity = context.capacity_bytes
         self._bounds = Bounds(
