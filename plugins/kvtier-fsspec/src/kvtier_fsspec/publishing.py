@@ -88,7 +88,7 @@ class WholePuts:
 
     def entries(self, fs: AbstractFileSystem, directory: str) -> Iterator[Found]:
         """Eight folders at a time. Cost: a request, one for each folder and one per 1,000 objects; memory for eight."""
-        folders = _folders(fs, directory)
+        folders = folders_in(fs, directory)
         for begin in range(0, len(folders), _FOLDERS_A_TIME):
             part = folders[begin : begin + _FOLDERS_A_TIME]
             for listed in self._requests.call_each(fs, "find", part, detail=True):
@@ -135,7 +135,7 @@ class MovedFiles:
 
     def entries(self, fs: AbstractFileSystem, directory: str) -> Iterator[Found]:
         """Folder by folder."""
-        for folder in _folders(fs, directory):
+        for folder in folders_in(fs, directory):
             try:
                 yield from _found(fs.ls(folder, detail=True))
             except FileNotFoundError:
@@ -175,7 +175,8 @@ def _move(fs: AbstractFileSystem, source: str, target: str) -> None:
         fs.mv(source, target)
 
 
-def _folders(fs: AbstractFileSystem, directory: str) -> list[str]:
+def folders_in(fs: AbstractFileSystem, directory: str) -> list[str]:
+    """The paths of the folders of *directory*."""
     return [entry["name"] for entry in fs.ls(directory, detail=True) if entry["type"] == "directory"]
 
 

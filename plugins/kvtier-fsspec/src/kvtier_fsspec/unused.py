@@ -21,7 +21,7 @@ from kvtier_fsspec import description
 from kvtier_fsspec.connection import Connection
 from kvtier_fsspec.layout import BLOCK_NAME, LONGEST_SCAN_S
 from kvtier_fsspec.many import Requests
-from kvtier_fsspec.publishing import Publisher, remove_each
+from kvtier_fsspec.publishing import Publisher, folders_in, remove_each
 
 _NAMESPACE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
@@ -110,10 +110,7 @@ class UnusedNamespaces:
         self._bytes = sum(block.bytes for block in blocks)
 
     def _out_of_use(self, fs: AbstractFileSystem, root: str) -> set[str]:
-        folders = [
-            info["name"].rstrip("/") for info in fs.ls(root, detail=True) if info["type"] == "directory"
-        ]
-        names = [folder.rpartition("/")[2] for folder in folders]
+        names = [folder.rstrip("/").rpartition("/")[2] for folder in folders_in(fs, root)]
         others = [name for name in names if name != self._mine and _NAMESPACE.fullmatch(name)]
         paths = [f"{root}/{name}/{description.NAME}" for name in others]
         found = self._requests.call_each(fs, "cat_file", paths, start=0, end=description.LONGEST)
