@@ -294,11 +294,11 @@ class Coordinator:
         if not job.overdue:
             seconds = tier.count_time(job, now)
             breaker = tier.breaker_of(job.kind)
-            if faulty:
+            if faulty and not job.stale:
                 breaker.failed(now)
-            elif job.kind is JobKind.LOOKUP or has_moved(job, bad, result):
+            elif not faulty and (job.kind is JobKind.LOOKUP or has_moved(job, bad, result)):
                 breaker.succeeded()
-            else:
+            else:  # a reset ended it, or nothing moved
                 breaker.withdrawn()
         if job.kind is JobKind.LOOKUP:
             tier.counters.timeouts += MissReason.TIER_SLOW in bad.values() and not job.overdue

@@ -2,6 +2,8 @@
 
 import pytest
 
+from kvtier_core.coordinator.breaker import BreakerState
+from kvtier_core.coordinator.jobs import JobKind
 from kvtier_core.testing.scripted import Answer, JobHook, TierScript
 from kvtier_core.testing.world import World, make_keys
 from kvtier_core.values import LookupState, MissReason
@@ -22,6 +24,18 @@ def test_c34_k7_o4_after_a_reset_every_tier_misses():
     world.reset()
     assert world.ledger.num_free == 4
     assert world.fetch("r", make_keys("a")).hits == 0
+
+
+def test_c31_c34_stores_that_resets_end_do_not_take_a_healthy_tier_out_of_the_path():
+    world = World(4, [TierScript.limited("a", breaker_failures=2)])
+    world.new_request("w")
+    for key in "abcd":
+        world.put("w", make_keys(key), cascade=False)
+        (job,) = world.jobs(JobHook.STORE)
+        world.reset()
+        world.answer(job, Answer.FAILED)
+    breaker = world.coordinator.state.tiers["a"].breaker_of(JobKind.TIER_STORE)
+    assert breaker.state is BreakerState.CLOSED
 
 
 def test_c34_until_a_tier_serves_the_new_epoch_it_is_neither_asked_nor_given_anything():

@@ -10,7 +10,15 @@ from tests.tiers.extents import KEYS, MIB, drive, extent_files, rows, used_bytes
 CAPACITY = 16 * MIB
 HELD = KEYS[:50]  # in extents of 30
 MORE = KEYS[60:90]
-WAYS = pytest.mark.parametrize("way", [Path.unlink, lambda path: path.rename(path.with_suffix(".away"))])
+WAYS = pytest.mark.parametrize(
+    "way",
+    [
+        Path.unlink,
+        lambda path: path.rename(path.with_suffix(".away")),
+        lambda path: os.truncate(path, 0),
+    ],
+    ids=["removed", "renamed", "emptied"],
+)
 
 
 def open_extents(root: Path) -> list[str]:

@@ -260,9 +260,10 @@ class ExtentFiles:
             ]
 
     def look_after_open(self) -> None:
-        """Find the open extents that others have removed or exchanged: they are lost, and their room is given back.
+        """Find the open extents that others have removed, exchanged or emptied: lost, and their room is given back.
 
-        Cost: one ``stat`` for each open extent. Raises ``OSError`` where the directory can't be looked at.
+        Cost: one ``stat`` and a read of the header for each open extent. Raises ``OSError`` where the directory can't
+        be looked at.
         """
         with self._lock:
             held = list(self._open.items())
@@ -273,9 +274,11 @@ class ExtentFiles:
     def _is_in_place(self, extent: int, opened: _Open) -> bool:
         with self._folder.opened() as handle:
             try:
-                return os.path.samestat(handle.status(_name(extent)), opened.identity)
-            except FileNotFoundError:
+                status = handle.status(_name(extent))
+                self._checked_shape(extent, opened.buffered)
+            except (FileNotFoundError, ExtentLostError):
                 return False
+        return os.path.samestat(status, opened.identity)
 
     def take_lost(self) -> list[int]:
         """The extents that turned out to be lost since the last call."""

@@ -60,7 +60,9 @@ class Index:
             (version,) = connection.execute("PRAGMA user_version").fetchone()
             (found,) = connection.execute("PRAGMA application_id").fetchone()
         if version != VERSION:
-            raise database.damaged(f"its form is {version}, and not {VERSION}")
+            raise database.damaged(
+                f"another version of kvtier made it: its form is {version}, and not {VERSION}"
+            )
         if found != root:
             raise database.damaged("it is the index of another root")
 
