@@ -103,7 +103,7 @@ def kv_spec(kind, block_size):
 
 def layer(spec):
     backend = SimpleNamespace(get_name=lambda: "CPU_ATTN")
-    return SimpleNamespace(get_kv_cache_spec=lambda config: spec, attn_backend=backend)
+    return SimpleNamespace(get_kv_cache_spec=lambda config: spec, get_attn_backend=lambda: backend)
 
 
 def open_tier(offloading):
