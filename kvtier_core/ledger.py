@@ -78,12 +78,14 @@ def _make_blocks(num_rows: int) -> list[Block]:
     return blocks
 
 
-def _begin(blocks: Sequence[Block], keys: Sequence[OffloadKey], writer: int, chain: int, depth: int) -> None:
+def _begin(
+    blocks: Sequence[Block], keys: Sequence[OffloadKey], writer: int, chain: int, depths: Sequence[int]
+) -> None:
     """Let free *blocks* be the arriving blocks of *keys*, each pinned by its *writer*.
 
     Of whatever block the row had before, no pin and no tier store is left.
     """
-    for block, key in zip(blocks, keys, strict=True):
+    for block, key, depth in zip(blocks, keys, depths, strict=True):
         block.key = key
         block.depth = depth
         block.chain = chain
@@ -190,13 +192,13 @@ class Ledger:
         writer: int = 0,
         *,
         chain: int = 0,
-        depth: int = 0,
+        depths: Sequence[int] | None = None,
     ) -> Reservation | None:
         """Give each of *keys* (none of them held, none twice) a row, evicting idle blocks of keys not in *keep*.
 
-        The new blocks are arriving, each pinned once for its *writer*; in the order of eviction they stand at *depth*
-        of *chain*. ``None``, with nothing changed, when the room
-        can't be made. Raises ``PluginError`` when a plugin's eviction policy breaks its word.
+        The new blocks are arriving, each pinned once for its *writer*; in the order of eviction they stand at *depths*
+        of *chain*. ``None``, with nothing changed, when the room can't be made. Raises ``PluginError`` when a plugin's
+        eviction policy breaks its word.
         """
         free = self._free
         short = len(keys) - len(free)
@@ -215,7 +217,7 @@ class Ledger:
         first = len(free) - len(keys)
         new = free[first:]
         del free[first:]
-        _begin(new, keys, writer, chain, depth)
+        _begin(new, keys, writer, chain, range(len(keys)) if depths is None else depths)
         self._blocks.update(zip(keys, new, strict=True))
         self._arriving.update(keys)
         return Reservation(new, tuple([block.row for block in new]), evicted)
@@ -344,11 +346,16 @@ class Ledger:
         return True
 
     def unlease(
-        self, keys: Collection[OffloadKey], known: Collection[OffloadKey] = (), *, chain: int = 0
+        self,
+        keys: Collection[OffloadKey],
+        known: Collection[OffloadKey] = (),
+        *,
+        chain: int = 0,
+        depth: int = 0,
     ) -> None:
         """A request gives promises back. Each was a use of the key's block, unless the key is in *known*.
 
-        The used blocks are the beginning of *chain* from now on, in the order of *keys*.
+        The used blocks come to *chain*, in the order of *keys*, the first of them at *depth*.
         """
         last = keys
         more = self._more_leases
@@ -367,16 +374,17 @@ class Ledger:
         for block in [block for block in blocks if block.key not in known] if known else blocks:
             block.uses += 1
             block.chain = chain
-            block.depth = 0
+            block.depth = depth
+            depth += 1
         self._make_idle([block for block in blocks if not block.pins and block.key not in leases])
 
-    def use(self, blocks: Iterable[Block], chain: int = 0, depth: int = 0) -> None:
-        """Count one use of each block, in effect when nobody holds it any more. Those of others come to *chain*."""
+    def use(self, placed: Iterable[tuple[Block, int]], chain: int) -> None:
+        """Count one use of each block, which comes to its depth of *chain*. In effect when nobody holds it any more."""
         idle: list[Block] = []
-        for block in blocks:
+        for block, depth in placed:
             block.uses += 1
-            if block.chain != chain:
-                block.chain, block.depth = chain, depth
+            block.chain = chain
+            block.depth = depth
             if self.is_idle(block):
                 idle.append(block)
         self._policy.release(idle)

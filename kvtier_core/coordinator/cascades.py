@@ -29,6 +29,14 @@ NOTHING_TO_DO = PreparedTransfer(0, (), ())
 """A transfer of no block; it has no job and is not to be completed."""
 
 
+def _some(depths: Sequence[int], keys: Sequence[OffloadKey], some: Sequence[OffloadKey]) -> Sequence[int]:
+    """The depths of *some* of *keys*, which come in the order of *depths*."""
+    if len(some) == len(keys):
+        return depths
+    of = dict(zip(keys, depths, strict=True))
+    return [of[key] for key in some]
+
+
 class Cascades:
     """Device stores and tier stores on the shared state."""
 
@@ -45,13 +53,13 @@ class Cascades:
         state = self._state
         if len(set(keys)) < len(keys):  # a block named twice would have two places in the order of eviction
             keys = list(dict.fromkeys(keys))
-        request.depth += 1
+        depths = request.deepen(len(keys))
         counted = state.admission.offer(keys, request.offered)
         absent = list(keys)
         keys_held: dict[OffloadKey, None] = {}
         if state.ledger.holds_any(keys):
             held = [block for block in state.ledger.find_all(keys) if block is not None]
-            leases.use(state, request, held, request.depth)
+            leases.use(state, request, held, _some(depths, keys, [block.key for block in held]))
             if counted:
                 self._cascade_often_offered(request, held, counted, now)
             if any(block.withheld for block in held):
@@ -63,7 +71,7 @@ class Cascades:
         if not new:
             return NOTHING_TO_DO
         reserved = state.ledger.reserve(
-            new, keys_held, state.next_job, chain=request.info.chain, depth=request.depth
+            new, keys_held, state.next_job, chain=request.info.chain, depths=_some(depths, keys, new)
         )
         if reserved is None:
             return None

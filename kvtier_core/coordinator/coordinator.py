@@ -167,7 +167,7 @@ class Coordinator:
             in_order = self._lookups.in_prompt_order(tokens, blocks)
             touched = [block.key for block in in_order]
         if leases.end(state, request, touched) < len(held):
-            leases.use(state, request, in_order)
+            leases.use(state, request, in_order, range(-len(in_order), 0))
         job = state.start_job(JobKind.DEVICE_LOAD, request, touched, in_order, float("inf"))
         sources = ["pool"] * len(blocks)
         if request.waited:

@@ -25,12 +25,16 @@ def grant(state: State, request: RequestState, keys: Collection[OffloadKey]) -> 
     state.ledger.lease(fresh)
 
 
-def use(state: State, request: RequestState, blocks: Sequence[Block], depth: int = 0) -> None:
-    """Count a use of *blocks*, at *depth* of *request*, but for those that it was promised, or has used before."""
-    used = request.used
-    fresh = [block for block in blocks if block.key not in used and block.key not in request.leases]
-    state.ledger.use(fresh, request.info.chain, depth)
-    used.update([block.key for block in fresh])
+def use(state: State, request: RequestState, blocks: Sequence[Block], depths: Sequence[int]) -> None:
+    """Count a use of *blocks*, at *depths* of *request*, but for those that it was promised, or has used before."""
+    used, leased = request.used, request.leases
+    fresh = [
+        (block, depth)
+        for block, depth in zip(blocks, depths, strict=True)
+        if block.key not in used and block.key not in leased
+    ]
+    state.ledger.use(fresh, request.info.chain)
+    used.update([block.key for block, _ in fresh])
 
 
 def end(state: State, request: RequestState, keys: Sequence[OffloadKey]) -> int:
@@ -41,9 +45,14 @@ def end(state: State, request: RequestState, keys: Sequence[OffloadKey]) -> int:
     request.leases.difference_update(leased)
     if len(request.promised) > 2 * len(request.leases):
         request.promised = _in_order(request)
-    state.ledger.unlease(leased, request.used, chain=request.info.chain)
+    _unlease(state, request, leased)
     request.used.update(leased)
     return len(leased)
+
+
+def _unlease(state: State, request: RequestState, keys: Sequence[OffloadKey]) -> None:
+    # Above all that it offers: what was promised and is given back unread came before that in the prompt, too.
+    state.ledger.unlease(keys, request.used, chain=request.info.chain, depth=-len(keys))
 
 
 def _in_order(request: RequestState) -> list[OffloadKey]:
@@ -62,7 +71,7 @@ def keep_only(state: State, request: RequestState, keys: Iterable[OffloadKey]) -
 def give_back(state: State, request: RequestState) -> None:
     """End every lease of *request*."""
     state.forget_answer(request)
-    state.ledger.unlease(_in_order(request), request.used, chain=request.info.chain)
+    _unlease(state, request, _in_order(request))
     request.used.update(request.leases)
     request.leases.clear()
     request.promised.clear()

@@ -306,7 +306,8 @@ class Lookups:
                 self._share(request, block)
         if not plan.promote:
             return
-        reserved = state.ledger.reserve(list(plan.promote), chain=request.info.chain)
+        depths = range(-len(plan.promote), 0)
+        reserved = state.ledger.reserve(list(plan.promote), chain=request.info.chain, depths=depths)
         assert reserved is not None, "the plan promised more than the pool has room for"
         new = reserved.blocks
         state.note_evicted(reserved.evicted)

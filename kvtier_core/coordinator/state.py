@@ -39,7 +39,7 @@ class RequestState:
     offered: set[OffloadKey] = field(default_factory=set)
     """Keys whose offer for storing has been counted for admission."""
     depth: int = 0
-    """Of the blocks that it offered last (``Entry.depth``): below all that it offered before, and all that it read."""
+    """Of the next block that it offers (``Entry.depth``): below all those before; what it reads stands below zero."""
     used: set[OffloadKey] = field(default_factory=set)
     """Keys whose use by this request has been counted."""
     planned: dict[str, list[Block]] = field(default_factory=dict)
@@ -73,6 +73,12 @@ class RequestState:
     may_store: bool = True
     """Whether what its device blocks hold may be stored: a reset or a preemption ends that until it begins anew."""
     finished: bool = False
+
+    def deepen(self, count: int) -> range:
+        """The depths of the next *count* blocks that it offers, in prompt order: no two of them are equal."""
+        first = self.depth
+        self.depth += count
+        return range(first, self.depth)
 
     def may_store_to(self, tier: str) -> bool:
         """Whether the request's filter lets its blocks go to *tier* (C27)."""

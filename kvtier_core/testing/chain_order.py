@@ -1,7 +1,9 @@
 """What leaves the pool leaves from the ends of chains (C14). It looks at the core's policies and changes nothing.
 
-Of a chain that lies in two orders of a policy (used blocks in one, unused in the other) each part counts by itself, and
-so do blocks that lost their rank because they were in use when they were met.
+Of a chain that lies in two orders of a policy (used blocks in one, unused in the other) each part counts by itself.
+Blocks don't count that lost their rank because they were in use when they were met, nor those whose use the policy has
+not taken notice of: S3-FIFO leaves them where they are until they come to the end of their queue, and puts them in
+their place of the chain then.
 """
 
 from collections.abc import Collection, Mapping
@@ -22,7 +24,9 @@ def standing(ledger: Ledger, keep: Collection[OffloadKey]) -> Mapping[OffloadKey
 
 
 def _is_in_chain(block: Block) -> bool:
-    return block.chain > 0 and block.place is not None and block.place.chain == block.chain
+    return (
+        block.chain > 0 and block.uses == 0 and block.place is not None and block.place.chain == block.chain
+    )
 
 
 def check_left(

@@ -127,15 +127,15 @@ MUTANTS: Sequence[Mutant] = (
     _m(
         "a piece of a prompt does not know its request",
         "coordinator.cascades",
-        "chain=request.info.chain, depth=request.depth",
-        "chain=0, depth=request.depth",
+        "keys_held, state.next_job, chain=request.info.chain,",
+        "keys_held, state.next_job, chain=0,",
         partial(test_chain_order.test_r3_pieces_of_one_prompt_leave_from_its_end, "lru"),
     ),
     _m(
         "what a request read stays in the chain of who wrote it",
         "coordinator.leases",
-        "state.ledger.unlease(leased, request.used, chain=request.info.chain)",
-        "state.ledger.unlease(leased, request.used)",
+        "state.ledger.unlease(keys, request.used, chain=request.info.chain, depth=-len(keys))",
+        "state.ledger.unlease(keys, request.used)",
         test_chain_order.test_r3_what_was_read_and_what_was_added_are_one_chain,
     ),
     _m(
@@ -592,7 +592,7 @@ MUTANTS: Sequence[Mutant] = (
     _m(
         "a load's blocks keep their leases",
         "coordinator.leases",
-        "    state.ledger.unlease(leased, request.used)\n",
+        "    _unlease(state, request, leased)\n",
         "",
     ),
     _m(

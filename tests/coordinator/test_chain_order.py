@@ -151,3 +151,18 @@ def test_r3_groups_leave_by_the_tokens_that_their_blocks_end_at():
     write(world, "u", "pq")
     assert held(world, "abcd") == "abc"
     assert held(world, "abcd", 1) == "c", "then of both groups those of the end"
+
+
+@pytest.mark.parametrize("policy", ["lru", "s3fifo"])
+def test_c14_used_blocks_leave_from_the_end_though_room_is_made_one_by_one(policy):
+    prompt = "abcdefg"
+    world = World(8, policy=policy)
+    write(world, "r", prompt)
+    world.new_request("s")
+    assert world.lookup("s", make_keys(prompt)).hits == len(prompt)
+    world.complete_load(world.prepare_load("s", make_keys(prompt)).job_id)
+    world.finish("s")
+    for letter in "123456789":
+        write(world, letter, letter)
+        assert prompt.startswith(held(world, prompt))
+    assert held(world, prompt) != prompt

@@ -157,7 +157,8 @@ class Run:
         self.oracle.promises.subtract(keys)
 
     def use(self) -> None:
-        self.book.use(self.book.blocks_of(self.some(self.held())))
+        blocks = self.book.blocks_of(self.some(self.held()))
+        self.book.use(zip(blocks, range(len(blocks)), strict=True), chain=1)
 
     def detach(self) -> None:
         if self.random.random() < 0.3:
