@@ -598,26 +598,26 @@ MUTANTS: Sequence[Mutant] = (
     _m(
         "a held block that was met is forgotten",
         "policies.order",
-        "                    entry.place = self._aside\n                    self._aside.left += 1\n",
+        "                entry.place = self._aside\n                self._aside.left += 1\n",
         "",
     ),
     _m(
         "a batch leaves as a whole though a block of it is held",
         "policies.order",
-        "        if len(entries) != batch.left or sum([entry.pins for entry in entries]) > 0:\n",
-        "        if len(entries) != batch.left:\n",
+        "        if [entry for entry in tail if entry.place is not batch or entry.pins]:\n",
+        "        if [entry for entry in tail if entry.place is not batch]:\n",
     ),
     _m(
         "a batch leaves as a whole though a block of it is promised",
         "policies.order",
-        "        if keep and not keep.isdisjoint([entry.key for entry in entries]):\n            return False\n",
+        "        if keep and not keep.isdisjoint([entry.key for entry in tail]):\n            return False\n",
         "",
     ),
     _m(
         "a promised block leaves",
         "policies.order",
-        "                if entry.pins or entry.key in keep:\n",
-        "                if entry.pins:\n",
+        "            if entry.pins or entry.key in keep:\n",
+        "            if entry.pins:\n",
     ),
     _m(
         "a block that is pinned and promised is taken from the idle ones twice",
@@ -713,7 +713,7 @@ MUTANTS: Sequence[Mutant] = (
     _m(
         "an offer of a promised block takes its use away",
         "coordinator.leases",
-        "    used.update([block.key for block in fresh])\n",
+        "    used.update([block.key for block, _ in fresh])\n",
         "    used.update([block.key for block in blocks])\n",
         test_primary.test_c14_an_offer_of_a_promised_block_takes_nothing_from_its_use,
     ),
