@@ -46,6 +46,9 @@ class Pool:
         self.presence.add(_typed(copies(self.keys.resident)))
         for name in tiers:
             self.coordinator.tier_ready(name, lambda: self.presence)
+        # What the tiers missed before they came they hold: each tick looks at a part of it, and gives them nothing.
+        while any(tier.missed.num_keys for tier in self.coordinator.state.tiers.values()):
+            self.coordinator.tick(NOW)
         self.actions()
 
     def request(self) -> str:

@@ -23,10 +23,13 @@ from kvtier_core.coordinator.state import PreparedTransfer, RequestState, State
 from kvtier_core.coordinator.tier_state import TierState
 from kvtier_core.keys import OffloadKey
 from kvtier_core.ledger import ARRIVING, DETACHED, READY, Block
-from kvtier_core.values import MissReason
+from kvtier_core.values import MissReason, RequestInfo
 
 NOTHING_TO_DO = PreparedTransfer(0, (), ())
 """A transfer of no block; it has no job and is not to be completed."""
+
+_MAX_MADE_UP = 1024
+"""Keys that a tick looks at for one tier, of what that missed: bounds the time on the engine's thread."""
 
 
 def _some(depths: Sequence[int], keys: Sequence[OffloadKey], some: Sequence[OffloadKey]) -> Sequence[int]:
@@ -213,8 +216,6 @@ class Cascades:
         deadline = now + tier.limits.store_timeout
         job = self._state.start_job(JobKind.TIER_STORE, request, keys, blocks, deadline, tier.name)
         job.rows = rows
-        for key in job.keys if tier.missed else ():
-            tier.missed.pop(key, None)
         request.cascaded.append((tier.name, job.keys))
         tier.store_breaker.submitted()
         return self._state.plan(job)
@@ -261,38 +262,33 @@ class Cascades:
     def _miss(self, request: RequestState, tier: TierState, blocks: Sequence[Block]) -> None:
         """*tier* does not get *blocks* now."""
         tier.counters.dropped += len(blocks)
-        for block in blocks:
-            tier.missed[block.key] = request.info
-        while len(tier.missed) > self._state.ledger.num_rows:
-            tier.missed.popitem(last=False)
+        tier.missed.add(request.info, [block.key for block in blocks])
 
     def make_up(self, now: float) -> None:
         """Give every idle tier what it missed. Cost: a look at each tier, where none missed anything."""
         for tier in self._state.tiers.values():
-            if tier.missed and not tier.cascade_rows and not tier.late and tier.may_store(now):
-                room = min(
-                    tier.max_cascade_rows, self._state.limits.max_cascade_rows - self._state.cascade_rows
-                )
-                while room and tier.missed:
-                    room -= self._make_up(tier, room, now)
+            if not tier.missed.num_keys or tier.cascade_rows or tier.late:
+                continue
+            looks = _MAX_MADE_UP
+            room = min(tier.max_cascade_rows, self._state.limits.max_cascade_rows - self._state.cascade_rows)
+            while room > 0 and looks > 0 and tier.missed.num_keys and tier.may_store(now):
+                request, keys = tier.missed.take(min(room, looks))
+                looks -= len(keys)
+                room -= self._make_up(tier, request, keys, now)
 
-    def _make_up(self, tier: TierState, room: int, now: float) -> int:
-        """Give *tier* at most *room* blocks of the request at the head of what it missed; how many it got.
+    def _make_up(self, tier: TierState, missed: RequestInfo, keys: Sequence[OffloadKey], now: float) -> int:
+        """Give *tier* those of *keys* that the pool still holds and it lacks; how many those are.
 
         The request may be over, so that they come as a request of their own, which is over at once.
         """
-        owner = next(iter(tier.missed.values()))
-        blocks: list[Block] = []
-        while tier.missed and len(blocks) < room and (first := next(iter(tier.missed.items())))[1] is owner:
-            del tier.missed[first[0]]
-            block = self._state.ledger.find(first[0])
-            if block is not None and block.state is READY:
-                blocks.append(block)
+        blocks = [
+            block for block in self._state.ledger.find_all(keys) if block is not None and block.state is READY
+        ]
         present = tier.presence.classify([block.key for block in blocks], now)
         lacking = [block for block, there in zip(blocks, present, strict=True) if there is not True]
         if not lacking:
             return 0
-        info = replace(owner, request_id=f"{owner.request_id}~{self._state.next_job}")
+        info = replace(missed, request_id=f"{missed.request_id}~{self._state.next_job}")
         self._state.outbox.append(TellNewRequest(tier.name, info))
         self.pin(tier, lacking)
         self.store(RequestState(info, None, None, now), {tier.name: lacking}, now)

@@ -4,13 +4,14 @@ Pure data and its limits; the modules that decide change it.
 """
 
 import math
-from collections import OrderedDict, deque
+from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from kvtier_core.coordinator.breaker import Breaker
 from kvtier_core.coordinator.jobs import Job, JobKind
 from kvtier_core.coordinator.load_times import LoadTimes
+from kvtier_core.coordinator.missed import Missed
 from kvtier_core.coordinator.presence import Presence
 from kvtier_core.coordinator.stats import TierCounters
 from kvtier_core.tier_settings import TierLimits
@@ -19,7 +20,6 @@ from kvtier_core.values import TierInfo
 if TYPE_CHECKING:
     from kvtier_core.coordinator.state import RequestState
     from kvtier_core.keys import OffloadKey
-    from kvtier_core.values import RequestInfo
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,8 +66,7 @@ class TierState:
         self.cascade_rows = 0
         self.late: deque[tuple[RequestState, OffloadKey]] = deque()
         """Blocks of whole requests that wait for room among ``max_cascade_rows``; evictable meanwhile."""
-        self.missed: OrderedDict[OffloadKey, RequestInfo] = OrderedDict()
-        """Blocks that it was to get and did not, oldest first, and the request of each; at most a pool's rows."""
+        self.missed = Missed(num_rows)
         self.load_times = LoadTimes()
         self.probe_at: float | None = None
         """When it gets a load though that would be a loss; ``None`` while it is not passed over (C35)."""
@@ -116,7 +115,7 @@ class TierState:
     @property
     def is_catching_up(self) -> bool:
         """Whether it gets more of what it missed as soon as the stores that it has are over."""
-        return bool(self.missed) and self.cascade_rows > 0
+        return self.missed.num_keys > 0 and self.cascade_rows > 0
 
     @property
     def owes_lookups(self) -> bool:

@@ -161,14 +161,14 @@ MUTANTS: Sequence[Mutant] = (
     _m(
         "a tier at work is made up to beyond its limit",
         "coordinator.cascades",
-        "            if tier.missed and not tier.cascade_rows and not tier.late and tier.may_store(now):\n",
-        "            if tier.missed and not tier.late and tier.may_store(now):\n",
+        "            if not tier.missed.num_keys or tier.cascade_rows or tier.late:\n",
+        "            if not tier.missed.num_keys or tier.late:\n",
     ),
     _m(
         "what a tier was given meanwhile is made up for as well",
         "coordinator.cascades",
-        "            tier.missed.pop(key, None)\n",
-        "            pass\n",
+        "        present = tier.presence.classify([block.key for block in blocks], now)\n        lacking",
+        "        present = [False] * len(blocks)\n        lacking",
         test_missed.test_v7_what_was_stored_anew_and_given_meanwhile_comes_once,
     ),
     _m(
@@ -181,8 +181,8 @@ MUTANTS: Sequence[Mutant] = (
     _m(
         "a job that moved nothing shows that a tier is well",
         "coordinator.coordinator",
-        "            elif job.kind is JobKind.LOOKUP or has_moved(job, bad, result):\n",
-        "            elif True:\n",
+        "            elif not faulty and (job.kind is JobKind.LOOKUP or has_moved(job, bad, result)):\n",
+        "            elif not faulty:\n",
         partial(test_cascades.test_a_breaker_stays_open_while_nothing_moves, JobHook.STORE),
     ),
     # -- promotions
