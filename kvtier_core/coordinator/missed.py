@@ -8,7 +8,7 @@ from kvtier_core.values import RequestInfo
 
 
 class Missed:
-    """At most *limit* keys, the oldest forgotten first. Cost of every call: its entries, not their keys."""
+    """At most *limit* keys; past that the oldest stores are forgotten, each as a whole. No key is looked at."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
@@ -17,7 +17,7 @@ class Missed:
         self._entries: deque[tuple[RequestInfo, Sequence[OffloadKey]]] = deque()
 
     def add(self, request: RequestInfo, keys: Sequence[OffloadKey]) -> None:
-        """The tier did not get *keys* of *request*, which are not looked at."""
+        """The tier did not get *keys* of *request*."""
         if not keys:
             return
         self._entries.append((request, keys))

@@ -129,10 +129,8 @@ class ExtentFiles:
         """Remove an extent and give its room back at once, also where other processes have it open."""
         self.cut(extent)
         if self._is_ours():
-            with (
-                self._folder.opened() as handle,
-                suppress(IsADirectoryError),
-            ):  # that is somebody's, in nobody's way
+            # A directory of that name is somebody's, in nobody's way.
+            with self._folder.opened() as handle, suppress(IsADirectoryError):
                 handle.unlink(_name(extent))
 
     def cut(self, extent: int) -> bool:
@@ -147,9 +145,7 @@ class ExtentFiles:
             return False
         try:
             status = os.fstat(fd)
-            if (
-                status.st_nlink > 1
-            ):  # it has another name as well: cut, it would be gone for somebody else too
+            if status.st_nlink > 1:  # it has another name: cut, it would be gone for somebody else, too
                 return False
             os.ftruncate(fd, 0)
             return status.st_size > 0
@@ -329,9 +325,8 @@ class ExtentFiles:
             self._check_root()
         flags = os.O_RDONLY if self._read_only else os.O_RDWR
         opened = _Open(Shape(row_bytes=self._row_bytes, slots=1))
-        with (
-            self._folder.opened() as handle
-        ):  # without it the whole root is gone, or not mounted: it may come back
+        # Without the folder the whole root is gone, or not mounted: it may come back.
+        with self._folder.opened() as handle:
             try:
                 opened.buffered = opened.keep(handle.open_file(_name(extent), flags))
                 opened.identity = os.fstat(opened.buffered)
