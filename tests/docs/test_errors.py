@@ -11,6 +11,7 @@ import shlex
 import subprocess
 import sys
 import urllib.request
+from hashlib import sha256
 from importlib.metadata import distributions
 from pathlib import Path
 
@@ -202,8 +203,15 @@ def test_k9_no_mistake_loses_what_is_stored(workplace, capsys):
         status = main([*shlex.split(RUN)[1:], "--json"])
         return status, capsys.readouterr().out
 
+    def stored():
+        return {
+            path.name: sha256(path.read_bytes()).hexdigest() for path in (workplace / "cache").rglob("*.ext")
+        }
+
+    right = POOL + DISK + "min_free = 0\n"  # else a machine whose disk fills up would have blocks evicted
+    (workplace / "kvtier.toml").write_text(right)
     assert run()[0] == 0
-    blocks = {path: path.read_bytes() for path in (workplace / "cache").rglob("*.ext")}
+    blocks = stored()
     assert blocks
     for case in CASES:
         if not case.plugins and not case.storage and not case.needs_s3 and "cache" not in case.files:
@@ -212,9 +220,9 @@ def test_k9_no_mistake_loses_what_is_stored(workplace, capsys):
                 (workplace / name).write_text(text)
             if "pool too small" not in case.title:
                 _run(case, capsys, None)
-            (workplace / "kvtier.toml").write_text(POOL + DISK)
+            assert stored() == blocks, case.title
+            (workplace / "kvtier.toml").write_text(right)
             (workplace / "prompts.jsonl").write_text(PROMPT)
-    assert {path: path.read_bytes() for path in (workplace / "cache").rglob("*.ext")} == blocks
     status, out = run()
     assert status == 0
     assert json.loads(out)["hits_by_tier"] == {"disk": 32}
