@@ -18,10 +18,10 @@ from disk_contenders import NAMESPACE, Measured, Rows, timed
 from kvtier_core import OffloadKey
 from kvtier_core.coordinator import Finished, JobPlan
 from kvtier_core.manager.integrity import Integrity, LoadCheck
-from kvtier_core.testing.driving import TierDriver
 from kvtier_core.values import JobResult, RequestInfo, TierContext
 from kvtier_disk import DiskTier
 from kvtier_disk.settings import DiskSettings
+from kvtier_testing.driving import TierDriver
 
 _ROUNDS_HELD = 4
 _FILL = 1_000_000  # rounds of this number and above only fill the tier

@@ -1,8 +1,7 @@
 """kvtier: the place where the KV cache of language models lives when it no longer fits the GPU.
 
-This page is the whole public surface, with ``kvtier_core.testing`` (for those who write tiers) and
-``kvtier_core.transfer`` (for those who write engine adapters). Names are imported when they are first used: importing
-``kvtier_core`` itself brings in none of torch, numpy and pydantic.
+This page is the whole public surface, with ``kvtier_core.transfer`` (for those who write engine adapters). Names are
+imported when they are first used: importing ``kvtier_core`` itself brings in none of torch, numpy and pydantic.
 """
 
 from importlib import import_module

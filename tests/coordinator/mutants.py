@@ -14,8 +14,6 @@ from dataclasses import dataclass
 from functools import partial
 from types import CodeType, FunctionType, ModuleType
 
-from kvtier_core.testing.random_run import Simulation
-from kvtier_core.testing.scripted import Answer, JobHook
 from kvtier_core.values import MissReason
 from tests.coordinator import (
     test_admission,
@@ -34,6 +32,8 @@ from tests.coordinator import (
     test_request_level,
     test_reset,
 )
+from tests.sim.random_run import Simulation
+from tests.sim.scripted import Answer, JobHook
 
 SEEDS = 60
 STEPS = 800

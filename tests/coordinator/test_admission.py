@@ -5,9 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvtier_core.coordinator.admission import Admission
-from kvtier_core.testing.scripted import Answer, JobHook, TierScript
-from kvtier_core.testing.world import World, generous_limits, make_keys
 from kvtier_core.values import LookupState, MissReason
+from tests.sim.scripted import Answer, JobHook, TierScript
+from tests.sim.world import World, generous_limits, make_keys
 
 # -- the counting alone
 

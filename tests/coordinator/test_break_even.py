@@ -6,9 +6,9 @@ from hypothesis import strategies as st
 
 from kvtier_core.coordinator import GroupShape
 from kvtier_core.coordinator.load_times import LoadTimes
-from kvtier_core.testing.scripted import Answer, JobHook, TierScript
-from kvtier_core.testing.world import World, generous_limits, make_keys
 from kvtier_core.values import LookupState, MissReason
+from tests.sim.scripted import Answer, JobHook, TierScript
+from tests.sim.world import World, generous_limits, make_keys
 
 HIT, PENDING, MISS = LookupState.HIT, LookupState.HIT_PENDING, LookupState.MISS
 

@@ -3,9 +3,9 @@
 import pytest
 
 from kvtier_core.coordinator.jobs import JobKind
-from kvtier_core.testing.scripted import Answer, JobHook, TierScript
-from kvtier_core.testing.world import World, generous_limits, make_keys
 from kvtier_core.values import JobResult, LookupState, MissReason
+from tests.sim.scripted import Answer, JobHook, TierScript
+from tests.sim.world import World, generous_limits, make_keys
 
 HIT, PENDING, MISS = LookupState.HIT, LookupState.HIT_PENDING, LookupState.MISS
 

@@ -4,8 +4,8 @@ import pytest
 
 from kvtier_core.coordinator import GroupShape
 from kvtier_core.policies import BUILT_IN
-from kvtier_core.testing.scripted import JobHook
-from kvtier_core.testing.world import World, make_keys
+from tests.sim.scripted import JobHook
+from tests.sim.world import World, make_keys
 
 
 def held(world: World, letters: str, group: int = 0) -> str:

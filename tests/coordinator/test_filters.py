@@ -1,8 +1,8 @@
 """What one request's filter decides for others, which must be nothing (C27, B5)."""
 
-from kvtier_core.testing.scripted import JobHook, TierScript
-from kvtier_core.testing.world import World, generous_limits, make_keys
 from tests.coordinator.test_request_level import stores
+from tests.sim.scripted import JobHook, TierScript
+from tests.sim.world import World, generous_limits, make_keys
 
 
 def world_of(*tiers: TierScript | str, **limits: float) -> World:

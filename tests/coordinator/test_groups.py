@@ -8,9 +8,9 @@ import pytest
 
 from kvtier_core.coordinator import GroupShape
 from kvtier_core.keys import OffloadKey
-from kvtier_core.testing.scripted import Answer, JobHook, TierScript
-from kvtier_core.testing.world import World, generous_limits, make_keys
 from kvtier_core.values import MissReason
+from tests.sim.scripted import Answer, JobHook, TierScript
+from tests.sim.world import World, generous_limits, make_keys
 
 FULL = GroupShape(4)
 WINDOW = GroupShape(4, window=8)

@@ -2,10 +2,10 @@
 
 from dataclasses import replace
 
-from kvtier_core.testing.scripted import Answer, JobHook, TierScript
-from kvtier_core.testing.world import World, make_keys
 from kvtier_core.values import LookupState
 from tests.coordinator.test_promotions import states, world_behind
+from tests.sim.scripted import Answer, JobHook, TierScript
+from tests.sim.world import World, make_keys
 
 HIT, PENDING, MISS = LookupState.HIT, LookupState.HIT_PENDING, LookupState.MISS
 BEHIND = replace(TierScript.limited("a", max_quarantined=1.0), resident=True)

@@ -1,7 +1,7 @@
 """What a tier missed is made up for while it is idle and the pool still holds it (C28, V7)."""
 
-from kvtier_core.testing.scripted import Answer, JobHook, TierScript
-from kvtier_core.testing.world import World, make_keys
+from tests.sim.scripted import Answer, JobHook, TierScript
+from tests.sim.world import World, make_keys
 
 BURST = "abcdefgh"
 

@@ -1,10 +1,10 @@
 """C22b: what a tier could tell of a lookup counts, and the rest is neither a hit nor remembered as absent."""
 
-from kvtier_core.testing.scripted import JobHook, TierScript
-from kvtier_core.testing.world import World, make_keys
 from kvtier_core.tier_settings import TierLimits
 from kvtier_core.values import JobResult, LookupState, MissReason
 from tests.coordinator.test_promotions import asked, states, world_behind
+from tests.sim.scripted import JobHook, TierScript
+from tests.sim.world import World, make_keys
 
 HIT, PENDING, RETRY, MISS = LookupState.HIT, LookupState.HIT_PENDING, LookupState.RETRY, LookupState.MISS
 

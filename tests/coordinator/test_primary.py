@@ -8,9 +8,9 @@ from kvtier_core.coordinator import Coordinator
 from kvtier_core.errors import UnknownRequestError
 from kvtier_core.keys import make_offload_key
 from kvtier_core.policies import BUILT_IN, make_policy
-from kvtier_core.testing.scripted import Answer, JobHook
-from kvtier_core.testing.world import World, generous_limits, make_keys
 from kvtier_core.values import LookupState, MissReason, RequestInfo
+from tests.sim.scripted import Answer, JobHook
+from tests.sim.world import World, generous_limits, make_keys
 
 HIT, PENDING, RETRY, MISS = LookupState.HIT, LookupState.HIT_PENDING, LookupState.RETRY, LookupState.MISS
 

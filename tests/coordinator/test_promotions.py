@@ -4,10 +4,10 @@ from functools import partial
 
 import pytest
 
-from kvtier_core.testing.scripted import Answer, JobHook, TierScript
-from kvtier_core.testing.world import World, generous_limits, make_keys
 from kvtier_core.values import LookupState, MissReason
 from tests.coordinator.test_groups import count_calls
+from tests.sim.scripted import Answer, JobHook, TierScript
+from tests.sim.world import World, generous_limits, make_keys
 
 HIT, PENDING, RETRY, MISS = LookupState.HIT, LookupState.HIT_PENDING, LookupState.RETRY, LookupState.MISS
 

@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from kvtier_core.testing.scripted import JobHook, TierScript
-from kvtier_core.testing.world import World, generous_limits, make_keys
 from kvtier_core.values import LookupState, MissReason
+from tests.sim.scripted import JobHook, TierScript
+from tests.sim.world import World, generous_limits, make_keys
 
 HIT, PENDING, RETRY, MISS = LookupState.HIT, LookupState.HIT_PENDING, LookupState.RETRY, LookupState.MISS
 PROMPTS = ["abcdefgh", "ijklmnop", "qrstuvwx", "ABCDEFGH"]

@@ -2,8 +2,8 @@
 
 import pytest
 
-from kvtier_core.testing.scripted import Answer, JobHook, TierScript
-from kvtier_core.testing.world import World, generous_limits, make_keys
+from tests.sim.scripted import Answer, JobHook, TierScript
+from tests.sim.world import World, generous_limits, make_keys
 
 
 def stores(world: World, tier: str, request: str) -> list[bytes]:

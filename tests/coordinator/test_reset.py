@@ -4,9 +4,9 @@ import pytest
 
 from kvtier_core.coordinator.breaker import BreakerState
 from kvtier_core.coordinator.jobs import JobKind
-from kvtier_core.testing.scripted import Answer, JobHook, TierScript
-from kvtier_core.testing.world import World, make_keys
 from kvtier_core.values import LookupState, MissReason
+from tests.sim.scripted import Answer, JobHook, TierScript
+from tests.sim.world import World, make_keys
 
 HIT, PENDING, RETRY, MISS = LookupState.HIT, LookupState.HIT_PENDING, LookupState.RETRY, LookupState.MISS
 

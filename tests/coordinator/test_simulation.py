@@ -5,12 +5,13 @@ import json
 import pytest
 
 from kvtier_core.coordinator.cascades import Cascades
-from kvtier_core.testing.outcomes import OUTCOMES
-from kvtier_core.testing.random_run import Simulation
-from kvtier_core.testing.scripted import TierScript
-from kvtier_core.testing.shapes import Shape
-from kvtier_core.testing.sim import Summary, main, run_seeds
-from kvtier_core.testing.world import generous_limits
+from tests.sim.__main__ import main
+from tests.sim.outcomes import OUTCOMES
+from tests.sim.random_run import Simulation
+from tests.sim.runs import Summary, run_seeds
+from tests.sim.scripted import TierScript
+from tests.sim.shapes import Shape
+from tests.sim.world import generous_limits
 
 
 def test_random_runs_break_no_rule_and_see_every_outcome():

@@ -5,8 +5,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from kvtier_core.coordinator import GroupShape
-from kvtier_core.testing.scripted import MOVE_ANSWERS, Answer, JobHook, TierScript
-from kvtier_core.testing.world import World, make_keys
+from tests.sim.scripted import MOVE_ANSWERS, Answer, JobHook, TierScript
+from tests.sim.world import World, make_keys
 
 REQUESTS = ("r", "s")
 PREFIXES = ("a", "ab", "abc", "ac", "b")

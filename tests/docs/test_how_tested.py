@@ -3,9 +3,9 @@
 import re
 from pathlib import Path
 
-from kvtier_core.testing.outcomes import OUTCOMES
 from kvtier_core.values import MissReason
 from tests.coordinator.mutants import MUTANTS
+from tests.sim.outcomes import OUTCOMES
 
 DOCS = Path(__file__).parents[2] / "docs"
 

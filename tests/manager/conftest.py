@@ -11,10 +11,10 @@ from kvtier_core.manager import TierBuild, TierIdentity, TierManager
 from kvtier_core.namespace import GroupSpec, Namespace
 from kvtier_core.policies import make_policy
 from kvtier_core.proof import row_bytes_for
-from kvtier_core.testing.faulty import FaultyTier
 from kvtier_core.tier_settings import TierLimits, TierSettings
 from kvtier_core.transfer.pool import Pool, PoolGeometry
 from kvtier_core.values import RequestInfo, TierContext, TierInfo
+from kvtier_testing.faulty import FaultyTier
 
 PAYLOAD = 4000
 PATIENCE_S = 20.0

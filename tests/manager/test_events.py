@@ -8,8 +8,8 @@ import pytest
 from kvtier_core import RequestInfo, TierEvent, hookimpl, load_settings, open_manager, plan_geometry
 from kvtier_core.ledger import BlockState
 from kvtier_core.namespace import GroupSpec, Namespace
-from kvtier_core.testing.faulty import FaultyTier
 from kvtier_core.transfer import Pool
+from kvtier_testing.faulty import FaultyTier
 from tests.manager.conftest import PATIENCE_S, PAYLOAD, content, key
 
 

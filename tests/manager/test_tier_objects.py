@@ -6,8 +6,8 @@ import pytest
 
 from kvtier_core.hookspecs import hookimpl
 from kvtier_core.manager.answers import plain_events
-from kvtier_core.testing.faulty import FaultyTier
 from kvtier_core.values import JobResult, TierEvent
+from kvtier_testing.faulty import FaultyTier
 from tests.manager.conftest import key
 
 

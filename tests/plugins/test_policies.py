@@ -6,9 +6,9 @@ import pytest
 from kvtier_core import ConfigError, GroupSpec, Namespace, PluginError, load_settings, open_session
 from kvtier_core.plugins import load_policy
 from kvtier_core.policies import LRU, Entry
-from kvtier_core.testing.driving import TierDriver
-from kvtier_core.testing.rows import similar_keys
 from kvtier_memory import MemoryTier
+from kvtier_testing.driving import TierDriver
+from kvtier_testing.rows import similar_keys
 
 MRU = """
 class MRU:
@@ -86,8 +86,8 @@ def test_c14_the_pool_and_a_tier_use_the_plugins_policy_that_the_settings_name(
 
 def test_c14_the_adapter_evicts_by_a_plugins_policy(install_policy, monkeypatch):
     from kvtier_core.manager.blocking import BlockTierAdapter
-    from kvtier_core.testing import driving
-    from kvtier_core.testing.rows import RowMaker
+    from kvtier_testing import driving
+    from kvtier_testing.rows import RowMaker
 
     install_policy()
     policies = {"mru": load_policy("mru")}

@@ -14,7 +14,7 @@ from hypothesis.stateful import (
 from kvtier_core.errors import ConfigError
 from kvtier_core.keys import OffloadKey
 from kvtier_core.policies import BUILT_IN, Entry, EvictionPolicy, make_policy
-from kvtier_core.testing.policies import PolicyTests
+from kvtier_testing.policies import PolicyTests
 from tests.policies.oracles import ORACLES
 
 

@@ -14,7 +14,7 @@ import pytest
 
 import kvtier_core
 from kvtier_core import load_tier_type
-from kvtier_core.testing import TierTests
+from kvtier_testing import TierTests
 
 TIER_TYPES = ("async_example", "disk", "fsspec", "memory", "shelf", "sqlite")
 CONFIG = """

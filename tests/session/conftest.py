@@ -10,9 +10,9 @@ from kvtier_core.plugins import TierType
 from kvtier_core.proof import row_bytes_for
 from kvtier_core.runtime import open_session
 from kvtier_core.settings import PoolSettings, Settings
-from kvtier_core.testing.faulty import FaultyTier
 from kvtier_core.tier_settings import TierLimits, TierSettings
 from kvtier_core.transfer import CPUDevice, KVLayout
+from kvtier_testing.faulty import FaultyTier
 from tests.session.toy import LAYERS, PATIENCE_S, TOKENS, Toy, namespace_of
 
 

@@ -9,13 +9,13 @@ from kvtier_core.namespace import GroupSpec, Namespace
 from kvtier_core.policies import make_policy
 from kvtier_core.proof import row_bytes_for
 from kvtier_core.session import EngineSession
-from kvtier_core.testing.faulty import FaultyTier
 from kvtier_core.tier_settings import TierLimits, TierSettings
 from kvtier_core.transfer.device import TransferResult
 from kvtier_core.transfer.direction import Direction
 from kvtier_core.transfer.plan import GroupTransfer
 from kvtier_core.transfer.pool import Pool, PoolGeometry
 from kvtier_core.values import TierContext, TierInfo
+from kvtier_testing.faulty import FaultyTier
 from tests.session.toy import PATIENCE_S
 
 PAYLOAD = 4000

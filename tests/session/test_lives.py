@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from kvtier_core.namespace import GroupSpec
-from kvtier_core.testing.faulty import FaultyTier
+from kvtier_testing.faulty import FaultyTier
 from tests.session.grouped import PAYLOAD, GroupedToy
 from tests.session.toy import PATIENCE_S
 

@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from kvtier_core.testing.corrupt import main
-from kvtier_core.testing.corruptions import WAYS, contents_of, corrupt, kind_of
+from kvtier_testing.corrupt import main
+from kvtier_testing.corruptions import WAYS, contents_of, corrupt, kind_of
 
 FAILURES = ("wrong_bytes", "process_ends", "refused_to_open", "unstorable")
 
 TOOL = """
 import sys
-import kvtier_core.testing.corrupt as tool
+import kvtier_testing.corrupt as tool
 {fault}
 sys.exit(tool.main(sys.argv[1:]))
 """
@@ -57,7 +57,7 @@ MUTANTS = {
         "wrong_bytes",
         "files",
         """
-from kvtier_core.testing.rows import RowMaker
+from kvtier_testing.rows import RowMaker
 RowMaker.proves = lambda self, key, row: True
 """,
     ),
@@ -97,7 +97,7 @@ Upkeep._check_index = lambda self: None
     ),
 }
 SHORT_PATIENCE = """
-import kvtier_core.testing.corrupt_processes as processes
+import kvtier_testing.corrupt_processes as processes
 processes._STORABLE_WITHIN_S = 0.3
 """
 

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from kvtier_core.testing.crash import main
-from kvtier_core.testing.crash_processes import keys_of
-from kvtier_core.testing.power_loss import Call, what_is_left
+from kvtier_testing.crash import main
+from kvtier_testing.crash_processes import keys_of
+from kvtier_testing.power_loss import Call, what_is_left
 
 ROOT = Path("/root")
 
@@ -19,7 +19,7 @@ ROOT = Path("/root")
 def run(*arguments: object) -> dict[str, int]:
     """The tool as people run it: it forks, so it needs a process without threads."""
     done = subprocess.run(
-        [sys.executable, "-m", "kvtier_core.testing.crash", *map(str, arguments), "--json"],
+        [sys.executable, "-m", "kvtier_testing.crash", *map(str, arguments), "--json"],
         capture_output=True,
         text=True,
         timeout=300,
@@ -75,8 +75,8 @@ def test_an_unknown_tier_and_a_wrong_setting_are_refused(capsys):
 BROKEN = """
 import json, sys
 from pathlib import Path
-from kvtier_core.testing import crash_processes as c
-from kvtier_core.testing.subjects import Subject
+from kvtier_testing import crash_processes as c
+from kvtier_testing.subjects import Subject
 from kvtier_disk import FilesTier, layout
 
 def publish_at_once(self, key, content, tmp):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from kvtier_core.testing.rows import similar_keys
+from kvtier_testing.rows import similar_keys
 from tests.tiers.scripted import Script, drive, row
 
 A, B, *_ = similar_keys(4)

@@ -8,10 +8,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from kvtier_core.keys import OffloadKey
-from kvtier_core.testing.driving import PATIENCE_S, TierDriver
-from kvtier_core.testing.rows import RowMaker, similar_keys
 from kvtier_core.values import TierContext
 from kvtier_disk import FilesTier
+from kvtier_testing.driving import PATIENCE_S, TierDriver
+from kvtier_testing.rows import RowMaker, similar_keys
 
 HERE = Path(__file__).parent
 MAKER = RowMaker("ns", 5000)

@@ -13,10 +13,10 @@ from kvtier_core.manager.blocking import BlockTierAdapter
 from kvtier_core.namespace import GroupSpec, Namespace
 from kvtier_core.policies import make_policy
 from kvtier_core.proof import row_bytes_for
-from kvtier_core.testing.driving import PATIENCE_S
-from kvtier_core.testing.rows import RowMaker
 from kvtier_core.transfer.pool import Pool, PoolGeometry
 from kvtier_core.values import MissReason, RequestInfo
+from kvtier_testing.driving import PATIENCE_S
+from kvtier_testing.rows import RowMaker
 
 PAYLOAD = 4000
 

@@ -22,9 +22,9 @@ from functools import partial
 from typing import Any
 
 from kvtier_core.keys import OffloadKey
-from kvtier_core.testing.rows import RowMaker, similar_keys
 from kvtier_core.values import TierContext
 from kvtier_fsspec import FsspecTier
+from kvtier_testing.rows import RowMaker, similar_keys
 
 MAKER = RowMaker("shared", 100_000)
 KEYS = similar_keys(50)

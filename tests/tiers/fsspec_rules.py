@@ -11,13 +11,13 @@ import pytest
 
 from kvtier_core.keys import OffloadKey
 from kvtier_core.namespace import GroupSpec, Namespace
-from kvtier_core.testing.checks import make_rows
-from kvtier_core.testing.driving import PATIENCE_S, TierDriver
-from kvtier_core.testing.fixtures import NAMESPACE
-from kvtier_core.testing.rows import RowMaker, similar_keys
-from kvtier_core.testing.tiers import TierTests, assert_contents
 from kvtier_core.values import TierContext
 from kvtier_fsspec import FsspecTier
+from kvtier_testing.checks import make_rows
+from kvtier_testing.driving import PATIENCE_S, TierDriver
+from kvtier_testing.fixtures import NAMESPACE
+from kvtier_testing.rows import RowMaker, similar_keys
+from kvtier_testing.tiers import TierTests, assert_contents
 from tests.tiers.engine import TierEngine
 
 KEYS = similar_keys(8)

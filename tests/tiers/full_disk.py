@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from kvtier_core.errors import TierOpenError
-from kvtier_core.testing.tiers import assert_contents
+from kvtier_testing.tiers import assert_contents
 from tests.tiers.disk import KEYS, ROW, block_files, drive, leftovers, rows
 
 

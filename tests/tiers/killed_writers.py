@@ -16,9 +16,9 @@ from collections import Counter
 from pathlib import Path
 
 from kvtier_core.keys import OffloadKey
-from kvtier_core.testing.rows import RowMaker, similar_keys
 from kvtier_core.values import TierContext
 from kvtier_disk import FilesTier
+from kvtier_testing.rows import RowMaker, similar_keys
 
 MAKER = RowMaker("killed", 250_000)
 THREADS = 3

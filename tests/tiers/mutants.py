@@ -12,14 +12,14 @@ import pytest
 
 from kvtier_core.hookspecs import hookimpl
 from kvtier_core.keys import OffloadKey
-from kvtier_core.testing import driving
-from kvtier_core.testing.faulty import FaultyTier
-from kvtier_core.testing.tiers import TierTests
 from kvtier_core.values import BlockInfo, JobResult, TierInfo
 from kvtier_disk import FilesTier
 from kvtier_disk.folder import Folder
 from kvtier_disk.layout import FileLayout
 from kvtier_memory import MemoryTier
+from kvtier_testing import driving
+from kvtier_testing.faulty import FaultyTier
+from kvtier_testing.tiers import TierTests
 
 driving.PATIENCE_S = 0.3  # a missing result is meant here
 

@@ -7,8 +7,8 @@ from typing import Any, Self
 
 from kvtier_core.blocktier import BlockTier
 from kvtier_core.keys import OffloadKey
-from kvtier_core.testing.driving import PATIENCE_S, TierDriver
 from kvtier_core.values import BlockInfo, TierContext, TierInfo
+from kvtier_testing.driving import PATIENCE_S, TierDriver
 
 ROW = 4096
 

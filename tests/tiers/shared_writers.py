@@ -8,9 +8,9 @@ import os
 import random
 import sys
 
-from kvtier_core.testing.rows import RowMaker, similar_keys
 from kvtier_core.values import TierContext
 from kvtier_disk import FilesTier
+from kvtier_testing.rows import RowMaker, similar_keys
 
 MAKER = RowMaker("shared", 100_000)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from kvtier_core.testing.driving import PATIENCE_S
+from kvtier_testing.driving import PATIENCE_S
 from tests.tiers.extents import HERE
 
 KINDS = ["tmpfs", "ext4 in blocks of 1 KiB", "ext4 in blocks of 4 KiB"]

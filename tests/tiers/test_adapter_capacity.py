@@ -8,9 +8,9 @@ from kvtier_core.errors import ConfigError
 from kvtier_core.keys import OffloadKey
 from kvtier_core.manager.blocking.bounds import Bounds
 from kvtier_core.policies import BUILT_IN, LRU, CheckedPolicy
-from kvtier_core.testing.rows import similar_keys
-from kvtier_core.testing.tiers import assert_contents
 from kvtier_core.values import BlockInfo, TierInfo
+from kvtier_testing.rows import similar_keys
+from kvtier_testing.tiers import assert_contents
 from tests.tiers.scripted import ROW, Gate, ScanningTier, Script, drive, fail, row
 
 KEYS = similar_keys(40)

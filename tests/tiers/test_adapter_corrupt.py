@@ -2,8 +2,8 @@
 
 import pytest
 
-from kvtier_core.testing.rows import RowMaker, similar_keys
 from kvtier_core.values import TierInfo
+from kvtier_testing.rows import RowMaker, similar_keys
 from tests.tiers.scripted import Script, ScriptedTier, drive
 
 KEYS = similar_keys(20)

@@ -11,8 +11,8 @@ import pytest
 
 from kvtier_core.errors import TierOpenError
 from kvtier_core.manager.blocking.calls import TierCalls
-from kvtier_core.testing.rows import similar_keys
 from kvtier_core.values import TierInfo
+from kvtier_testing.rows import similar_keys
 from tests.tiers.scripted import ROW, BatchTier, Gate, ScanningTier, Script, ScriptedTier, drive, fail, row
 
 A, B, C, D, *_ = similar_keys(8)

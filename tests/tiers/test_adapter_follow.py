@@ -7,10 +7,10 @@ import pytest
 
 from kvtier_core.blocktier import BlockTier, SupportsTouch
 from kvtier_core.errors import TierOpenError
-from kvtier_core.testing.driving import PATIENCE_S, TierDriver
-from kvtier_core.testing.rows import RowMaker, similar_keys
 from kvtier_core.tier_settings import TierLimits, TierSettings
 from kvtier_core.values import TierInfo
+from kvtier_testing.driving import PATIENCE_S, TierDriver
+from kvtier_testing.rows import RowMaker, similar_keys
 from tests.tiers.extents import wait_until
 
 MAKER = RowMaker("kit-namespace", 5000)

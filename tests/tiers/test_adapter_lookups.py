@@ -7,9 +7,9 @@ import pytest
 
 from kvtier_core.keys import OffloadKey
 from kvtier_core.manager.blocking.pace import Pace
-from kvtier_core.testing.driving import PATIENCE_S
-from kvtier_core.testing.rows import similar_keys
 from kvtier_core.values import JobResult, TierInfo
+from kvtier_testing.driving import PATIENCE_S
+from kvtier_testing.rows import similar_keys
 from tests.tiers.scripted import Clock, Gate, Script, drive, fail, row
 
 ASKED = TierInfo(medium="memory", persistent=True, shared=True, bounded_by="tier")

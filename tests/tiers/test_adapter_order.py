@@ -5,8 +5,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from kvtier_core.testing.rows import similar_keys
 from kvtier_core.values import TierInfo
+from kvtier_testing.rows import similar_keys
 from tests.tiers.scripted import ROW, BatchTier, Clock, Gate, Script, ScriptedTier, drive, row
 
 KEYS = similar_keys(12)

@@ -10,10 +10,10 @@ import pytest
 
 from kvtier_core.keys import OffloadKey
 from kvtier_core.manager.blocking import PresenceSet
-from kvtier_core.testing.driving import PATIENCE_S, TierDriver
-from kvtier_core.testing.rows import similar_keys
-from kvtier_core.testing.tiers import assert_contents
 from kvtier_core.values import TierInfo
+from kvtier_testing.driving import PATIENCE_S, TierDriver
+from kvtier_testing.rows import similar_keys
+from kvtier_testing.tiers import assert_contents
 from tests.tiers.scripted import (
     ROW,
     BatchTier,

@@ -8,8 +8,8 @@ import pytest
 from kvtier_core.manager.blocking.calls import Fault
 from kvtier_core.manager.blocking.retries import Retries
 from kvtier_core.manager.blocking.work import Kind, Unit
-from kvtier_core.testing.rows import similar_keys
 from kvtier_core.values import TierInfo
+from kvtier_testing.rows import similar_keys
 from tests.tiers.scripted import BatchTier, Script, drive, fail, row
 
 A, B, C, *_ = similar_keys(8)

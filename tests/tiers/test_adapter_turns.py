@@ -2,8 +2,8 @@
 
 import pytest
 
-from kvtier_core.testing.rows import similar_keys
 from kvtier_core.values import TierInfo
+from kvtier_testing.rows import similar_keys
 from tests.tiers.scripted import ROW, BatchTier, Gate, Script, ScriptedTier, drive, row
 
 ASKED = TierInfo(medium="memory", persistent=True, bounded_by="tier")

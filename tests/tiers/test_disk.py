@@ -13,10 +13,10 @@ import pytest
 
 from kvtier_core.errors import TierOpenError
 from kvtier_core.keys import OffloadKey
-from kvtier_core.testing.driving import PATIENCE_S
-from kvtier_core.testing.rows import RowMaker, similar_keys
-from kvtier_core.testing.tiers import TierTests, assert_contents
 from kvtier_disk import FilesTier
+from kvtier_testing.driving import PATIENCE_S
+from kvtier_testing.rows import RowMaker, similar_keys
+from kvtier_testing.tiers import TierTests, assert_contents
 from tests.tiers.disk import (
     KEYS,
     MAKER,

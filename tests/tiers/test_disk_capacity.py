@@ -4,10 +4,10 @@ from pathlib import Path
 
 from kvtier_core.cli.main import main
 from kvtier_core.keys import OffloadKey
-from kvtier_core.testing.rows import RowMaker
 from kvtier_core.values import TierContext
 from kvtier_disk import DiskTier
 from kvtier_disk.extents.index import Index
+from kvtier_testing.rows import RowMaker
 from tests.tiers.extents import KEYS, MIB, index_file, settings, used_bytes
 
 MANY = [OffloadKey(key[:-4] + number.to_bytes(4)) for number, key in enumerate(KEYS * 35)]

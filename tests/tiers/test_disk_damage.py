@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from kvtier_core.testing.tiers import assert_contents
+from kvtier_testing.tiers import assert_contents
 from tests.tiers.disk import KEYS, MAKER, ROW, A, B, block_file, block_files, direct, drive, leftovers, rows
 
 # Files that are no whole blocks.

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from kvtier_core.testing.tiers import TierTests
 from kvtier_disk import DiskTier
+from kvtier_testing.tiers import TierTests
 
 
 class TestExtents(TierTests):

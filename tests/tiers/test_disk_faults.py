@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from kvtier_core.testing.driving import PATIENCE_S
-from kvtier_core.testing.rows import RowMaker
 from kvtier_core.values import TierContext
 from kvtier_disk import DiskTier
+from kvtier_testing.driving import PATIENCE_S
+from kvtier_testing.rows import RowMaker
 from tests.tiers.extents import (
     HERE,
     KEYS,

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from kvtier_core.errors import TierOpenError
-from kvtier_core.testing.tiers import assert_contents
 from kvtier_disk import DiskTier
+from kvtier_testing.tiers import assert_contents
 from tests.tiers import extents
 from tests.tiers.disk import KEYS, ROW, A, B, C, block_file, drive, leftovers, rows
 from tests.tiers.engine import TierEngine

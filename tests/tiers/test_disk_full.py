@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from kvtier_core.errors import TierOpenError
-from kvtier_core.testing.driving import PATIENCE_S
-from kvtier_core.testing.tiers import assert_contents
+from kvtier_testing.driving import PATIENCE_S
+from kvtier_testing.tiers import assert_contents
 from tests.tiers.disk import (
     HERE,
     KEYS,
@@ -113,7 +113,7 @@ def test_c33_k5_o2_a_full_disk_is_opened_and_serves_what_it_holds(tmp_path, monk
 LIMITED = """
 import resource, signal, sys
 from pathlib import Path
-from kvtier_core.testing.tiers import assert_contents
+from kvtier_testing.tiers import assert_contents
 from tests.tiers import disk as t
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 with t.drive(Path(sys.argv[1])) as tier:

@@ -6,8 +6,8 @@ import threading
 
 import pytest
 
-from kvtier_core.testing.driving import PATIENCE_S
 from kvtier_disk.extents.group_sync import GroupSync
+from kvtier_testing.driving import PATIENCE_S
 from tests.tiers.extents import KEYS, direct, store, wait_until
 
 

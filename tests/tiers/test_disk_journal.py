@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from kvtier_core.testing.driving import PATIENCE_S
 from kvtier_disk.extents import room, upkeep
+from kvtier_testing.driving import PATIENCE_S
 from tests.tiers.extents import (
     KEYS,
     MIB,
@@ -81,7 +81,7 @@ def test_c13_a_journal_that_others_have_made_long_is_cut_by_the_next_store(tmp_p
 
 THREE_WRITERS = """
 import os, random, time
-from kvtier_core.testing.rows import RowMaker
+from kvtier_testing.rows import RowMaker
 from kvtier_core.values import TierContext
 root, capacity = mnt / "root", 12 * t.MIB
 def write(name, payload):

@@ -9,9 +9,9 @@ from contextlib import contextmanager
 
 import pytest
 
-from kvtier_core.testing.driving import PATIENCE_S
 from kvtier_disk.extents.lock import LifeSign, exclusively, is_alive
 from kvtier_disk.folder import Folder
+from kvtier_testing.driving import PATIENCE_S
 from tests.tiers.extents import A, B, direct, load, program, rows, store
 
 

@@ -9,8 +9,8 @@ import pytest
 
 from kvtier_core.cli.main import main
 from kvtier_core.keys import OffloadKey
-from kvtier_core.testing.rows import RowMaker
 from kvtier_disk.extents.form import HEADER_BYTES, Shape, place_of, read_entry, read_header
+from kvtier_testing.rows import RowMaker
 from tests.tiers.extents import (
     KEYS,
     MAKER,

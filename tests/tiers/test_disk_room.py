@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvtier_core.errors import ConfigError, TierOpenError
-from kvtier_core.testing.rows import RowMaker, similar_keys
 from kvtier_disk.extents.room import (
     IDLE_AFTER_S,
     Census,
@@ -23,6 +22,7 @@ from kvtier_disk.extents.room import (
     find_room,
     surplus,
 )
+from kvtier_testing.rows import RowMaker, similar_keys
 from tests.tiers.extents import (
     KEYS,
     MIB,

@@ -13,9 +13,9 @@ import pytest
 from kvtier_core.errors import TierOpenError
 from kvtier_core.keys import OffloadKey, RequestIdentity, hash_blocks, make_offload_key
 from kvtier_core.namespace import GroupSpec, Namespace
-from kvtier_core.testing.driving import PATIENCE_S
-from kvtier_core.testing.rows import RowMaker
 from kvtier_disk import DiskTier
+from kvtier_testing.driving import PATIENCE_S
+from kvtier_testing.rows import RowMaker
 from tests.tiers.extents import (
     HERE,
     KEYS,

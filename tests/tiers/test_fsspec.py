@@ -23,10 +23,10 @@ from fsspec.implementations.memory import MemoryFileSystem
 
 from kvtier_core.errors import TierOpenError
 from kvtier_core.keys import make_offload_key
-from kvtier_core.testing.driving import PATIENCE_S, TierDriver
-from kvtier_core.testing.rows import RowMaker, similar_keys
-from kvtier_core.testing.tiers import TierTests, assert_contents
 from kvtier_fsspec import FsspecTier, connection, layout
+from kvtier_testing.driving import PATIENCE_S, TierDriver
+from kvtier_testing.rows import RowMaker, similar_keys
+from kvtier_testing.tiers import TierTests, assert_contents
 from tests.tiers.engine import TierEngine
 from tests.tiers.fsspec_rules import A, B, C, FsspecTests, load, make_tier, store_until_it_works
 

@@ -14,11 +14,11 @@ from pathlib import Path
 import pytest
 
 from kvtier_core.errors import TierOpenError
-from kvtier_core.testing.driving import PATIENCE_S, TierDriver
-from kvtier_core.testing.rows import RowMaker, similar_keys
-from kvtier_core.testing.tiers import assert_contents
 from kvtier_core.values import MissReason
 from kvtier_fsspec import FsspecTier
+from kvtier_testing.driving import PATIENCE_S, TierDriver
+from kvtier_testing.rows import RowMaker, similar_keys
+from kvtier_testing.tiers import assert_contents
 from tests.tiers.engine import TierEngine
 from tests.tiers.fsspec_rules import A, B, C, FsspecTests, load, make_tier, store_until_it_works
 from tests.tiers.s3_server import KEY, SECRET, S3Server, client, held, options, refusal

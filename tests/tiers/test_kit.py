@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from kvtier_core.testing.tiers import TierTests
+from kvtier_testing.tiers import TierTests
 from tests.tiers.scripted import BatchTier, ScanningTier, Script
 
 pytestmark = pytest.mark.timeout(900)  # the kit is run on every mutant first

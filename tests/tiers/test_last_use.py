@@ -4,8 +4,8 @@ import os
 
 import pytest
 
-from kvtier_core.testing.rows import similar_keys
 from kvtier_disk.extents import upkeep
+from kvtier_testing.rows import similar_keys
 from tests.tiers import disk, extents
 
 KEYS = similar_keys(40)

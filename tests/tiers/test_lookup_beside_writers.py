@@ -12,11 +12,11 @@ from types import FrameType
 from kvtier_core.coordinator import Coordinator, PoolLimits, TierSpec
 from kvtier_core.keys import OffloadKey
 from kvtier_core.policies import make_policy
-from kvtier_core.testing.driving import PATIENCE_S, TierDriver
-from kvtier_core.testing.rows import similar_keys
 from kvtier_core.tier_settings import TierLimits
 from kvtier_core.values import RequestInfo
 from kvtier_disk import FilesTier
+from kvtier_testing.driving import PATIENCE_S, TierDriver
+from kvtier_testing.rows import similar_keys
 from tests.tiers.disk import MAKER, drive
 
 NUM_KEYS = 2000

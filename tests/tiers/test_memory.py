@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from kvtier_core.testing.driving import TierDriver
-from kvtier_core.testing.rows import similar_keys
-from kvtier_core.testing.tiers import TierTests
 from kvtier_core.values import TierContext
 from kvtier_memory import MemoryTier
+from kvtier_testing.driving import TierDriver
+from kvtier_testing.rows import similar_keys
+from kvtier_testing.tiers import TierTests
 
 
 class TestMemory(TierTests):

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from kvtier_core import TierContext, load_settings
 from kvtier_core.cli.main import main
-from kvtier_core.testing.rows import RowMaker, similar_keys
+from kvtier_testing.rows import RowMaker, similar_keys
 from kvtier_transformers.demo import command
 from kvtier_transformers.demo.files import drop_page_cache, flip_bytes
 from kvtier_transformers.demo.legs import Answer, Leg, Order, OverheadPair, WorkerReport

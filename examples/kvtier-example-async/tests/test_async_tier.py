@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from kvtier_core import OffloadKey
-from kvtier_core.testing.driving import PATIENCE_S, TierDriver
-from kvtier_core.testing.rows import similar_keys
-from kvtier_core.testing.tiers import TierTests
 from kvtier_example_async import AsyncTier
 from kvtier_example_async.bucket import Bucket
+from kvtier_testing.driving import PATIENCE_S, TierDriver
+from kvtier_testing.rows import similar_keys
+from kvtier_testing.tiers import TierTests
 
 ROW_BYTES = 4096
 A, B, C, D = similar_keys(4)

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from kvtier_core import TierContext, TierOpenError
-from kvtier_core.testing.rows import similar_keys
-from kvtier_core.testing.tiers import TierTests
 from kvtier_example_sqlite import SqliteTier
+from kvtier_testing.rows import similar_keys
+from kvtier_testing.tiers import TierTests
 
 ROW_BYTES = 4096
 A, B = similar_keys(2)
@@ -22,7 +22,7 @@ A, B = similar_keys(2)
 STORE_UNTIL_KILLED = """
 import sys
 from kvtier_core import TierContext
-from kvtier_core.testing.rows import similar_keys
+from kvtier_testing.rows import similar_keys
 from kvtier_example_sqlite import SqliteTier
 
 tier = SqliteTier(SqliteTier.Settings(type="sqlite", path=sys.argv[1]),

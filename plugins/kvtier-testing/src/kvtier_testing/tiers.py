@@ -16,10 +16,10 @@ storage. What applies is taken from the tier's ``info``. A test may not be repla
 is marked ``pytest.mark.xfail`` with a reason.
 """
 
-from kvtier_core.testing.blocking_rules import BlockingRules
-from kvtier_core.testing.checks import assert_contents
-from kvtier_core.testing.fixtures import OpenTier
-from kvtier_core.testing.hook_rules import HookRules
+from kvtier_testing.blocking_rules import BlockingRules
+from kvtier_testing.checks import assert_contents
+from kvtier_testing.fixtures import OpenTier
+from kvtier_testing.hook_rules import HookRules
 
 __all__ = ["OpenTier", "TierTests", "assert_contents"]
 

@@ -33,9 +33,10 @@ from kvtier_core.coordinator.endpoints import unit_of
 from kvtier_core.keys import OffloadKey, make_offload_key
 from kvtier_core.ledger import Ledger
 from kvtier_core.policies import make_policy
-from kvtier_core.testing import chain_order, invariants
-from kvtier_core.testing.hook_order import HookOrder, InvariantError
-from kvtier_core.testing.scripted import (
+from kvtier_core.values import JobResult, RequestInfo
+from tests.sim import chain_order, invariants
+from tests.sim.hook_order import HookOrder, InvariantError
+from tests.sim.scripted import (
     Answer,
     Content,
     DeviceTransfer,
@@ -46,7 +47,6 @@ from kvtier_core.testing.scripted import (
     ScriptedTier,
     TierScript,
 )
-from kvtier_core.values import JobResult, RequestInfo
 
 Tell = TellNewRequest | TellRequestFinished | CancelJobs | TellStepEnd | TellTouched
 

@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvtier_core.keys import OffloadKey
-from kvtier_core.testing.driving import TierDriver
-from kvtier_core.testing.rows import RowMaker, similar_keys
-from kvtier_core.testing.subjects import PATIENCE_S, Subject, fork
+from kvtier_testing.driving import TierDriver
+from kvtier_testing.rows import RowMaker, similar_keys
+from kvtier_testing.subjects import PATIENCE_S, Subject, fork
 
 _KEYS = 32
 _STIRRED = 5  # one of so many blocks is deleted and stored again after each damage

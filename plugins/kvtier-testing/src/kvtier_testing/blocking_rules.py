@@ -11,10 +11,10 @@ import pytest
 
 from kvtier_core.blocktier import BlockTier, SupportsBatch, SupportsScan
 from kvtier_core.keys import OffloadKey
-from kvtier_core.testing.checks import assert_each
-from kvtier_core.testing.fixtures import NAMESPACE, TierFixtures
-from kvtier_core.testing.rows import RowMaker, similar_keys
 from kvtier_core.values import TierContext
+from kvtier_testing.checks import assert_each
+from kvtier_testing.fixtures import NAMESPACE, TierFixtures
+from kvtier_testing.rows import RowMaker, similar_keys
 
 _TIME_STEP_S = 0.5
 """By how much the times of two scans may differ: not by the time that lies between the two."""

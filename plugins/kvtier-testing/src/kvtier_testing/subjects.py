@@ -17,9 +17,9 @@ from typing import Any
 from kvtier_core.errors import ConfigError
 from kvtier_core.plugins import load_tier_type
 from kvtier_core.runtime import class_of_tier
-from kvtier_core.testing.driving import TierDriver
-from kvtier_core.testing.rows import RowMaker
 from kvtier_core.tier_settings import TierSettings
+from kvtier_testing.driving import TierDriver
+from kvtier_testing.rows import RowMaker
 
 PATIENCE_S = 120.0
 """How long a process may take to answer."""

@@ -15,12 +15,12 @@ from random import Random
 from kvtier_core.coordinator import EndPoint, GroupShape, Lookup
 from kvtier_core.keys import OffloadKey, make_offload_key
 from kvtier_core.ledger import BlockState
-from kvtier_core.testing.hook_order import InvariantError
-from kvtier_core.testing.outcomes import Watcher
-from kvtier_core.testing.scripted import LOOKUP_ANSWERS, MOVE_ANSWERS, Answer, JobHook, RunningJob
-from kvtier_core.testing.shapes import Shape
-from kvtier_core.testing.world import World
 from kvtier_core.values import JobResult
+from tests.sim.hook_order import InvariantError
+from tests.sim.outcomes import Watcher
+from tests.sim.scripted import LOOKUP_ANSWERS, MOVE_ANSWERS, Answer, JobHook, RunningJob
+from tests.sim.shapes import Shape
+from tests.sim.world import World
 
 
 @dataclass(eq=False, slots=True)
@@ -43,7 +43,7 @@ class Simulation:
     """One run. ``watcher.seen`` counts the outcomes."""
 
     def __init__(self, seed: int, shape: Shape | None = None, *, check_every: int = 1) -> None:
-        self.random = Random(seed)  # noqa: S311 - replay, not secrecy
+        self.random = Random(seed)
         self.shape = Shape.draw(self.random) if shape is None else shape
         self.world = World(
             self.shape.num_rows,

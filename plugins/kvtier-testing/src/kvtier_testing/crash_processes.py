@@ -17,9 +17,9 @@ from types import FrameType
 from typing import Any
 
 from kvtier_core.keys import OffloadKey
-from kvtier_core.testing.driving import TierDriver
-from kvtier_core.testing.rows import RowMaker, similar_keys
-from kvtier_core.testing.subjects import PATIENCE_S, Subject, fork, read_all
+from kvtier_testing.driving import TierDriver
+from kvtier_testing.rows import RowMaker, similar_keys
+from kvtier_testing.subjects import PATIENCE_S, Subject, fork, read_all
 
 _KEYS = 24
 _KEPT = 12  # the first so many of them are never deleted

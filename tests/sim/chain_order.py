@@ -11,7 +11,7 @@ from typing import Any
 
 from kvtier_core.keys import OffloadKey
 from kvtier_core.ledger import Block, Ledger
-from kvtier_core.testing.hook_order import InvariantError
+from tests.sim.hook_order import InvariantError
 
 
 def standing(ledger: Ledger, keep: Collection[OffloadKey]) -> Mapping[OffloadKey, tuple[int, int, Any]]:

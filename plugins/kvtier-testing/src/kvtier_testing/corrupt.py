@@ -1,6 +1,6 @@
 """Damages the files of a persistent tier, while it runs and between starts, and looks at what it makes of them.
 
-``python -m kvtier_core.testing.corrupt --tier disk --corruptions 10000 --json``. Each damage hits one file below the
+``python -m kvtier_testing.corrupt --tier disk --corruptions 10000 --json``. Each damage hits one file below the
 tier's directory: a bit flips, a range becomes zeros or noise, the file is cut, grows, swaps parts, is what it was some
 time ago, goes, gets another name or a double. Then the tier must give complete blocks or none, go on or open again, and
 take every block that is lost. Engines are processes of their own, so that one that ends is counted and ends nothing
@@ -28,10 +28,10 @@ from typing import Any, get_args
 
 from kvtier_core.errors import KvtierError
 from kvtier_core.plugins import load_tier_type
-from kvtier_core.testing.corrupt_processes import Engine, Seen, keys_of
-from kvtier_core.testing.corruptions import Corruption, contents_of, corrupt
-from kvtier_core.testing.rows import RowMaker
-from kvtier_core.testing.subjects import Subject, fork, make_subject
+from kvtier_testing.corrupt_processes import Engine, Seen, keys_of
+from kvtier_testing.corruptions import Corruption, contents_of, corrupt
+from kvtier_testing.rows import RowMaker
+from kvtier_testing.subjects import Subject, fork, make_subject
 
 _MAKER = RowMaker("corrupt", 16_000)
 _STEPS = 25  # damages an episode
@@ -247,7 +247,7 @@ def _report(found: Found) -> dict[str, Any]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Parse, run, report; the exit status."""
-    parser = argparse.ArgumentParser(prog="python -m kvtier_core.testing.corrupt", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m kvtier_testing.corrupt", description=__doc__)
     parser.add_argument("--tier", required=True, metavar="TYPE", help="the tier type, as in a configuration")
     parser.add_argument("--corruptions", type=int, default=500, metavar="N", help="damages (default 500)")
     parser.add_argument(

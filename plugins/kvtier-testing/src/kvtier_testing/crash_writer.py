@@ -1,6 +1,6 @@
 """Run as a program by ``power_loss``: one writer in a process of its own, whose calls are recorded.
 
-``python -m kvtier_core.testing.crash_writer ORDER``: ORDER is JSON with the tier's settings and the round's number.
+``python -m kvtier_testing.crash_writer ORDER``: ORDER is JSON with the tier's settings and the round's number.
 """
 
 import json
@@ -8,8 +8,8 @@ import sys
 
 from kvtier_core.plugins import load_tier_type
 from kvtier_core.runtime import class_of_tier
-from kvtier_core.testing.crash_processes import write
-from kvtier_core.testing.subjects import Subject
+from kvtier_testing.crash_processes import write
+from kvtier_testing.subjects import Subject
 
 
 def main() -> None:

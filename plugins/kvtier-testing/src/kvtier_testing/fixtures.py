@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from kvtier_core.plugins.check import check_tier_class
-from kvtier_core.testing.driving import TierDriver
-from kvtier_core.testing.rows import RowMaker
 from kvtier_core.values import TierInfo
+from kvtier_testing.driving import TierDriver
+from kvtier_testing.rows import RowMaker
 
 OpenTier = Callable[..., TierDriver]
 

@@ -19,8 +19,8 @@ from pathlib import Path
 from random import Random
 
 from kvtier_core.errors import ConfigError, KvtierError
-from kvtier_core.testing.crash_processes import look
-from kvtier_core.testing.subjects import Subject
+from kvtier_testing.crash_processes import look
+from kvtier_testing.subjects import Subject
 
 _RECORDER = Path(__file__).with_name("power_loss_recorder.c")
 _HEAD = struct.Struct("<cIIQQ")
@@ -186,7 +186,7 @@ def _record(subject: Subject, root: Path, number: int, library: Path, log: Path)
         "KVT_RECORD_LOG": str(log),
     }
     done = subprocess.run(
-        [sys.executable, "-m", "kvtier_core.testing.crash_writer", order],
+        [sys.executable, "-m", "kvtier_testing.crash_writer", order],
         env=environment,
         capture_output=True,
         text=True,

@@ -1,6 +1,6 @@
 """Kills processes that write to a persistent tier, and looks at what they leave (contract C32).
 
-``python -m kvtier_core.testing.crash --tier disk --kills 300 --json``. For every kill a process opens the tier and
+``python -m kvtier_testing.crash --tier disk --kills 300 --json``. For every kill a process opens the tier and
 stores, loads and deletes blocks with several threads until it is ended by SIGKILL: at a random moment, or between two
 lines of the plugin's own code, which no choice of fault points could cover as well. Then a new process must be able to
 open the tier, get complete blocks or none, find what the dead process had been told is stored, and store every key.
@@ -23,9 +23,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from kvtier_core.errors import KvtierError
-from kvtier_core.testing.crash_processes import count_lines, kill_writer, look
-from kvtier_core.testing.power_loss import cut_power
-from kvtier_core.testing.subjects import Subject, make_subject
+from kvtier_testing.crash_processes import count_lines, kill_writer, look
+from kvtier_testing.power_loss import cut_power
+from kvtier_testing.subjects import Subject, make_subject
 
 _LONGEST_LIFE_S = 0.25
 _FAILURES = ("wrong_bytes", "failed_restarts", "unstorable_keys", "acknowledged_missing")
@@ -49,7 +49,7 @@ def run(subject: Subject, directory: Path, *, kills: int, power_cuts: int, seed:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Parse, run, report; the exit status."""
-    parser = argparse.ArgumentParser(prog="python -m kvtier_core.testing.crash", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m kvtier_testing.crash", description=__doc__)
     parser.add_argument("--tier", required=True, metavar="TYPE", help="the tier type, as in a configuration")
     parser.add_argument("--kills", type=int, default=100, metavar="N", help="writers to kill (default 100)")
     parser.add_argument("--power-cuts", type=int, default=0, metavar="N", help="power failures to simulate")

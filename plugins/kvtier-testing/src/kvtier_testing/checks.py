@@ -3,9 +3,9 @@
 from collections.abc import Collection, Mapping, Sequence
 
 from kvtier_core.keys import OffloadKey
-from kvtier_core.testing.driving import TierDriver
-from kvtier_core.testing.rows import RowMaker
 from kvtier_core.values import JobResult
+from kvtier_testing.driving import TierDriver
+from kvtier_testing.rows import RowMaker
 
 
 def assert_contents(

@@ -6,8 +6,8 @@ from random import Random
 
 from kvtier_core.coordinator import GroupShape, PoolLimits
 from kvtier_core.policies import BUILT_IN
-from kvtier_core.testing.scripted import TierScript
 from kvtier_core.tier_settings import TierLimits
+from tests.sim.scripted import TierScript
 
 _PLAIN = (GroupShape(),)
 _GROUPS: Sequence[Sequence[GroupShape]] = (

@@ -6,8 +6,8 @@ from kvtier_core.coordinator import Lookup
 from kvtier_core.coordinator.state import State
 from kvtier_core.coordinator.tier_state import TierState
 from kvtier_core.ledger import BlockState, Ledger
-from kvtier_core.testing.hook_order import InvariantError
-from kvtier_core.testing.scripted import Content, DeviceTransfer, JobHook, Payload, RunningJob
+from tests.sim.hook_order import InvariantError
+from tests.sim.scripted import Content, DeviceTransfer, JobHook, Payload, RunningJob
 
 
 def check_limits(state: State) -> None:

@@ -7,7 +7,8 @@ import pytest
 
 from kvtier_core.blocktier import BlockTier
 from kvtier_core.keys import OffloadKey
-from kvtier_core.testing.checks import (
+from kvtier_core.values import TierEvent, TierInfo
+from kvtier_testing.checks import (
     assert_contents,
     assert_each,
     assert_moved,
@@ -16,9 +17,8 @@ from kvtier_core.testing.checks import (
     assert_whole,
     make_rows,
 )
-from kvtier_core.testing.fixtures import OpenTier, TierFixtures
-from kvtier_core.testing.rows import RowMaker, similar_keys
-from kvtier_core.values import TierEvent, TierInfo
+from kvtier_testing.fixtures import OpenTier, TierFixtures
+from kvtier_testing.rows import RowMaker, similar_keys
 
 
 class HookRules(TierFixtures):

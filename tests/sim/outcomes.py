@@ -8,9 +8,9 @@ from kvtier_core.coordinator import EndPoint, Lookup, TierCounters
 from kvtier_core.coordinator.breaker import BreakerState
 from kvtier_core.keys import OffloadKey
 from kvtier_core.ledger import Block, BlockState
-from kvtier_core.testing.scripted import JobHook, Junk, Payload, RunningJob
-from kvtier_core.testing.world import World
 from kvtier_core.values import LookupState, MissReason
+from tests.sim.scripted import JobHook, Junk, Payload, RunningJob
+from tests.sim.world import World
 
 OUTCOMES = frozenset(
     [f"lookup {state.value}" for state in LookupState]
