@@ -36,6 +36,24 @@ def name_of(model):
     return namespace_for(model, DeviceKV(model, max_tokens=64, tokens_per_block=BLOCK)).name
 
 
+OF_THE_FILE = 1.0
+IN_A_TABLE = {"strength": [1.0]}
+IN_A_TENSOR = torch.ones(1)
+ELSEWHERE = types.ModuleType("somebodys_settings")
+vars(ELSEWHERE)["strength"] = 1.0
+OF_A_HELPER = 1.0
+
+
+def _from_outside():
+    def kept():
+        return IN_A_TABLE["strength"][0] * OF_A_HELPER
+
+    return kept
+
+
+_helper = _from_outside()
+
+
 class Settings:
     __slots__ = ("strength",)
 
@@ -78,7 +96,12 @@ class Adapter(torch.nn.Module):
             self.hidden,
         ):
             states = states * strength
+        states = states * (OF_THE_FILE * IN_A_TENSOR * ELSEWHERE.strength * self.helped())
         return self.inner(states) * self.of_all
+
+    @staticmethod
+    def helped():
+        return _helper()
 
 
 def adapted(model):
@@ -187,6 +210,26 @@ def _adapters_class(model):
     Adapter.of_all = 2.0
 
 
+def _adapters_global(_model):
+    globals()["OF_THE_FILE"] = 2.0
+
+
+def _adapters_global_table(_model):
+    IN_A_TABLE["strength"][0] = 2.0
+
+
+def _adapters_global_tensor(_model):
+    IN_A_TENSOR.data.fill_(2)
+
+
+def _adapters_other_module(_model):
+    vars(ELSEWHERE)["strength"] = 2.0
+
+
+def _adapters_helpers_global(_model):
+    globals()["OF_A_HELPER"] = 2.0
+
+
 ADAPTER_CHANGES = [
     _adapters_float,
     _adapters_buffer,
@@ -199,6 +242,11 @@ ADAPTER_CHANGES = [
     _adapters_numpy_array,
     _adapters_unregistered_module,
     _adapters_class,
+    _adapters_global,
+    _adapters_global_table,
+    _adapters_global_tensor,
+    _adapters_other_module,
+    _adapters_helpers_global,
 ]
 
 
@@ -290,7 +338,12 @@ def _as_before(monkeypatch):
         (torch.nn.functional, "scaled_dot_product_attention"),
     ):
         monkeypatch.setattr(owner, name, getattr(owner, name))
+    for name in ("OF_THE_FILE", "OF_A_HELPER"):
+        monkeypatch.setitem(globals(), name, 1.0)
+    monkeypatch.setitem(vars(ELSEWHERE), "strength", 1.0)
     yield
+    IN_A_TABLE["strength"][0] = 1.0
+    IN_A_TENSOR.data.fill_(1)
     torch.nn.modules.module._global_forward_hooks.clear()
     torch.nn.modules.module._global_forward_pre_hooks.clear()
 

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from importlib.util import find_spec
 from pathlib import Path
-from types import FunctionType
+from types import FunctionType, ModuleType
 from typing import Any
 
 import torch
@@ -40,7 +40,16 @@ def is_foreign(function: FunctionType) -> bool:
 
 def is_foreign_class(cls: type) -> bool:
     """The same of a class, by the module it says it is of."""
-    package = cls.__module__.partition(".")[0]
+    return _is_foreign_name(cls.__module__)
+
+
+def is_foreign_module(value: object) -> bool:
+    """Whether *value* is a module outside torch, transformers and Python itself."""
+    return isinstance(value, ModuleType) and _is_foreign_name(value.__name__)
+
+
+def _is_foreign_name(module: str) -> bool:
+    package = module.partition(".")[0]
     return package not in _PACKAGES and package not in sys.stdlib_module_names
 
 

@@ -25,10 +25,13 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 from kvtier_core import UnsupportedModelError
 from kvtier_transformers.compat import rope_settings
-from kvtier_transformers.foreign_code import is_foreign, is_foreign_class
+from kvtier_transformers.foreign_code import is_foreign, is_foreign_class, is_foreign_module
 from kvtier_transformers.support import refuse
 
 _WATCHED_ITEMS = 16
+_CONTAINERS = (dict, list, tuple, set, frozenset)
+_MOST_ITEMS = 1000
+"""Of a container that foreign code reads by name: a larger one counts as itself, so that a look stays cheap."""
 _NO_MATTER = ("_name_or_path", "transformers_version", "dtype", "torch_dtype", "use_cache")
 """Parts of a configuration that can't change the KV of the same weights, or that a namespace says by itself. All others
 count: they can be overridden when a model is loaded, and a later release has more of them."""
@@ -203,8 +206,33 @@ class _Reader:
             return name
         if is_foreign(value):
             self.state.foreign.append(f"{place} ({name})")
-            return f"{name} {id(value)}"
+            return (f"{name} {id(value)}", *self._read_by(value, place))
         return (name, *self._parts(getclosurevars(value).nonlocals.items(), place))
+
+    def _read_by(self, function: FunctionType, place: str) -> list[tuple[str, Any]]:
+        """Tell what foreign code reads by name: in its closure, in its module, and in other foreign modules."""
+        read = getclosurevars(function)
+        found = {**read.nonlocals, **read.globals}
+        for module in [value for value in found.values() if is_foreign_module(value)]:
+            named = read.unbound & vars(module).keys()
+            found |= {f"{module.__name__}.{name}": vars(module)[name] for name in named}
+        return [(name, self._found(value, f"{place}: {name}")) for name, value in sorted(found.items())]
+
+    def _found(self, value: object, place: str) -> Any:
+        """Tell something that foreign code can read. What is of no known kind counts as itself, whatever it holds."""
+        if isinstance(value, (*_VALUES, torch.nn.Module, torch.Tensor, np.ndarray)):
+            return self.tell(value, place)
+        value = getattr(value, "__func__", value)  # of a static or a class method
+        if id(value) in self._met:
+            return id(value)
+        if isinstance(value, FunctionType) and is_foreign(value):
+            self._met[id(value)] = (place, value)
+            return (id(value), *self._read_by(value, place))
+        if isinstance(value, _CONTAINERS) and len(value) <= _MOST_ITEMS:
+            self._met[id(value)] = (place, value)
+            items = value.items() if isinstance(value, dict) else enumerate(value)
+            return [(repr(name), self._found(item, f"{place}[{name!r}]")) for name, item in items]
+        return id(value)
 
     def _method(self, value: MethodType, place: str) -> Any:
         return ("method", *self._parts([("func", value.__func__), ("self", value.__self__)], place))
@@ -229,13 +257,13 @@ class _Reader:
             return f"{name} {id(cls)}"
         self._met[id(cls)] = (name, cls)
         parts: list[tuple[str, Any]] = [
-            (key, item if isinstance(item, _VALUES) else id(item))
+            (key, self._found(item, f"{name}.{key}"))
             for base in cls.__mro__
             if is_foreign_class(base)
             for key, item in vars(base).items()
             if key not in ("__dict__", "__weakref__", "__annotations__")
         ]
-        return (name, *self._parts(parts, name))
+        return (name, *parts)
 
     def _unreadable(self, value: object, place: str) -> str:
         self.unreadable.append(f"{place} ({type(value).__module__}.{type(value).__qualname__})")
