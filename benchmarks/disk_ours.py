@@ -16,9 +16,9 @@ from typing import Any
 from disk_contenders import NAMESPACE, Measured, Rows, timed
 
 from kvtier_core import OffloadKey
-from kvtier_core.coordinator import Finished, JobPlan
+from kvtier_core.coordinator import Finished
 from kvtier_core.manager.integrity import Integrity, LoadCheck
-from kvtier_core.values import JobResult, RequestInfo, TierContext
+from kvtier_core.values import JobResult, RequestInfo, TierContext, TierJob
 from kvtier_disk import DiskTier
 from kvtier_disk.settings import DiskSettings
 from kvtier_testing.driving import TierDriver
@@ -124,22 +124,22 @@ class OursWithProofs(Ours):
     def _store(self, driver: TierDriver, rows: Rows, keys: Sequence[OffloadKey]) -> None:
         integrity = self._proving(rows)
         submitted: SimpleQueue[int] = SimpleQueue()
-        plans = [_plan(keys, job) for job in rows.jobs()]
-        for plan, job in zip(plans, rows.jobs(), strict=True):
-            integrity.seal(rows.sealer, plan)
+        made = [_tier_job(keys, job) for job in rows.jobs()]
+        for tier_job, job in zip(made, rows.jobs(), strict=True):
+            integrity.seal(rows.sealer, tier_job)
             integrity.after_sealing(partial(_submit_later, submitted, driver, rows, keys, job))
-        for _ in plans:
+        for _ in made:
             _good(driver.wait(submitted.get()))
 
     def _load(self, driver: TierDriver, rows: Rows, keys: Sequence[OffloadKey]) -> None:
         integrity = self._proving(rows)
         loads: dict[int, LoadCheck] = {}
         for job in rows.jobs():
-            load = LoadCheck(_plan(keys, job), rows.sealer)
+            load = LoadCheck("bench", _tier_job(keys, job), rows.sealer)
             integrity.begin(load)
             arrived: Callable[[Sequence[int]], None] = partial(integrity.verify_early, load)
             buffers = [rows.view(index) for index in job]
-            loads[driver.start_load(load.plan.keys, buffers, arrived=arrived)] = load
+            loads[driver.start_load(load.job.keys, buffers, arrived=arrived)] = load
         count = len(loads)
         while loads:
             result = driver.wait_any(loads)
@@ -241,10 +241,9 @@ class _Unchanged:
         return version
 
 
-def _plan(keys: Sequence[OffloadKey], job: range) -> JobPlan:
-    return JobPlan(
+def _tier_job(keys: Sequence[OffloadKey], job: range) -> TierJob:
+    return TierJob(
         id=job.start,
-        tier="bench",
         request=RequestInfo(request_id="bench"),
         keys=tuple(keys[index] for index in job),
         rows=tuple(job),

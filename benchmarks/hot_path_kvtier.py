@@ -10,7 +10,7 @@ from time import thread_time_ns
 
 from hot_path_keys import Keys, copies
 
-from kvtier_core.coordinator import Action, Coordinator, Finished, PoolLimits, StoreToTiers, TierSpec
+from kvtier_core.coordinator import Action, Coordinator, Finished, PoolLimits, SealRows, SubmitJob, TierSpec
 from kvtier_core.keys import OffloadKey
 from kvtier_core.manager.blocking.presence import PresenceSet
 from kvtier_core.policies import make_policy
@@ -151,17 +151,13 @@ class Pool:
         took = thread_time_ns() - began
         while not queue.empty():
             action = queue.get()
-            if isinstance(action, StoreToTiers):
-                self._carry_out(action)
+            if isinstance(action, SealRows):
+                self.coordinator.on_sealed(action.job.id)
+            elif isinstance(action, SubmitJob):
+                self.coordinator.on_finished(Finished(action.tier, JobResult(job_id=action.job.id)), NOW)
         self.coordinator.request_finished(request)
         self.actions()
         return took
-
-    def _carry_out(self, action: StoreToTiers) -> None:
-        if action.seal is not None:
-            self.coordinator.on_sealed(action.seal.id)
-        for job in action.jobs:
-            self.coordinator.on_finished(Finished(job.tier, JobResult(job_id=job.id)), NOW)
 
 
 class IdleSteps:

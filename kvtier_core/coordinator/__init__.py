@@ -2,11 +2,9 @@
 
 from kvtier_core.coordinator.actions import (
     Action,
-    AskTier,
     CancelJobs,
-    JobPlan,
-    LoadFromTier,
-    StoreToTiers,
+    SealRows,
+    SubmitJob,
     TellNewRequest,
     TellRequestFinished,
     TellStepEnd,
@@ -15,6 +13,7 @@ from kvtier_core.coordinator.actions import (
 from kvtier_core.coordinator.break_even import RecomputeCost
 from kvtier_core.coordinator.coordinator import Coordinator
 from kvtier_core.coordinator.endpoints import GroupShape
+from kvtier_core.coordinator.jobs import JobKind
 from kvtier_core.coordinator.results import Finished
 from kvtier_core.coordinator.state import EndPoint, Lookup, PoolLimits, PreparedTransfer
 from kvtier_core.coordinator.stats import Counters, TierCounters
@@ -22,20 +21,19 @@ from kvtier_core.coordinator.tier_state import TierSpec
 
 __all__ = [
     "Action",
-    "AskTier",
     "CancelJobs",
     "Coordinator",
     "Counters",
     "EndPoint",
     "Finished",
     "GroupShape",
-    "JobPlan",
-    "LoadFromTier",
+    "JobKind",
     "Lookup",
     "PoolLimits",
     "PreparedTransfer",
     "RecomputeCost",
-    "StoreToTiers",
+    "SealRows",
+    "SubmitJob",
     "TellNewRequest",
     "TellRequestFinished",
     "TellStepEnd",

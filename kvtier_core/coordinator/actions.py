@@ -10,47 +10,26 @@ used again.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from kvtier_core.coordinator.jobs import JobKind
 from kvtier_core.keys import OffloadKey
-from kvtier_core.values import RequestInfo
+from kvtier_core.values import RequestInfo, TierJob
 
 
 @dataclass(frozen=True, slots=True)
-class JobPlan:
-    """A job without its buffers; ``rows`` is empty for a lookup, ``tier`` for sealing."""
+class SealRows:
+    """Write the proofs into the rows of *job* and report that. Later stores leave after it."""
 
-    id: int
+    job: TierJob
+
+
+@dataclass(frozen=True, slots=True)
+class SubmitJob:
+    """Hand a job to a tier. A store leaves after every ``SealRows`` before it; a load's rows are checked at its end."""
+
     tier: str
-    request: RequestInfo
-    keys: Sequence[OffloadKey]
-    rows: Sequence[int]
-    deadline: float
-    is_prefix: bool = False
-    """Of a lookup: behind the first key that the tier lacks no answer is needed."""
-
-
-@dataclass(frozen=True, slots=True)
-class AskTier:
-    """Hand a lookup job to the tier."""
-
-    job: JobPlan
-
-
-@dataclass(frozen=True, slots=True)
-class LoadFromTier:
-    """Hand a load job to the tier; its rows are checked before the result comes back."""
-
-    job: JobPlan
-
-
-@dataclass(frozen=True, slots=True)
-class StoreToTiers:
-    """Seal the rows of *seal* and report that, then hand each store job to its tier.
-
-    ``seal`` is ``None`` when every row has its proof, or gets it from an earlier action.
-    """
-
-    seal: JobPlan | None
-    jobs: Sequence[JobPlan]
+    kind: JobKind
+    job: TierJob
+    """Without buffers: the tier's port fills them in."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,13 +74,4 @@ class TellTouched:
     chain: int
 
 
-Action = (
-    AskTier
-    | LoadFromTier
-    | StoreToTiers
-    | TellNewRequest
-    | TellRequestFinished
-    | CancelJobs
-    | TellStepEnd
-    | TellTouched
-)
+Action = SealRows | SubmitJob | TellNewRequest | TellRequestFinished | CancelJobs | TellStepEnd | TellTouched

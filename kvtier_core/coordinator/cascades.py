@@ -13,8 +13,7 @@ from itertools import chain
 from kvtier_core.coordinator import leases
 from kvtier_core.coordinator.actions import (
     CancelJobs,
-    JobPlan,
-    StoreToTiers,
+    SealRows,
     TellNewRequest,
     TellRequestFinished,
 )
@@ -170,13 +169,10 @@ class Cascades:
             block.cascades = len(tiers)
             block.is_sealed = True
         state.cascade_rows += len(blocks)
-        plans: list[JobPlan] = []
+        self._seal(request, stored.keys, blocks, stored.rows)
         for tier in tiers:
             tier.cascade_rows += len(blocks)
-            plans.append(self._start_store(request, tier, stored.keys, blocks, now, stored.rows))
-        seal = state.start_job(JobKind.SEAL, request, stored.keys, blocks, math.inf)
-        seal.rows = stored.rows
-        state.outbox.append(StoreToTiers(state.plan(seal), plans))
+            self._submit_store(request, tier, stored.keys, blocks, now, stored.rows)
 
     def _cascade(
         self, request: RequestState, wanted: Iterable[tuple[TierState, Sequence[Block]]], now: float
@@ -196,15 +192,17 @@ class Cascades:
 
     def store(self, request: RequestState, chosen: Mapping[str, Sequence[Block]], now: float) -> None:
         """Hand each tier of *chosen* its blocks, which have been pinned for it, as one job."""
-        state = self._state
-        plans = [
-            self._start_store(request, state.tiers[name], [block.key for block in blocks], blocks, now)
-            for name, blocks in chosen.items()
-        ]
         unsealed = [b for b in dict.fromkeys(chain.from_iterable(chosen.values())) if not b.is_sealed]
-        state.outbox.append(StoreToTiers(self._plan_sealing(request, unsealed) if unsealed else None, plans))
+        if unsealed:
+            # Sealing writes into the rows: it holds pins of its own until it is over, whatever the stores' deadlines.
+            self._state.ledger.pin(unsealed)
+            for block in unsealed:
+                block.is_sealed = True
+            self._seal(request, [block.key for block in unsealed], unsealed)
+        for name, blocks in chosen.items():
+            self._submit_store(request, self._state.tiers[name], [block.key for block in blocks], blocks, now)
 
-    def _start_store(
+    def _submit_store(
         self,
         request: RequestState,
         tier: TierState,
@@ -212,21 +210,25 @@ class Cascades:
         blocks: Sequence[Block],
         now: float,
         rows: Sequence[int] = (),
-    ) -> JobPlan:
+    ) -> None:
         deadline = now + tier.limits.store_timeout
         job = self._state.start_job(JobKind.TIER_STORE, request, keys, blocks, deadline, tier.name)
         job.rows = rows
         request.cascaded.append((tier.name, job.keys))
         tier.store_breaker.submitted()
-        return self._state.plan(job)
+        self._state.submit(job)
 
-    def _plan_sealing(self, request: RequestState, blocks: Sequence[Block]) -> JobPlan:
-        """Sealing writes into the rows: it holds pins of its own until it is over, whatever the stores' deadlines."""
-        self._state.ledger.pin(blocks)
-        for block in blocks:
-            block.is_sealed = True
-        keys = [block.key for block in blocks]
-        return self._state.plan(self._state.start_job(JobKind.SEAL, request, keys, blocks, math.inf))
+    def _seal(
+        self,
+        request: RequestState,
+        keys: Sequence[OffloadKey],
+        blocks: Sequence[Block],
+        rows: Sequence[int] = (),
+    ) -> None:
+        """Have the proofs of *blocks*, each pinned for it, written before their stores leave."""
+        job = self._state.start_job(JobKind.SEAL, request, keys, blocks, math.inf)
+        job.rows = rows
+        self._state.outbox.append(SealRows(self._state.tier_job(job)))
 
     def finish_sealing(self, job: Job) -> None:
         """The rows of *job* have their proofs."""

@@ -267,7 +267,7 @@ class Coordinator:
     # -- results
 
     def on_sealed(self, job_id: int) -> None:
-        """The rows of a ``StoreToTiers`` have their proofs."""
+        """The rows of a ``SealRows`` have their proofs."""
         job = self._state.end_job(job_id)
         assert job.kind is JobKind.SEAL, job
         self._cascades.finish_sealing(job)

@@ -6,7 +6,7 @@ until the tier answers: the tier may still write them (quarantine).
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
-from kvtier_core.coordinator.actions import CancelJobs, LoadFromTier
+from kvtier_core.coordinator.actions import CancelJobs
 from kvtier_core.coordinator.jobs import Job, JobKind
 from kvtier_core.coordinator.state import RequestState, State
 from kvtier_core.keys import OffloadKey
@@ -32,7 +32,7 @@ class Promotions:
                 )
                 request.promoting += 1
                 tier.load_breaker.submitted()
-                state.outbox.append(LoadFromTier(state.plan(job)))
+                state.submit(job)
             request.planned.clear()
         state.planning.clear()
         state.sharing.clear()

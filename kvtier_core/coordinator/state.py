@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from kvtier_core.coordinator.actions import Action, JobPlan, TellRequestFinished
+from kvtier_core.coordinator.actions import Action, SubmitJob, TellRequestFinished
 from kvtier_core.coordinator.admission import Admission
 from kvtier_core.coordinator.jobs import Job, JobKind, JobTable
 from kvtier_core.coordinator.key_memory import KeyMemory
@@ -18,7 +18,7 @@ from kvtier_core.coordinator.tier_state import TierSpec, TierState
 from kvtier_core.errors import UnknownRequestError
 from kvtier_core.keys import OffloadKey
 from kvtier_core.ledger import ARRIVING, Block, Ledger
-from kvtier_core.values import LookupState, MissReason, RequestInfo
+from kvtier_core.values import LookupState, MissReason, RequestInfo, TierJob
 
 _HIT, _MISS = LookupState.HIT, LookupState.MISS
 _TIER_LOAD = JobKind.TIER_LOAD
@@ -303,11 +303,21 @@ class State:
                 if key in self.unsure:
                     self.forget_answers(dict(self.unsure[key]))
 
+    def submit(self, job: Job) -> None:
+        """Hand *job* to its tier."""
+        self.outbox.append(SubmitJob(job.tier, job.kind, self.tier_job(job)))
+
     @staticmethod
-    def plan(job: Job) -> JobPlan:
+    def tier_job(job: Job) -> TierJob:
         """The part of *job* that its tier sees."""
-        rows = job.rows or tuple([block.row for block in job.blocks])
-        return JobPlan(job.id, job.tier, job.request.info, job.keys, rows, job.deadline, job.is_prefix)
+        return TierJob(
+            id=job.id,
+            request=job.request.info,
+            keys=job.keys,
+            rows=job.rows or tuple([block.row for block in job.blocks]),
+            deadline=job.deadline,
+            is_prefix=job.is_prefix,
+        )
 
     def take_overdue(self, now: float) -> list[Job]:
         """Give up and return the jobs whose deadline has passed."""

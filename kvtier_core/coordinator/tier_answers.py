@@ -7,7 +7,6 @@ not be waited for any longer. Decides nothing about rows.
 from collections.abc import Collection, Iterable, Sequence
 from typing import cast
 
-from kvtier_core.coordinator.actions import AskTier
 from kvtier_core.coordinator.group_lookup import Verdict
 from kvtier_core.coordinator.jobs import JobKind
 from kvtier_core.coordinator.presence import Answer
@@ -133,7 +132,7 @@ class TierAnswers:
         )
         tier.presence.ask(job.keys, job.id)
         tier.lookup_breaker.submitted()
-        self._state.outbox.append(AskTier(self._state.plan(job)))
+        self._state.submit(job)
 
     @staticmethod
     def _without_lost(

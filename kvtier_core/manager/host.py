@@ -16,7 +16,7 @@ from typing import Any
 
 import pluggy
 
-from kvtier_core.coordinator import Finished, JobPlan
+from kvtier_core.coordinator import Finished, JobKind
 from kvtier_core.hookspecs import PROJECT, TierHookSpecs
 from kvtier_core.keys import OffloadKey
 from kvtier_core.manager.answers import job_id_of, plain_events, plain_result, read_results
@@ -31,6 +31,7 @@ from kvtier_core.tier_settings import TierLimits
 from kvtier_core.transfer.pool import Pool
 from kvtier_core.values import JobResult, OffloadPolicy, PoolView, RequestInfo, TierJob
 
+_HOOKS = {JobKind.LOOKUP: "lookup", JobKind.TIER_LOAD: "submit_load", JobKind.TIER_STORE: "submit_store"}
 _NUMBERED = re.compile(r"\w*\d\w*")
 _FIRST_POLL_S = 0.001
 _LAST_POLL_S = 0.05
@@ -44,7 +45,7 @@ class _Running:
     """A job that the tier has accepted and not answered; *load* is there for loads."""
 
     hook: str
-    plan: JobPlan
+    job: TierJob
     load: LoadCheck | None
 
 
@@ -114,21 +115,12 @@ class TierHost:
         """A result may be ready: look now."""
         self._inbox.wake()
 
-    def ask(self, plan: JobPlan) -> None:
-        """Hand a lookup job to the tier."""
-        self._put_job("lookup", plan, None)
-
-    def load(self, plan: JobPlan, sealer: Sealer) -> None:
-        """Hand a load job to the tier; its rows are checked with *sealer* before the result is reported."""
-        self._put_job("submit_load", plan, LoadCheck(plan, sealer))
-
-    def store(self, plan: JobPlan) -> None:
-        """Hand a store job to the tier."""
-        self._put_job("submit_store", plan, None)
-
-    def _put_job(self, hook: str, plan: JobPlan, load: LoadCheck | None) -> None:
-        if not self._inbox.put_job(plan.request, partial(self._submit, hook, plan, load)):
-            self._report(_not_begun(hook, plan, "the tier is too far behind to hear of this request"))
+    def submit(self, kind: JobKind, job: TierJob, sealer: Sealer) -> None:
+        """Hand a job to the tier; the rows of a load are checked with *sealer* before the result is reported."""
+        load = LoadCheck(self.identity.name, job, sealer) if kind is JobKind.TIER_LOAD else None
+        hook = _HOOKS[kind]
+        if not self._inbox.put_job(job.request, partial(self._submit, hook, job, load)):
+            self._report(_not_begun(hook, job, "the tier is too far behind to hear of this request"))
 
     def begin_request(self, request: RequestInfo) -> None:
         """Tell the tier that a request began, before any job of it."""
@@ -193,7 +185,7 @@ class TierHost:
         until_retry = None if self._opening.due is None else max(0.0, self._opening.due - now)
         if not self._running and not self._overdue:
             return until_retry
-        for job_id in [i for i, running in self._running.items() if running.plan.deadline <= now]:
+        for job_id in [i for i, running in self._running.items() if running.job.deadline <= now]:
             self._overdue[job_id] = self._running.pop(job_id)
         if not self._running:
             return _OVERDUE_POLL_S if until_retry is None else min(until_retry, _OVERDUE_POLL_S)
@@ -231,27 +223,22 @@ class TierHost:
                 )
             )
 
-    def _submit(self, hook: str, plan: JobPlan, load: LoadCheck | None) -> None:
-        if plan.deadline <= self._clock():
-            if hook == "submit_store" and plan.request.request_id in self._refused:
-                self._refused[plan.request.request_id].extend(plan.keys)
-            self._report(_not_begun(hook, plan, "its deadline passed before the tier's turn came"))
+    def _submit(self, hook: str, job: TierJob, load: LoadCheck | None) -> None:
+        if job.deadline <= self._clock():
+            if hook == "submit_store" and job.request.request_id in self._refused:
+                self._refused[job.request.request_id].extend(job.keys)
+            self._report(_not_begun(hook, job, "its deadline passed before the tier's turn came"))
             return
         if load is not None:
             self._integrity.begin(load)
-        rows = (self._pool.row(row) for row in plan.rows)
+        rows = (self._pool.row(row) for row in job.rows)
         buffers = tuple(row.toreadonly() if hook == "submit_store" else row for row in rows)
-        job = TierJob(
-            id=plan.id,
-            request=plan.request,
-            keys=plan.keys,
-            rows=plan.rows,
+        job = replace(
+            job,
             buffers=buffers,
-            deadline=plan.deadline,
-            is_prefix=plan.is_prefix,
             arrived=None if load is None else partial(self._integrity.verify_early, load),
         )
-        self._running[job.id] = _Running(hook, plan, load)
+        self._running[job.id] = _Running(hook, job, load)
         answer = self._call(hook, job=job)
         if isinstance(answer, HookFault):
             self._end_job(self._running.pop(job.id), JobResult(job_id=job.id, error=answer.text))
@@ -279,10 +266,10 @@ class TierHost:
             text = f"{text_of(result)} fits no job that this tier has under way"
             self._guard.report("get_finished_jobs", "foreign", text)
             return False
-        plain = self._guard.call(running.hook, plain_result, result=result, job_id=running.plan.id)
+        plain = self._guard.call(running.hook, plain_result, result=result, job_id=running.job.id)
         if isinstance(plain, HookFault):
             self._emit(Fault(self.identity.name, of_job=True))
-            plain = JobResult(job_id=running.plan.id, error="the tier's result was malformed")
+            plain = JobResult(job_id=running.job.id, error="the tier's result was malformed")
         elif plain.error is not None:
             # Counts and names of blocks differ each time; what went wrong is the same.
             kind = _NUMBERED.sub("#", plain.error)
@@ -373,8 +360,8 @@ class TierHost:
         return isinstance(left, HookFault) or bool(left)
 
 
-def _not_begun(hook: str, plan: JobPlan, error: str) -> JobResult:
+def _not_begun(hook: str, job: TierJob, error: str) -> JobResult:
     """The result of a job that the tier never heard of. A lookup tells nothing then, and is no fault."""
     if hook == "lookup":
-        return JobResult(job_id=plan.id, present=(None,) * len(plan.keys))
-    return JobResult(job_id=plan.id, error=error)
+        return JobResult(job_id=job.id, present=(None,) * len(job.keys))
+    return JobResult(job_id=job.id, error=error)

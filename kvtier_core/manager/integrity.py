@@ -12,12 +12,12 @@ from functools import partial
 from itertools import islice
 from queue import SimpleQueue
 
-from kvtier_core.coordinator import Finished, JobPlan
+from kvtier_core.coordinator import Finished
 from kvtier_core.keys import OffloadKey, get_offload_group_idx
 from kvtier_core.manager.events import Sealed
 from kvtier_core.proof import PROOF_BYTES, Sealer
 from kvtier_core.transfer.pool import Pool
-from kvtier_core.values import JobResult
+from kvtier_core.values import JobResult, TierJob
 
 _NO_PROOF = bytes(PROOF_BYTES)
 
@@ -59,8 +59,9 @@ class LoadCheck:
     From any thread. After ``end``, and all ``checked`` that it was behind, it changes no more.
     """
 
-    def __init__(self, plan: JobPlan, sealer: Sealer) -> None:
-        self.plan = plan
+    def __init__(self, tier: str, job: TierJob, sealer: Sealer) -> None:
+        self.tier = tier
+        self.job = job
         self.sealer = sealer
         self.result: JobResult | None = None
         self._lock = threading.Lock()  # guards result and the four below
@@ -104,7 +105,7 @@ class LoadCheck:
     def arrived(self) -> list[OffloadKey]:
         """The keys that are in their rows, whole, as far as was checked by now."""
         with self._lock:
-            return [self.plan.keys[position] for position in self._right - self._doubtful]
+            return [self.job.keys[position] for position in self._right - self._doubtful]
 
     def is_proven(self, position: int) -> bool:
         """Whether the block needs no further look, once nothing changes any more."""
@@ -135,9 +136,9 @@ class Integrity:
         self._sealing = WorkThreads("kvtier-seal", log)
         self._checking = WorkThreads("kvtier-check", log, check_threads)
 
-    def seal(self, sealer: Sealer, plan: JobPlan) -> None:
-        """Give each row of *plan* its proof, after everything posted before, and report it as ``Sealed``."""
-        self._sealing.post(partial(self._seal, sealer, plan))
+    def seal(self, sealer: Sealer, job: TierJob) -> None:
+        """Give each row of *job* its proof, after everything posted before, and report it as ``Sealed``."""
+        self._sealing.post(partial(self._seal, sealer, job))
 
     def after_sealing(self, work: Callable[[], None]) -> None:
         """Run *work*, which must not wait, after everything posted before."""
@@ -149,10 +150,10 @@ class Integrity:
         A row may hold the very block that is to be loaded, from an earlier time: a tier that says that it has arrived
         and writes it only then would be believed, whatever it writes.
         """
-        for row in load.plan.rows:
+        for row in load.job.rows:
             self._pool.row(row)[-PROOF_BYTES:] = _NO_PROOF
         with self._lock:
-            self._loads[load.plan.id] = load
+            self._loads[load.job.id] = load
 
     def arrived(self, job_id: int) -> Sequence[OffloadKey]:
         """The keys of a load that are in their rows by now, whole and checked, though its tier may not be done."""
@@ -171,7 +172,7 @@ class Integrity:
         Each row is looked at once, however often it is named, so that no tier can hold up the checks of others. Raises
         ``TypeError`` or ``ValueError`` for what are no positions of it.
         """
-        known = range(len(load.plan.keys))
+        known = range(len(load.job.keys))
         early = tuple(islice(positions, len(known) + 1))
         if len(early) > len(known):
             raise ValueError(f"more positions than the job has blocks ({len(known)})")
@@ -188,10 +189,10 @@ class Integrity:
     def _payload(self, key: OffloadKey) -> int:
         return self._payload_bytes[get_offload_group_idx(key)]
 
-    def _seal(self, sealer: Sealer, plan: JobPlan) -> None:
-        for key, row in zip(plan.keys, plan.rows, strict=True):
+    def _seal(self, sealer: Sealer, job: TierJob) -> None:
+        for key, row in zip(job.keys, job.rows, strict=True):
             sealer.seal(key, self._pool.row(row), self._payload(key))
-        self._emit(Sealed(plan.id))
+        self._emit(Sealed(job.id))
 
     def _check_early(self, load: LoadCheck, positions: Sequence[int]) -> None:
         right: list[int] = []
@@ -203,29 +204,29 @@ class Integrity:
 
     def _is_right(self, load: LoadCheck, position: int) -> bool:
         # The rows are asked of the pool anew: the job's own buffers have been in the tier's hands.
-        key, row = load.plan.keys[position], load.plan.rows[position]
+        key, row = load.job.keys[position], load.job.rows[position]
         return load.sealer.check(key, self._pool.row(row), self._payload(key))
 
     def _check(self, load: LoadCheck) -> None:
-        plan, result = load.plan, load.result
+        job, result = load.job, load.result
         assert result is not None, "a load was checked before its end"
         not_loaded = {*result.missing, *result.failed}
         if result.error is not None and not not_loaded:
-            not_loaded = set(plan.keys)
+            not_loaded = set(job.keys)
         corrupt = [
             key
-            for position, key in enumerate(plan.keys)
+            for position, key in enumerate(job.keys)
             if key not in not_loaded and not load.is_proven(position) and not self._is_right(load, position)
         ]
         if corrupt:
             self._log.warning(
                 "tier %r returned %d of %d blocks with wrong bytes (first key %s): they are recomputed",
-                plan.tier,
+                load.tier,
                 len(corrupt),
-                len(plan.keys),
+                len(job.keys),
                 corrupt[0].hex()[:16],
             )
-            self._discard(plan.tier, corrupt)
+            self._discard(load.tier, corrupt)
         with self._lock:
-            del self._loads[plan.id]
-        self._emit(Finished(plan.tier, result, corrupt))
+            del self._loads[job.id]
+        self._emit(Finished(load.tier, result, corrupt))

@@ -11,11 +11,10 @@ from typing import assert_never
 
 from kvtier_core.coordinator import (
     Action,
-    AskTier,
     CancelJobs,
-    JobPlan,
-    LoadFromTier,
-    StoreToTiers,
+    JobKind,
+    SealRows,
+    SubmitJob,
     TellNewRequest,
     TellRequestFinished,
     TellStepEnd,
@@ -180,12 +179,14 @@ class Tiers:
     def do(self, action: Action) -> None:
         """Carry out what the coordinator wants done."""
         match action:
-            case AskTier(job):
-                self.hosts[job.tier].ask(job)
-            case LoadFromTier(job):
-                self.hosts[job.tier].load(job, self._sealer)
-            case StoreToTiers(seal, jobs):
-                self._store(seal, jobs)
+            case SubmitJob(tier, kind, job):
+                submit = partial(self.hosts[tier].submit, kind, job, self._sealer)
+                if kind is JobKind.TIER_STORE:
+                    self._integrity.after_sealing(submit)
+                else:
+                    submit()
+            case SealRows(job):
+                self._integrity.seal(self._sealer, job)
             case TellNewRequest(tier, request):
                 self.hosts[tier].begin_request(request)
             case TellRequestFinished(tier, request, not_stored):
@@ -198,9 +199,3 @@ class Tiers:
                 self.hosts[tier].touch(keys, chain)
             case _:
                 assert_never(action)
-
-    def _store(self, seal: JobPlan | None, jobs: Sequence[JobPlan]) -> None:
-        if seal is not None:
-            self._integrity.seal(self._sealer, seal)
-        for job in jobs:
-            self._integrity.after_sealing(partial(self.hosts[job.tier].store, job))

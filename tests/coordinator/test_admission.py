@@ -148,7 +148,7 @@ def test_c15_blocks_that_a_tier_must_have_bypass_the_threshold():
 
 def stores(world: World, tier: str) -> list[list]:
     """The keys of each store job that a tier has not answered."""
-    return [list(world.running[job].plan.keys) for job in world.jobs(JobHook.STORE, tier)]
+    return [list(world.running[job].job.keys) for job in world.jobs(JobHook.STORE, tier)]
 
 
 def test_c15_a_tier_has_a_threshold_of_its_own():

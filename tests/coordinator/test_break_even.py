@@ -199,7 +199,7 @@ def test_c35_a_slower_tier_is_passed_over_for_a_faster_one_behind_it():
     world.reset(tiers=False)
     assert ask(world, "r", "ab") == ([PENDING, PENDING], None)
     world.end_step()
-    assert [world.running[job].plan.tier for job in world.jobs(JobHook.LOAD)] == ["fast"]
+    assert [world.running[job].tier for job in world.jobs(JobHook.LOAD)] == ["fast"]
 
 
 def test_c35_k6_o3_a_request_does_not_wait_for_ever_for_a_tier_behind_one_that_is_passed_over():

@@ -32,8 +32,8 @@ def test_c20_a_device_store_goes_to_every_tier_as_one_job():
     world = World(4, ["x", "y"])
     world.new_request("r")
     store(world, "r", "abc")
-    assert [world.running[j].plan.tier for j in world.jobs(JobHook.STORE)] == ["x", "y"]
-    assert all(list(world.running[j].plan.keys) == make_keys("abc") for j in world.jobs(JobHook.STORE))
+    assert [world.running[j].tier for j in world.jobs(JobHook.STORE)] == ["x", "y"]
+    assert all(list(world.running[j].job.keys) == make_keys("abc") for j in world.jobs(JobHook.STORE))
 
 
 @pytest.mark.parametrize("answer", [Answer.OK, Answer.FAILED, Answer.ERROR, Answer.UNASKED_KEYS, None])
@@ -81,7 +81,7 @@ def test_c20_what_a_tier_already_holds_is_not_given_to_it_again():
     world.put("w", make_keys("a"))
     world.reset(tiers=False)
     store(world, "r", "ab")
-    assert [list(world.running[j].plan.keys) for j in world.jobs(JobHook.STORE)] == [make_keys("b")]
+    assert [list(world.running[j].job.keys) for j in world.jobs(JobHook.STORE)] == [make_keys("b")]
 
 
 def test_c20_a_request_that_found_its_prefix_nowhere_gives_all_it_computes_without_looking_for_it():
@@ -91,7 +91,7 @@ def test_c20_a_request_that_found_its_prefix_nowhere_gives_all_it_computes_witho
     world.reset(tiers=False)
     assert world.lookup("r", make_keys("ab")).reason is MissReason.NOT_STORED
     store(world, "r", "ab")
-    assert [list(world.running[j].plan.keys) for j in world.jobs(JobHook.STORE)] == [make_keys("ab")]
+    assert [list(world.running[j].job.keys) for j in world.jobs(JobHook.STORE)] == [make_keys("ab")]
 
 
 def test_c20_the_usual_cascade_holds_each_block_for_its_sealing_and_for_every_tier():
@@ -113,7 +113,7 @@ def test_c27_a_request_is_stored_only_in_the_tiers_it_may():
     world = World(4, ["x", "y"])
     world.new_request("r", store_tiers=["y"])
     store(world, "r", "a")
-    assert [world.running[j].plan.tier for j in world.jobs(JobHook.STORE)] == ["y"]
+    assert [world.running[j].tier for j in world.jobs(JobHook.STORE)] == ["y"]
 
 
 # -- order
@@ -226,7 +226,7 @@ def test_c28_rows_pinned_for_one_tier_are_limited():
     world = World(8, [TierScript.limited("x", max_cascade=0.25), "y"])
     world.new_request("r")
     store(world, "r", "abc")
-    assert [len(world.running[j].plan.keys) for j in world.jobs(JobHook.STORE)] == [2, 3]
+    assert [len(world.running[j].job.keys) for j in world.jobs(JobHook.STORE)] == [2, 3]
     assert (dropped(world, "x"), dropped(world, "y")) == (1, 0)
     world.answer_all(JobHook.STORE, "x")
     store(world, "r", "d")
@@ -237,7 +237,7 @@ def test_c28_rows_pinned_for_all_tiers_are_limited_and_a_row_counts_once():
     world = World(8, ["x", "y"], limits=generous_limits(8, max_cascade_rows=3))
     world.new_request("r")
     store(world, "r", "abcd")
-    assert [len(world.running[j].plan.keys) for j in world.jobs(JobHook.STORE)] == [3, 3]
+    assert [len(world.running[j].job.keys) for j in world.jobs(JobHook.STORE)] == [3, 3]
     assert world.coordinator.state.cascade_rows == 3
     world.answer_all(JobHook.STORE, "x")
     assert world.coordinator.state.cascade_rows == 3

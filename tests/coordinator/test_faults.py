@@ -122,8 +122,8 @@ def test_c30_what_a_tier_is_given_it_cannot_change():
     start_load(world, "r", "ab")
     world.put("w", make_keys("x"), cascade=False)
     for running in world.running.values():
-        assert isinstance(running.plan.keys, tuple)
-        assert isinstance(running.plan.rows, tuple)
+        assert isinstance(running.job.keys, tuple)
+        assert isinstance(running.job.rows, tuple)
 
 
 def test_c30_a_fault_of_one_tier_leaves_the_other_alone():

@@ -150,7 +150,7 @@ def test_c21_one_call_asks_each_tier_once_about_each_group():
     asked = [(call.tier, call.keys) for call in world.hooks.calls if call.hook == "lookup"]
     full, window = (tuple(make_keys(PROMPT, group)) for group in (0, 1))
     assert asked == [("x", full), ("y", full), ("x", window), ("y", window)]
-    prefixes = [world.running[job].plan.is_prefix for job in world.jobs(JobHook.LOOKUP)]
+    prefixes = [world.running[job].job.is_prefix for job in world.jobs(JobHook.LOOKUP)]
     assert prefixes == [True, True, False, False]
 
 

@@ -480,7 +480,7 @@ def test_c23_a_load_past_its_deadline_is_a_miss_and_its_key_may_be_stored_elsewh
     world.answer_all(JobHook.LOOKUP)
     world.lookup("r", make_keys("a"))
     world.end_step()
-    old_row = world.running[world.jobs(JobHook.LOAD)[0]].plan.rows[0]
+    old_row = world.running[world.jobs(JobHook.LOAD)[0]].job.rows[0]
     world.advance(30.0)
     found = world.lookup("r", make_keys("a"))
     assert (list(found.states), found.reason) == ([MISS], MissReason.TIER_SLOW)

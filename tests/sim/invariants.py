@@ -59,7 +59,7 @@ def check_rows_in_use(running: Iterable[RunningJob], transfers: Iterable[DeviceT
             _claim(written, [row for key, row in job.rows_by_key() if key not in job.arrived], job)
             read.update(row for key, row in job.rows_by_key() if key in job.arrived)
         elif job.hook is JobHook.STORE and not job.is_cancelled:
-            read.update(job.plan.rows)
+            read.update(job.job.rows)
     for transfer in transfers:
         if transfer.is_store:
             _claim(written, transfer.prepared.rows, transfer)

@@ -100,21 +100,21 @@ class Watcher:
     def _others_load(self, request_id: str, keys: Sequence[OffloadKey]) -> bool:
         return any(
             running.hook is JobHook.LOAD
-            and running.plan.request.request_id != request_id
+            and running.job.request.request_id != request_id
             and not running.is_cancelled
-            and not set(keys).isdisjoint(running.plan.keys)
+            and not set(keys).isdisjoint(running.job.keys)
             for running in self._world.running.values()
         )
 
     def before_answer(self, job: RunningJob) -> None:
         """A tier is about to answer *job*."""
         self.note("a late result freed its rows", job.hook is JobHook.LOAD and job.is_cancelled)
-        for key, row in zip(job.plan.keys, job.plan.rows, strict=False):
+        for key, row in zip(job.job.keys, job.job.rows, strict=False):
             name = Payload(key, job.epoch)
             if job.hook is JobHook.STORE:
                 self.note("a cascade was read too late", self._world.rows[row].payload != name)
                 continue
-            content = self._world.tiers[job.plan.tier].contents.get(key)
+            content = self._world.tiers[job.tier].contents.get(key)
             if content is not None and not content.proves(name) and not isinstance(content.payload, Junk):
                 other = "epoch" if content.payload.key == key else "key"
                 self.note(f"a whole block of another {other} was caught")

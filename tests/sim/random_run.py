@@ -282,21 +282,21 @@ class Simulation:
     # -- the tiers
 
     def _answer(self) -> bool:
-        running = [r for r in self.world.running.values() if self._moods[r.plan.tier] != "silent"]
+        running = [r for r in self.world.running.values() if self._moods[r.tier] != "silent"]
         if not running:
             return False
         job = self.random.choice(running)
         answers = LOOKUP_ANSWERS if job.hook is JobHook.LOOKUP else MOVE_ANSWERS
-        honest = 0.97 if self._moods[job.plan.tier] == "good" else 0.3
+        honest = 0.97 if self._moods[job.tier] == "good" else 0.3
         answer = Answer.OK if self.random.random() < honest else self.random.choice(answers)
-        chosen = [key for key in job.plan.keys if self.random.random() < 0.5]
+        chosen = [key for key in job.job.keys if self.random.random() < 0.5]
         self.watcher.before_answer(job)
         loaded = self._loaded(job)
-        self.world.answer(job.plan.id, answer, chosen)
-        self._last_answered = job.plan.id
-        if job.hook is JobHook.LOAD and 0 < self._loaded(job) - loaded < len(job.plan.keys):
+        self.world.answer(job.job.id, answer, chosen)
+        self._last_answered = job.job.id
+        if job.hook is JobHook.LOAD and 0 < self._loaded(job) - loaded < len(job.job.keys):
             self.watcher.note("a load brought only a part")
-        is_part = answer is Answer.MISSING and 0 < len(chosen) < len(job.plan.keys)
+        is_part = answer is Answer.MISSING and 0 < len(chosen) < len(job.job.keys)
         self.watcher.note("a lookup was answered in part", job.hook is JobHook.LOOKUP and is_part)
         return True
 
@@ -306,11 +306,11 @@ class Simulation:
         if not loads:
             return False
         job = self.world.running[self.random.choice(loads)]
-        self.world.arrive(job.plan.id, [key for key in job.plan.keys if self.random.random() < 0.5])
+        self.world.arrive(job.job.id, [key for key in job.job.keys if self.random.random() < 0.5])
         return True
 
     def _loaded(self, job: RunningJob) -> int:
-        return self.world.coordinator.counters.tiers[job.plan.tier].loaded
+        return self.world.coordinator.counters.tiers[job.tier].loaded
 
     def _pass_time(self) -> bool:
         state = self.world.coordinator.state
@@ -335,9 +335,9 @@ class Simulation:
             case "twice" if self._last_answered is not None:
                 self.watcher.note("a result came twice")
                 self.world.answer_again(self._last_answered)
-            case "foreign" if any(job.plan.tier != name for job in running.values()):
+            case "foreign" if any(job.tier != name for job in running.values()):
                 self.watcher.note("a result came from another tier")
-                job_id = self.random.choice([i for i, job in running.items() if job.plan.tier != name])
+                job_id = self.random.choice([i for i, job in running.items() if job.tier != name])
                 self.world.report(name, JobResult(job_id=job_id, present=[True]))
             case "scribble" if loads := self.world.jobs(JobHook.LOAD):
                 job_id = self.random.choice(loads)

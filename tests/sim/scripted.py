@@ -9,10 +9,10 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Self
 
-from kvtier_core.coordinator import JobPlan, PreparedTransfer
+from kvtier_core.coordinator import PreparedTransfer
 from kvtier_core.keys import OffloadKey
 from kvtier_core.tier_settings import TierLimits
-from kvtier_core.values import JobResult, TierInfo
+from kvtier_core.values import JobResult, TierInfo, TierJob
 
 GENEROUS = TierLimits(max_cascade=1.0, max_quarantined=1.0)
 """Limits that let a tier use the whole of a tiny pool."""
@@ -125,7 +125,8 @@ class RunningJob:
     """A job that a tier has and has not answered. ``epoch`` is the cache epoch in which it was submitted."""
 
     hook: JobHook
-    plan: JobPlan
+    tier: str
+    job: TierJob
     epoch: int
     is_cancelled: bool = False
     """The core has told the tier that nobody waits for it."""
@@ -136,7 +137,7 @@ class RunningJob:
 
     def rows_by_key(self) -> Iterator[tuple[OffloadKey, int]]:
         """Each key with its row."""
-        return zip(self.plan.keys, self.plan.rows, strict=True)
+        return zip(self.job.keys, self.job.rows, strict=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,10 +197,10 @@ class ScriptedTier:
 
     def perform(self, running: RunningJob, answer: Answer, chosen: Collection[OffloadKey]) -> JobResult:
         """Do what *running* asks for in the way of *answer*, and say so. *chosen* are the keys that go wrong."""
-        plan = running.plan
+        job = running.job
         if running.hook is JobHook.LOOKUP:
-            return self._answer_lookup(plan, answer, chosen)
-        spoilt = set(plan.keys) if answer in (Answer.ERROR, Answer.LIE) else set(chosen)
+            return self._answer_lookup(job, answer, chosen)
+        spoilt = set(job.keys) if answer in (Answer.ERROR, Answer.LIE) else set(chosen)
         if answer in (Answer.OK, Answer.UNASKED_KEYS):
             spoilt = set()
         if running.hook is JobHook.STORE:
@@ -208,31 +209,31 @@ class ScriptedTier:
             absent = self._load(running, answer, spoilt)
         match answer:
             case Answer.ERROR:
-                return JobResult(job_id=plan.id, error="scripted to fail")
+                return JobResult(job_id=job.id, error="scripted to fail")
             case Answer.FAILED:
-                failed = [key for key in plan.keys if key in spoilt]
-                return JobResult(job_id=plan.id, missing=absent, failed=failed)
+                failed = [key for key in job.keys if key in spoilt]
+                return JobResult(job_id=job.id, missing=absent, failed=failed)
             case Answer.MISSING:
                 return JobResult(
-                    job_id=plan.id, missing=[key for key in plan.keys if key in {*absent, *spoilt}]
+                    job_id=job.id, missing=[key for key in job.keys if key in {*absent, *spoilt}]
                 )
             case Answer.UNASKED_KEYS:
-                return JobResult(job_id=plan.id, missing=[*absent, _NOT_ASKED_FOR])
+                return JobResult(job_id=job.id, missing=[*absent, _NOT_ASKED_FOR])
             case _:
-                return JobResult(job_id=plan.id, missing=absent)
+                return JobResult(job_id=job.id, missing=absent)
 
-    def _answer_lookup(self, plan: JobPlan, answer: Answer, chosen: Collection[OffloadKey]) -> JobResult:
-        truth = self.contains_many(plan.keys)
+    def _answer_lookup(self, job: TierJob, answer: Answer, chosen: Collection[OffloadKey]) -> JobResult:
+        truth = self.contains_many(job.keys)
         told: list[bool | None] = [*truth]
-        if plan.is_prefix and False in truth:
+        if job.is_prefix and False in truth:
             end = truth.index(False) + 1
             told[end:] = [None] * (len(told) - end)
         if answer in (Answer.FAILED, Answer.MISSING):
-            told = [None if key in chosen else there for key, there in zip(plan.keys, told, strict=True)]
-            failed = [key for key in plan.keys if answer is Answer.FAILED and key in chosen]
-            return JobResult(job_id=plan.id, present=told, failed=failed)
+            told = [None if key in chosen else there for key, there in zip(job.keys, told, strict=True)]
+            failed = [key for key in job.keys if answer is Answer.FAILED and key in chosen]
+            return JobResult(job_id=job.id, present=told, failed=failed)
         if answer is Answer.ERROR:
-            return JobResult(job_id=plan.id, error="scripted to fail")
+            return JobResult(job_id=job.id, error="scripted to fail")
         presents: dict[Answer, Any] = {
             Answer.LIE: [not there for there in truth],
             Answer.WRONG_LENGTH: [*truth, True],
@@ -240,7 +241,7 @@ class ScriptedTier:
             Answer.NOT_A_SEQUENCE: True,
             Answer.NO_ANSWER: None,
         }
-        return JobResult(job_id=plan.id, present=presents.get(answer, told))
+        return JobResult(job_id=job.id, present=presents.get(answer, told))
 
     def _store(self, running: RunningJob, answer: Answer, spoilt: Collection[OffloadKey]) -> list[OffloadKey]:
         """Take the rows as they are *now*; a store of an earlier epoch stays where nobody looks."""

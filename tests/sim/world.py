@@ -11,18 +11,17 @@ from typing import Any, assert_never
 
 from kvtier_core.coordinator import (
     Action,
-    AskTier,
     CancelJobs,
     Coordinator,
     EndPoint,
     Finished,
     GroupShape,
-    JobPlan,
-    LoadFromTier,
+    JobKind,
     Lookup,
     PoolLimits,
     PreparedTransfer,
-    StoreToTiers,
+    SealRows,
+    SubmitJob,
     TellNewRequest,
     TellRequestFinished,
     TellStepEnd,
@@ -33,7 +32,7 @@ from kvtier_core.coordinator.endpoints import unit_of
 from kvtier_core.keys import OffloadKey, make_offload_key
 from kvtier_core.ledger import Ledger
 from kvtier_core.policies import make_policy
-from kvtier_core.values import JobResult, RequestInfo
+from kvtier_core.values import JobResult, RequestInfo, TierJob
 from tests.sim import chain_order, invariants
 from tests.sim.hook_order import HookOrder, InvariantError
 from tests.sim.scripted import (
@@ -118,7 +117,7 @@ class World:
         """Device transfers under way, by job id."""
         self.hold_sealing = False
         """Keep rows from being sealed, and their stores from leaving, until ``finish_sealing``."""
-        self._sealing: list[tuple[JobPlan | None, Sequence[JobPlan]]] = []
+        self._sealing: list[SealRows | SubmitJob] = []
         self.hooks = HookOrder()
         """The hooks that the tiers have seen called."""
         self.shortened = 0
@@ -310,9 +309,9 @@ class World:
         self.coordinator.end_step(self._step, self.now)
         self._step += 1
         loads = Counter(
-            (action.job.tier, action.job.request.request_id)
+            (action.tier, action.job.request.request_id)
             for action in self._act()
-            if isinstance(action, LoadFromTier)
+            if isinstance(action, SubmitJob) and action.kind is JobKind.TIER_LOAD
         )
         if any(count > 1 for count in loads.values()):
             raise InvariantError(f"more than one load job for a tier and request in one step: {loads}")
@@ -358,7 +357,7 @@ class World:
         return [
             job_id
             for job_id, running in self.running.items()
-            if running.hook is hook and tier in (None, running.plan.tier)
+            if running.hook is hook and tier in (None, running.tier)
         ]
 
     def answer(
@@ -366,19 +365,18 @@ class World:
     ) -> None:
         """A tier answers a job; *chosen* are the keys that go wrong, all by default."""
         running = self.running.pop(job_id)
-        plan = running.plan
-        tier = self.tiers[plan.tier]
+        tier = self.tiers[running.tier]
         if running.hook is JobHook.STORE and not running.is_cancelled:
             self._check_source(running)
-        result = tier.perform(running, answer, plan.keys if chosen is None else chosen)
-        self._report(Finished(plan.tier, result, self._find_corrupt(running, result)))
+        result = tier.perform(running, answer, running.job.keys if chosen is None else chosen)
+        self._report(Finished(running.tier, result, self._find_corrupt(running, result)))
 
     def arrive(self, job_id: int, chosen: Collection[OffloadKey]) -> None:
         """A tier fills the rows of these keys of a load, says so, and touches those that are right no more."""
         running = self.running[job_id]
         for key, row in running.rows_by_key():
             if key in chosen and key not in running.arrived:
-                self.rows[row] = self.tiers[running.plan.tier].contents.get(key, self._new_junk())
+                self.rows[row] = self.tiers[running.tier].contents.get(key, self._new_junk())
                 if self.rows[row].proves(Payload(key, running.epoch)):
                     running.arrived.add(key)
         self.check()
@@ -414,7 +412,7 @@ class World:
         self._act()
 
     def _check_source(self, running: RunningJob) -> None:
-        for key, row in zip(running.plan.keys, running.plan.rows, strict=True):
+        for key, row in zip(running.job.keys, running.job.rows, strict=True):
             name = Payload(key, running.epoch)
             if self.rows[row].payload != name or not self.rows[row].proves(name):
                 raise InvariantError(
@@ -427,10 +425,10 @@ class World:
             return []
         not_loaded = {*result.missing, *result.failed}
         if result.error is not None and not not_loaded:
-            not_loaded = set(running.plan.keys)
+            not_loaded = set(running.job.keys)
         return [
             key
-            for key, row in zip(running.plan.keys, running.plan.rows, strict=True)
+            for key, row in zip(running.job.keys, running.job.rows, strict=True)
             if key not in not_loaded and not self.rows[row].proves(Payload(key, running.epoch))
         ]
 
@@ -477,13 +475,13 @@ class World:
 
     def _do(self, action: Action) -> None:
         match action:
-            case AskTier(job):
-                self._submit(JobHook.LOOKUP, job)
-            case LoadFromTier(job):
-                self._submit(JobHook.LOAD, job)
+            case SubmitJob(tier, JobKind.TIER_LOAD, job):
+                self._submit(JobHook.LOAD, tier, job)
                 self._spoil(job.rows)
-            case StoreToTiers(seal, jobs):
-                self._sealing.append((seal, jobs))
+            case SubmitJob(tier, JobKind.LOOKUP, job):
+                self._submit(JobHook.LOOKUP, tier, job)
+            case SealRows() | SubmitJob():
+                self._sealing.append(action)
                 if not self.hold_sealing:
                     self.finish_sealing()
             case _:
@@ -509,17 +507,17 @@ class World:
     def finish_sealing(self) -> None:
         """Seal what waits for it, in order, and hand its stores to the tiers."""
         while self._sealing:
-            seal, jobs = self._sealing.pop(0)
-            if seal is not None:
-                for key, row in zip(seal.keys, seal.rows, strict=True):
+            action = self._sealing.pop(0)
+            job = action.job
+            if isinstance(action, SealRows):
+                for key, row in zip(job.keys, job.rows, strict=True):
                     self._seal(key, row)
-                self.coordinator.on_sealed(seal.id)
-            for job in jobs:
-                if job.deadline > self.now:
-                    self._submit(JobHook.STORE, job)
-                else:  # as a tier's host does
-                    too_late = Finished(job.tier, JobResult(job_id=job.id, error="too late"))
-                    self.coordinator.on_finished(too_late, self.now)
+                self.coordinator.on_sealed(job.id)
+            elif job.deadline > self.now:
+                self._submit(JobHook.STORE, action.tier, job)
+            else:  # as a tier's port does
+                too_late = Finished(action.tier, JobResult(job_id=job.id, error="too late"))
+                self.coordinator.on_finished(too_late, self.now)
 
     def _seal(self, key: OffloadKey, row: int) -> None:
         name = Payload(key, self.epoch)
@@ -527,14 +525,14 @@ class World:
             raise InvariantError(f"row {row} would be sealed as {name} but holds {self.rows[row]}")
         self.rows[row] = self.rows[row].seal(name)
 
-    def _submit(self, hook: JobHook, plan: JobPlan) -> None:
-        serves = self.tiers[plan.tier].epoch
+    def _submit(self, hook: JobHook, tier: str, job: TierJob) -> None:
+        serves = self.tiers[tier].epoch
         if serves != self.epoch:
             raise InvariantError(
-                f"{hook.value} of epoch {self.epoch} reaches {plan.tier}, which serves {serves} (C34)"
+                f"{hook.value} of epoch {self.epoch} reaches {tier}, which serves {serves} (C34)"
             )
-        self.hooks.submit(hook.value, plan.tier, plan.request.request_id, plan.keys)
-        self.running[plan.id] = RunningJob(hook, plan, self.epoch)
+        self.hooks.submit(hook.value, tier, job.request.request_id, job.keys)
+        self.running[job.id] = RunningJob(hook, tier, job, self.epoch)
 
     # -- what must always hold
 
