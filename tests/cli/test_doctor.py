@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from kvtier_core.cli.main import main
+from kvtier.main import main
 
 SECRET = "hunter2-very-secret"
 TIER = """

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from kvtier_core.cli.main import main
+from kvtier.main import main
 from tests.plugins.distributions import TIER_SOURCE, Site
 
 SECRET = "hunter2-very-secret"

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from kvtier_core.cli.main import main
+from kvtier.main import main
 from tests.docs.bad_input import DISK, POOL, PROMPT, RUN, SECRET, SECTIONS, Case
 from tests.docs.pages import UPDATE, update_or_compare
 from tests.transformers.tiny import save_model, tiny_model
@@ -109,7 +109,7 @@ def _run(case, capsys, s3_endpoint):
     arguments = shlex.split(case.command)[1:]
     if s3_endpoint is not None:  # in a process of its own: the S3 client keeps threads and connections
         environ = {**os.environ, **case.environ}
-        program = [sys.executable, "-m", "kvtier_core.cli.main", *arguments]
+        program = [sys.executable, "-m", "kvtier.main", *arguments]
         done = subprocess.run(program, capture_output=True, text=True, check=False, env=environ, timeout=100)
         return done.returncode, done.stdout, done.stderr
     try:

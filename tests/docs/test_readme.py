@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from kvtier_core.cli.main import main
+from kvtier.main import main
 from tests.transformers.tiny import save_model, tiny_model
 
 ROOT = Path(__file__).parents[2]

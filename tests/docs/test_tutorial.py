@@ -35,7 +35,7 @@ def workplace(tmp_path: Path) -> Path:
         "".join(f"import site; site.addsitedir({path!r})\n" for path in dict.fromkeys(ours))
     )
     # pip, too: the page's own ``venv`` finds the lent one and makes no command, and another's would install elsewhere.
-    for name, module in {"kvtier": "kvtier_core.cli.main", "pip": "pip._internal.cli.main"}.items():
+    for name, module in {"kvtier": "kvtier.main", "pip": "pip._internal.cli.main"}.items():
         command = bin_directory / name
         command.write_text(
             f"#!{bin_directory / 'python'}\nimport sys\nfrom {module} import main\nsys.exit(main())\n"

@@ -3,8 +3,8 @@ import sys
 
 import pytest
 
+from kvtier.commands import list_commands, load_command
 from kvtier_core import PluginError, list_tier_types, load_tier_type
-from kvtier_core.plugins import list_commands, load_command
 
 BROKEN = "raise ImportError('libfoo.so is missing')"
 HOOKS = """

@@ -3,9 +3,10 @@ import sys
 
 import pytest
 
+from kvtier.commands import list_commands
+from kvtier.main import main
 from kvtier_core import ConfigError, PluginError, load_settings
-from kvtier_core.cli.main import main
-from kvtier_core.plugins import list_commands, list_plugins, list_tier_types, load_tier_type
+from kvtier_core.plugins import list_plugins, list_tier_types, load_tier_type
 from kvtier_core.settings import read_blocklist
 
 FAKE = "[tiers.cold]\ntype = 'fake'\nroot = '/'\n"

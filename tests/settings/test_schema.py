@@ -2,8 +2,8 @@ import json
 
 import pytest
 
+from kvtier.main import main
 from kvtier_core import TierSettings
-from kvtier_core.cli.main import main
 from kvtier_core.settings import PoolSettings, make_schema
 from kvtier_core.settings.field_docs import field_docs
 from kvtier_core.settings.model import TopSettings

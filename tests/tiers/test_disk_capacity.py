@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from kvtier_core.cli.main import main
+from kvtier.main import main
 from kvtier_core.keys import OffloadKey
 from kvtier_core.values import TierContext
 from kvtier_disk import DiskTier

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from kvtier_core.cli.main import main
+from kvtier.main import main
 from kvtier_core.errors import TierOpenError
 from kvtier_disk.extents.change_log import pack
 from kvtier_disk.extents.database import Database

@@ -50,7 +50,7 @@ def killed(process) -> None:
 # An index that is being made.
 
 REBUILD_KILLED = """
-import os, signal, sys, kvtier_core.cli.main
+import os, signal, sys, kvtier.main
 from kvtier_disk.extents.index_files import IndexFiles
 replace = IndexFiles.replace
 def killed(files, fill):
@@ -59,7 +59,7 @@ def killed(files, fill):
         os.kill(os.getpid(), signal.SIGKILL)
     replace(files, fill_and_die)
 IndexFiles.replace = killed
-kvtier_core.cli.main.main(["disk", "rebuild", sys.argv[1]])
+kvtier.main.main(["disk", "rebuild", sys.argv[1]])
 """
 
 
@@ -90,14 +90,14 @@ def test_c13_an_index_that_is_in_use_no_more_and_what_was_made_for_a_while_goes(
 
 
 NEARLY_FULL = """
-import kvtier_core.cli.main
+import kvtier.main
 from kvtier_disk.extents.root import Root
 from kvtier_disk.folder import Folder
 with t.drive(mnt / "r", capacity=64 * t.MIB, extent_size="1MiB") as tier:
     assert tier.store(t.rows(*t.KEYS)).error is None
 for left in (0, 8, 24, 48, 64, 80, 96, 128, 160, 192, 224, 256, 320, 400, 512, 800):
     disk.fill(mnt, left)
-    status = kvtier_core.cli.main.main(["disk", "rebuild", str(mnt / "r")])
+    status = kvtier.main.main(["disk", "rebuild", str(mnt / "r")])
     found = t.extent_files(mnt / "r")
     if status == 0:
         index = Root(Folder(mnt / "r"), capacity=None, max_open=8, warn=print).indexes.snapshot()

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from kvtier_core.cli.main import main
+from kvtier.main import main
 from kvtier_core.errors import TierOpenError
 from kvtier_core.keys import OffloadKey
 from kvtier_core.proof import Sealer

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from kvtier_core.cli.main import main
+from kvtier.main import main
 from kvtier_core.keys import OffloadKey
 from kvtier_disk.extents.form import HEADER_BYTES, Shape, place_of, read_entry, read_header
 from kvtier_testing.rows import RowMaker

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from kvtier_core.cli.main import main
+from kvtier.main import main
 from kvtier_core.errors import TierOpenError
 from kvtier_disk import DiskTier
 from kvtier_disk.extents import upkeep

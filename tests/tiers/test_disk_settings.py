@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from kvtier_core.cli.main import main
+from kvtier.main import main
 from kvtier_disk import DiskSettings
 from tests.tiers.extents import settings
 

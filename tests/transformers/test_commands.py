@@ -13,7 +13,7 @@ def python(source):
 def test_c50_commands_are_found_and_their_help_needs_no_torch():
     source = """
 import argparse, sys
-from kvtier_core.plugins import load_command
+from kvtier.commands import load_command
 for name in ("demo", "run"):
     command = load_command(name)
     command.add_arguments(argparse.ArgumentParser())

@@ -10,8 +10,8 @@ import time
 import pytest
 from rich.console import Console
 
+from kvtier.main import main
 from kvtier_core import TierContext, load_settings
-from kvtier_core.cli.main import main
 from kvtier_testing.rows import RowMaker, similar_keys
 from kvtier_transformers.demo import command
 from kvtier_transformers.demo.files import drop_page_cache, flip_bytes
@@ -223,7 +223,7 @@ def demo_process(tmp_path, *arguments):
         [
             sys.executable,
             "-c",
-            "import sys; from kvtier_core.cli.main import main; sys.exit(main())",
+            "import sys; from kvtier.main import main; sys.exit(main())",
             "demo",
             *arguments,
         ],

@@ -6,7 +6,7 @@ from typing import Any, cast
 
 import pytest
 
-from kvtier_core.cli.main import main
+from kvtier.main import main
 from tests.transformers.tiny import save_model, tiny_model, write_settings
 
 TEXT = "The quick brown fox jumps over the lazy dog. " * 3

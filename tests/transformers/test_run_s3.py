@@ -41,7 +41,7 @@ def run(directory: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, object]:
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", KEY)
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET)
     command = "kvtier run --model model --prompts prompts.jsonl --config kvtier.toml --max-tokens 5 --json"
-    program = "import sys; from kvtier_core.cli.main import main; sys.exit(main(sys.argv[1:]))"
+    program = "import sys; from kvtier.main import main; sys.exit(main(sys.argv[1:]))"
     done = subprocess.run(
         [sys.executable, "-c", program, *command.split()[1:]],
         cwd=directory,

@@ -14,17 +14,17 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from kvtier.commands import Command, list_commands, load_command
 from kvtier_core.errors import ConfigError, KvtierError, PluginError, UnsupportedModelError
 from kvtier_core.masking import mask_text
-from kvtier_core.plugins import Command, list_commands, load_command
 from kvtier_core.settings import read_blocklist
 
-CORE_COMMANDS = {
-    "config": ("kvtier_core.cli.show_config", "show every setting and where it came from"),
-    "doctor": ("kvtier_core.cli.doctor", "try every configured tier with one block"),
-    "list": ("kvtier_core.cli.list_types", "list the installed plugins"),
+OWN_COMMANDS = {
+    "config": ("kvtier.show_config", "show every setting and where it came from"),
+    "doctor": ("kvtier.doctor", "try every configured tier with one block"),
+    "list": ("kvtier.list_types", "list the installed plugins"),
 }
-"""Commands of the core, with the module of each. A plugin's command of the same name is not reachable."""
+"""Commands of this package, with the module of each. A plugin's command of the same name is not reachable."""
 
 FAILURE = 1
 USAGE = 2
@@ -106,19 +106,19 @@ def _commands_text() -> str:
     plugins = {
         name: f"(from {origin})"
         for name, origin in list_commands(blocked).items()
-        if name not in CORE_COMMANDS
+        if name not in OWN_COMMANDS
     }
-    commands = {name: text for name, (_, text) in CORE_COMMANDS.items()} | plugins
+    commands = {name: text for name, (_, text) in OWN_COMMANDS.items()} | plugins
     width = max(len(name) for name in commands)
     return "commands:\n" + "\n".join(f"  {name:<{width}}  {commands[name]}" for name in sorted(commands))
 
 
 def _run(name: str, arguments: Sequence[str], *, debug: bool) -> int:
-    if name in CORE_COMMANDS:
-        command: Command = importlib.import_module(CORE_COMMANDS[name][0])
+    if name in OWN_COMMANDS:
+        command: Command = importlib.import_module(OWN_COMMANDS[name][0])
     else:
         blocked = read_blocklist(_config_file(name, arguments))
-        command = load_command(name, tuple(CORE_COMMANDS), blocked)
+        command = load_command(name, tuple(OWN_COMMANDS), blocked)
     parser = argparse.ArgumentParser(prog=f"kvtier {name}", description=command.help, allow_abbrev=False)
     command.add_arguments(parser)
     args = parser.parse_args(arguments)

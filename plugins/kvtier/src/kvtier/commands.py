@@ -39,10 +39,10 @@ def list_commands(blocked: Collection[str] = ()) -> dict[str, str]:
     return {offer.name: offer.distribution for offer in _offers(blocked) if not offer.blocked}
 
 
-def load_command(name: str, core_commands: tuple[str, ...] = (), blocked: Collection[str] = ()) -> Command:
+def load_command(name: str, own_commands: tuple[str, ...] = (), blocked: Collection[str] = ()) -> Command:
     """Import one command. Raises ``PluginError`` when it is unknown, blocked, ambiguous, broken or lacks a member.
 
-    *core_commands* are only named in the message, as what may have been meant. *blocked* are normalized names of
+    *own_commands* are only named in the message, as what may have been meant. *blocked* are normalized names of
     distributions.
     """
     offers = _offers(blocked)
@@ -50,7 +50,7 @@ def load_command(name: str, core_commands: tuple[str, ...] = (), blocked: Collec
     if offer is None:
         if name in _OUR_DISTRIBUTIONS:
             raise PluginError(f"command {name!r} is not installed: pip install {_OUR_DISTRIBUTIONS[name]}")
-        known = usable_names(offers) | set(core_commands) | set(_OUR_DISTRIBUTIONS)
+        known = usable_names(offers) | set(own_commands) | set(_OUR_DISTRIBUTIONS)
         raise PluginError(f"unknown command {name!r}{did_you_mean(name, known)} (kvtier --help lists all)")
     target = import_target(offer, "command")
     command: Command = target

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from kvtier_core.cli.examination import TierReport, examine_tier
+from kvtier.examination import TierReport, examine_tier
 from kvtier_core.errors import ConfigError
 from kvtier_core.settings import load_settings
 from kvtier_core.units import parse_duration

@@ -6,7 +6,7 @@ import sys
 from dataclasses import asdict
 from pathlib import Path
 
-from kvtier_core.cli.table import format_table
+from kvtier.table import format_table
 from kvtier_core.settings import Settings, load_settings, make_schema, read_blocklist, show_settings
 
 help = "Show every setting, its value and where it came from (secrets hidden)."  # noqa: A001 - the command protocol

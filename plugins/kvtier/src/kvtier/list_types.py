@@ -5,7 +5,7 @@ import json
 from dataclasses import asdict
 from pathlib import Path
 
-from kvtier_core.cli.table import format_table
+from kvtier.table import format_table
 from kvtier_core.plugins import list_plugins
 from kvtier_core.settings import read_blocklist
 
