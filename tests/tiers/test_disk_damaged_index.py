@@ -204,6 +204,44 @@ def test_s1_a_value_that_can_not_be_never_stops_a_tier_that_runs(root, statement
         assert tier.load(HELD).rows == rows(*HELD)
 
 
+def spoil_behind(root: Path, name: str, statement: str) -> None:
+    """Change the slots behind the back of their index *name*, as a write that never reached the disk leaves them."""
+    connection = sqlite3.connect(index_file(root))
+    entry = connection.execute("SELECT * FROM sqlite_master WHERE name = ?", (name,)).fetchone()
+    for change, values in (
+        ("DELETE FROM sqlite_master WHERE name = ?", (name,)),
+        (statement, ()),
+        ("INSERT INTO sqlite_master VALUES (?, ?, ?, ?, ?)", entry),
+    ):
+        connection.execute("PRAGMA writable_schema = ON")
+        connection.execute(change, values)
+        connection.commit()
+        connection.close()  # what it knows of the schema is as it was before
+        connection = sqlite3.connect(index_file(root))
+    connection.close()
+
+
+FREE_THAT_ARE_NOT = {
+    "slots that hold blocks": "UPDATE slots SET key = zeroblob(36), time = 1 WHERE key IS NULL",
+    "slots that are claimed": "UPDATE slots SET owner = 77 WHERE key IS NULL",
+    "slots of other namespaces": "UPDATE slots SET namespace = 77 WHERE key IS NULL",
+    "slots that are not there": "DELETE FROM slots WHERE key IS NULL",
+    "places that are elsewhere": "UPDATE slots SET place = place + (50 << 24) WHERE key IS NULL",
+}
+
+
+@pytest.mark.parametrize("statement", FREE_THAT_ARE_NOT.values(), ids=FREE_THAT_ARE_NOT.keys())
+def test_s1_free_slots_that_are_not_free_stop_no_stores(root, warnings, statement):
+    with drive(root, capacity=16 * MIB) as tier:
+        tier.store(rows(KEYS[60]))  # so that there are free slots: those of a new extent
+        spoil_behind(root, "free_slots", statement)
+        wait_until(lambda: tier.store(rows(*KEYS[100:104])).error is None, "stores work")
+        assert tier.load(KEYS[100:104]).rows == rows(*KEYS[100:104])
+        assert tier.load(HELD).rows == rows(*HELD)
+    (warning,) = [text for text in warnings() if "made the index anew" in text]
+    assert "slots are called free that are not" in warning
+
+
 @pytest.mark.parametrize("pairs", [b"", b"\1", bytes(12), b"\xff" * 40, pack([(A, 5)])[:-1], pack([(A, -5)])])
 def test_s1_a_change_that_can_not_be_read_is_damage(root, warnings, pairs):
     tier, other = direct(root, capacity=16 * MIB), direct(root, capacity=16 * MIB)

@@ -14,7 +14,7 @@ from kvtier_disk.extents.contents import Pair
 from kvtier_disk.extents.database import PAGE_BYTES, Database
 from kvtier_disk.extents.form import MAX_SLOTS, Shape, extent_of, place_of
 from kvtier_disk.extents.room import Census, ExtentInfo
-from kvtier_disk.extents.slot_runs import CLAIM_RUN, FIND_FREE, FREE_RUN, PUBLISH_RUN, change, pairs_at, runs
+from kvtier_disk.extents.slot_runs import CLAIM_RUN, FREE_RUN, PUBLISH_RUN, change, pairs_at, take_free
 from kvtier_disk.extents.statements import Statements
 from kvtier_disk.extents.tables import CHUNK, SCHEMA, VERSION, ExtentRow, Namespace, chunks
 
@@ -150,11 +150,7 @@ class Index:
         Returns places in order.
         """
         with self.database.transaction() as connection:
-            places = [place for (place,) in connection.execute(FIND_FREE, (namespace, count))]
-            connection.executemany(
-                "UPDATE slots SET owner = ? WHERE place BETWEEN ? AND ?",
-                [(owner, first, first + length - 1) for first, length in runs(places)],
-            )
+            places = take_free(connection, namespace, owner, count)
             if victims is not None and len(places) < count:
                 missing = count - len(places)
                 evicted = sorted(victims(missing), key=_place)

@@ -9,12 +9,15 @@ from kvtier_core import OffloadKey
 from kvtier_disk.extents.contents import Pair
 from kvtier_disk.extents.statements import Statements
 
-FIND_FREE = """
+_FIND_FREE = """
 SELECT place FROM slots WHERE namespace = ? AND key IS NULL AND owner IS NULL ORDER BY place LIMIT ?"""
 
 # One statement for a run of neighbouring slots, with the keys of their blocks in one piece: each row takes its own part
 # of it. It changes the whole run or, where one slot is not what it should be, nothing: counting first takes half the
-# time of letting it return what it has changed. A plus keeps SQLite from going through all slots of an owner instead.
+# time of letting it return what it has changed. A plus keeps SQLite from using an index of slots instead of the table.
+_TAKE_RUN = """
+UPDATE slots SET owner = :owner
+WHERE place BETWEEN :first AND :last AND +namespace = :namespace AND +key IS NULL AND +owner IS NULL"""
 PUBLISH_RUN = """
 UPDATE slots SET key = substr(:keys, (place - :first) * :width + 1, :width), time = :now, owner = NULL
 WHERE place BETWEEN :first AND :last AND :last - :first + 1 =
@@ -29,6 +32,20 @@ UPDATE slots SET key = NULL, time = NULL
 WHERE place BETWEEN :first AND :last AND :last - :first + 1 =
     (SELECT count(*) FROM slots
      WHERE place BETWEEN :first AND :last AND key = substr(:keys, (place - :first) * :width + 1, :width))"""
+
+
+def take_free(connection: Statements, namespace: int, owner: int, count: int) -> list[int]:
+    """Make up to *count* free slots of *namespace* the owner's; returns their places, in order.
+
+    Which slots are free is told by an index of the table. One that tells otherwise than the table is damaged: slots
+    that are not there, or hold blocks, would be claimed in vain for ever.
+    """
+    places = [place for (place,) in connection.execute(_FIND_FREE, (namespace, count))]
+    for first, length in runs(places):
+        run = {"first": first, "last": first + length - 1, "namespace": namespace, "owner": owner}
+        if connection.execute(_TAKE_RUN, run).rowcount != length:
+            raise connection.damaged("slots are called free that are not")
+    return places
 
 
 def change(connection: Statements, statement: str, pairs: Sequence[Pair], **values: float) -> list[int]:
