@@ -70,6 +70,7 @@ if TYPE_CHECKING:
         TierInfo,
         TierJob,
         TierUsage,
+        begin_of,
     )
     from kvtier_core.weights import digest_weights, list_model_files
 
@@ -124,6 +125,7 @@ __all__ = [
     "UnknownRequestError",
     "UnsupportedModelError",
     "__version__",
+    "begin_of",
     "check_tier_class",
     "digest_weights",
     "format_size",
@@ -200,6 +202,7 @@ _HOMES = {
     "TierUsage": "values",
     "UnknownRequestError": "errors",
     "UnsupportedModelError": "errors",
+    "begin_of": "values",
     "check_tier_class": "plugins",
     "digest_weights": "weights",
     "format_size": "units",

@@ -8,7 +8,7 @@ does. A call that raises ``ConnectionError`` or ``TimeoutError`` is made again a
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import ClassVar, Protocol, runtime_checkable
 
 from kvtier_core.keys import OffloadKey
@@ -81,10 +81,11 @@ class SupportsScan(Protocol):
 class SupportsMarks(Protocol):
     """A tier bounded by the core that remembers over a restart when a block was used last."""
 
-    def mark_used(self, keys: Sequence[OffloadKey], time: float) -> None:
-        """These blocks were used about *time*, in seconds since the epoch: ``scan`` tells it as ``BlockInfo.used``.
+    def mark_used(self, marks: Mapping[OffloadKey, float]) -> None:
+        """The last request that used a block began then, in seconds since the epoch: ``scan`` tells it again.
 
-        Called at most once a minute for a block, however often it is used. Absent blocks are passed over.
+        As ``BlockInfo.used``. Called at most once a minute for a block, however often it is used, and after the store
+        of one whose request began in an earlier minute. Absent blocks are passed over.
         """
         ...
 

@@ -6,9 +6,10 @@ earlier minor release of the same major keeps working. None of them acts.
 
 import enum
 import logging
+import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import count
 from typing import Any, Literal
 
 from kvtier_core.keys import OffloadKey
@@ -76,12 +77,30 @@ class TierInfo:
         return self.default_capacity if setting is None else setting
 
 
+_chain_lock = threading.Lock()
+_last_chain = 0
+
+
+def _next_chain() -> int:
+    """The microsecond it is now, in the epoch, or the next one that no request has."""
+    global _last_chain  # noqa: PLW0603 - chains are of the process, as its requests are
+    with _chain_lock:
+        _last_chain = max(_last_chain + 1, time.time_ns() // 1000)
+        return _last_chain
+
+
+def begin_of(chain: int, now: float) -> float:
+    """When the request with this number began, in seconds since the epoch; *now* where that is not known."""
+    return min(chain / 1e6, now) if chain else now
+
+
 @dataclass(frozen=True, kw_only=True)
 class RequestInfo:
     """One request as tiers see it. ``params`` are the engine's ``kv_transfer_params``.
 
     ``chain`` is this request's own number in this process, above 0: a tier that bounds itself hands it to its eviction
-    policy with the request's blocks (``Entry.chain``), so that the end of a prompt leaves before its beginning.
+    policy with the request's blocks (``Entry.chain``), so that the end of a prompt leaves before its beginning. It also
+    tells when the request began (``begin_of``).
     ``not_stored`` is filled for ``on_request_finished`` alone, and for a tier that gets whole requests
     (``OffloadPolicy.REQUEST_LEVEL``): the keys of this request that it should have got and was never given.
     """
@@ -90,7 +109,7 @@ class RequestInfo:
     num_tokens: int = 0
     params: Mapping[str, Any] = field(default_factory=dict)
     not_stored: Sequence[OffloadKey] = ()
-    chain: int = field(default_factory=count(1).__next__, init=False, repr=False, compare=False)
+    chain: int = field(default_factory=_next_chain, init=False, repr=False, compare=False)
 
     @property
     def wants_remote_decode(self) -> bool:

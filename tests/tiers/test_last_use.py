@@ -1,10 +1,19 @@
-"""The time of a block's last use survives a restart, to a minute, without a write for each load (B2)."""
+"""The time of a block's last use survives a restart, to a minute, without a write for each load (B2).
+
+And with it the order within a prompt: its end leaves before its beginning, however long its blocks took to come (R3).
+"""
 
 import os
+import shutil
+import time
+from dataclasses import replace
+from itertools import takewhile
 
 import pytest
 
+from kvtier_core import RequestInfo
 from kvtier_disk.extents import upkeep
+from kvtier_testing.driving import TierDriver
 from kvtier_testing.rows import similar_keys
 from tests.tiers import disk, extents
 
@@ -122,3 +131,138 @@ def test_b2_after_a_restart_the_end_of_a_prompt_still_leaves_first(tmp_path, clo
     with drive_files(tmp_path, clock) as tier:
         tier.store(disk.rows(*KEYS[10:14]))
         assert tier.lookup(KEYS[:8]) == [True] * 6 + [False] * 2
+
+
+class Spread:
+    """Prompts whose blocks come one by one, at the clock's times; a restart between them. Of one disk layout."""
+
+    def __init__(self, root, clock, monkeypatch):
+        self.root, self.clock = root, clock
+        self.request = None
+        monkeypatch.setattr("time.time", clock)
+        monkeypatch.setattr("time.time_ns", lambda: int(clock() * 1e9))
+        monkeypatch.setattr("kvtier_core.values._last_chain", 0)
+        make = TierDriver._job
+        monkeypatch.setattr(
+            TierDriver, "_job", lambda *arguments: replace(make(*arguments), request=self.request)
+        )
+
+    def begin(self):
+        self.request = RequestInfo(request_id="spread")
+
+    def store(self, tier, keys, seconds):
+        """Store the blocks of one request, the last one *seconds* after the first."""
+        self.begin()
+        for key in keys:
+            self.put(tier, key)
+            self.clock.now += seconds / (len(keys) - 1)
+
+    def left(self, keys):
+        """How many of the blocks, from the first on, are still there, with how many of the others."""
+        with self.open() as tier:
+            there = tier.lookup(keys)
+        return len([*takewhile(bool, there)]), sum(there)
+
+
+class SpreadFiles(Spread):
+    room = 200
+
+    def open(self):
+        return drive_files(self.root, self.clock, self.room)
+
+    def put(self, tier, key):
+        """What the kernel noted as the time of the store is the clock's; what the tier noted stays."""
+        before = TIME()
+        tier.store(disk.rows(key))
+        file = disk.block_file(self.root, key)
+        noted = file.stat().st_atime
+        os.utime(file, (self.clock.now if noted >= before - 1 else noted, self.clock.now))
+
+
+class SpreadExtents(Spread):
+    capacity = 16 << 20
+
+    def __init__(self, root, clock, monkeypatch):
+        super().__init__(root, clock, monkeypatch)
+        with self.open() as tier:
+            self.store(tier, MANY[:300], MINUTE)
+            self.room = sum(tier.lookup(MANY[:300]))
+        assert 100 < self.room < 300
+        shutil.rmtree(root)
+        clock.now += MINUTE
+
+    def open(self):
+        return extents.drive(self.root, capacity=self.capacity, refresh="1h")
+
+    def put(self, tier, key):
+        tier.store(extents.rows(key))
+
+
+TIME = time.time
+MANY = similar_keys(600)
+
+
+@pytest.fixture(params=[SpreadFiles, SpreadExtents])
+def spread(request, tmp_path, clock, monkeypatch):
+    clock.now -= clock.now % MINUTE - 30.0  # in the middle of a minute
+    return request.param(tmp_path / "root", clock, monkeypatch)
+
+
+@pytest.mark.parametrize("seconds", [1, 70, 600])
+def test_r3_b2_after_a_restart_the_head_stays_however_long_the_prompt_took(spread, seconds):
+    room = spread.room
+    first, second = MANY[: room // 2], MANY[300 : 300 + room * 6 // 10]
+    with spread.open() as tier:
+        spread.store(tier, first, seconds)
+    with spread.open() as tier:
+        spread.store(tier, second, 1)
+    head, there = spread.left(first)
+    assert head == there
+    assert 0.7 * len(first) <= head < len(first)
+
+
+@pytest.mark.parametrize("use", ["load", "touch"])
+def test_r3_b2_after_a_restart_a_shared_head_stays_with_what_a_later_request_added(spread, use):
+    room = spread.room
+    shared, other = MANY[: room // 4], MANY[100 : 100 + room // 4]
+    own, more = MANY[200 : 200 + room // 4], MANY[300 : 300 + room * 6 // 10]
+    with spread.open() as tier:
+        spread.store(tier, shared, 70)
+        spread.store(tier, other, 1)
+        spread.clock.now += MINUTE
+        spread.begin()
+        if use == "load":
+            tier.load(shared)
+        else:
+            tier.plugin.use(shared, spread.request.chain)
+        for key in own:  # the same request, over another edge
+            spread.put(tier, key)
+            spread.clock.now += 90 / len(own)
+        settle_marks(spread, tier, shared)
+    with spread.open() as tier:
+        spread.store(tier, more, 1)
+    head, there = spread.left([*shared, *own])
+    assert head == there
+    assert head > len(shared)
+
+
+def settle_marks(spread, tier, keys):
+    """Wait for what a tier in files notes after a use."""
+    if isinstance(spread, SpreadFiles):
+        extents.wait_until(
+            lambda: all(
+                disk.block_file(spread.root, key).stat().st_atime >= spread.request.chain / 1e6
+                for key in keys
+            ),
+            "the uses are noted",
+        )
+
+
+def test_r3_b2_reading_a_file_leaves_its_time_of_use_alone(tmp_path):
+    tier = disk.direct(tmp_path)
+    tier.open()
+    tier.store(KEYS[0], memoryview(disk.rows(KEYS[0])[KEYS[0]]))
+    tier.mark_used({KEYS[0]: 1_000_000.0})
+    assert tier.load(KEYS[0], memoryview(bytearray(disk.ROW)))
+    assert disk.block_file(tmp_path, KEYS[0]).stat().st_atime == 1_000_000.0
+    tier.close()

@@ -12,9 +12,9 @@ from itertools import islice, takewhile
 
 from kvtier_core.keys import OffloadKey
 from kvtier_core.policies import Entry, EvictionPolicy
-from kvtier_core.values import BlockInfo
+from kvtier_core.values import BlockInfo, begin_of
 
-_MARK_EVERY_S = 60.0
+_MINUTE_S = 60.0
 """How finely the time of a block's last use is known after a restart: a write for each use would cost too much."""
 
 
@@ -26,7 +26,9 @@ class _Stored(Entry):
     time: float
     """When it was stored."""
     marked: float
-    """When it was used last, as far as the storage knows."""
+    """When the last request that used it began, as far as the storage knows. Of a request the head has the tail's time
+    or a later one, however long its blocks take to come: that it counts from its beginning makes it so.
+    """
 
 
 class Bounds:
@@ -74,7 +76,7 @@ class Bounds:
         blocks = sorted({block.key: block for block in found}.values(), key=lambda block: block.time)
         for block in blocks:
             stored = self._add(block.key, min(block.time, now))
-            stored.marked = max(stored.time, min(block.used or 0.0, now))
+            stored.marked = stored.time if block.used is None else min(block.used, now)
         leaving = sorted(self._stored.values(), key=_in_order_of_use)
         self._policy.insert(leaving[::-1])  # of one call the last leaves first
         fresh = [stored.key for stored in leaving if not self._is_old(stored.time, now)]
@@ -109,22 +111,23 @@ class Bounds:
                 self._held -= 1
                 self._policy.release([stored])
 
-    def touch(self, key: OffloadKey, chain: int, depth: int, now: float) -> bool:
+    def touch(self, key: OffloadKey, chain: int, depth: int, now: float) -> float | None:
         """Count one use of a stored block, which is at *depth* of *chain* from now on (``Entry``).
 
-        Returns whether the storage should be told, once a minute at most.
+        Returns the time of use that the storage should be told, once a minute at most.
         """
         stored = self._stored.get(key)
         if stored is None or key in self._unserved:  # asked for in vain
-            return False
+            return None
         stored.uses += 1
         stored.chain, stored.depth = chain, depth
         if not stored.pins:
             self._policy.release([stored])
-        if now - stored.marked < _MARK_EVERY_S:
-            return False
-        stored.marked = now
-        return True
+        begin = begin_of(chain, now)
+        if _minute(begin) <= _minute(stored.marked):
+            return None
+        stored.marked = begin
+        return begin
 
     def reserve(self, key: OffloadKey, chain: int, depth: int) -> list[OffloadKey] | None:
         """Give *key* a slot: returns the blocks to delete before the store, ``None`` when no room can be made.
@@ -161,11 +164,17 @@ class Bounds:
         for victim in victims:
             # Its age is now out of order, which only delays its removal: `serves` looks at the age itself.
             left = self._leaving.pop(victim)
-            self._enter(victim, left.time, left.chain, left.depth)
+            self._enter(victim, left.time, left.chain, left.depth).marked = left.marked
 
-    def commit(self, key: OffloadKey, now: float) -> None:
-        """The store of *key* succeeded."""
-        self._enter(key, now, *self._arriving.pop(key))
+    def commit(self, key: OffloadKey, now: float) -> float | None:
+        """The store of *key* succeeded. Returns the time of use that the storage should be told, if it is another."""
+        chain, depth = self._arriving.pop(key)
+        stored = self._enter(key, now, chain, depth)
+        begin = begin_of(chain, now)
+        if _minute(begin) == _minute(now):
+            return None
+        stored.marked = begin
+        return begin
 
     def abandon(self, key: OffloadKey) -> None:
         """The store of *key* did not happen; its slot is free."""
@@ -196,10 +205,11 @@ class Bounds:
         old = takewhile(lambda item: self._is_old(item[1].time, now), self._stored.items())
         return list(islice((key for key, _ in old if key not in self._unserved), limit))
 
-    def _enter(self, key: OffloadKey, time: float, chain: int = 0, depth: int = 0) -> None:
+    def _enter(self, key: OffloadKey, time: float, chain: int, depth: int) -> _Stored:
         stored = self._add(key, time)
         stored.chain, stored.depth = chain, depth
         self._policy.insert([stored])
+        return stored
 
     def _add(self, key: OffloadKey, time: float) -> _Stored:
         """A stored block takes a slot, and is in no order of eviction yet."""
@@ -214,6 +224,10 @@ class Bounds:
         return self._ttl is not None and stored + self._ttl <= now
 
 
+def _minute(time: float) -> float:
+    return time // _MINUTE_S
+
+
 def _in_order_of_use(stored: _Stored) -> tuple[float, float]:
-    """The longest unused first; of those used about the same time, such as the blocks of one prompt, the end first."""
-    return stored.marked // _MARK_EVERY_S, -stored.time
+    """The longest unused first; of those used in one minute, such as the blocks of one prompt, the end first."""
+    return _minute(stored.marked), -stored.time

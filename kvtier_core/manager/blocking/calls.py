@@ -8,7 +8,7 @@ it may be computed, and fail, only then. Holds no state and decides nothing abou
 
 import enum
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
@@ -114,9 +114,9 @@ class TierCalls:
         done = self._command("delete", lambda: self._tier.delete(keys))
         return done if isinstance(done, Fault) else None
 
-    def mark_used(self, tier: SupportsMarks, keys: Sequence[OffloadKey], time: float) -> Fault | None:
+    def mark_used(self, tier: SupportsMarks, marks: Mapping[OffloadKey, float]) -> Fault | None:
         """Let the tier remember when these blocks were used; one call. Returns what went wrong."""
-        done = self._command("mark_used", lambda: tier.mark_used(keys, time))
+        done = self._command("mark_used", lambda: tier.mark_used(marks))
         return done if isinstance(done, Fault) else None
 
     def follow(self, tier: SupportsFollow) -> Fault | None:

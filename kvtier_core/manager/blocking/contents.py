@@ -89,9 +89,9 @@ class Contents:
         if self._bounds is not None:
             self._bounds.unpin(key)
 
-    def touch(self, key: OffloadKey, chain: int, depth: int, now: float) -> bool:
-        """Count a use of a block, as the one at *depth* of *chain* (``Entry``); whether the tier should note it."""
-        return self._bounds is not None and self._bounds.touch(key, chain, depth, now)
+    def touch(self, key: OffloadKey, chain: int, depth: int, now: float) -> float | None:
+        """Count a use of a block, as the one at *depth* of *chain* (``Entry``); the time that the tier should note."""
+        return None if self._bounds is None else self._bounds.touch(key, chain, depth, now)
 
     def reserve(self, key: OffloadKey, chain: int, depth: int) -> list[OffloadKey] | None:
         """Make room for *key*: returns the blocks to delete first, no longer present; ``None`` if the tier is full."""
@@ -113,12 +113,11 @@ class Contents:
             self._bounds.stay(victims)
             self._appear([victim for victim in victims if self._bounds.serves(victim, now)])
 
-    def stored(self, keys: Sequence[OffloadKey], now: float) -> None:
-        """Stores succeeded."""
-        if self._bounds is not None:
-            for key in keys:
-                self._bounds.commit(key, now)
+    def stored(self, keys: Sequence[OffloadKey], now: float) -> dict[OffloadKey, float]:
+        """Stores succeeded. Returns the times of use that the tier should note."""
+        begun = {} if self._bounds is None else {key: self._bounds.commit(key, now) for key in keys}
         self._appear(keys)
+        return {key: begin for key, begin in begun.items() if begin is not None}
 
     def not_stored(self, keys: Sequence[OffloadKey]) -> None:
         """Stores failed after ``reserve``."""

@@ -300,7 +300,7 @@ class TierInstance:
             case Kind.DELETE:
                 return self._delete(units)
             case Kind.MARK:
-                return self._mark(units)
+                return [self._mark({unit.key: unit.mark for unit in units}) or True] * len(units)
             case Kind.STORE:
                 return self._store(units)
 
@@ -356,14 +356,14 @@ class TierInstance:
             self._log.warning("%s; %d blocks stay, but are not served", fault.text, len(keys))
         return [fault or True] * len(units)
 
-    def _mark(self, units: list[Unit]) -> list[Outcome]:
+    def _mark(self, marks: Mapping[OffloadKey, float]) -> Fault | None:
         assert self._marked is not None, "a mark for a tier that takes none"
         if self._tier.stores_nothing:
-            return [True] * len(units)
-        fault = self._calls.mark_used(self._marked, _keys(units), self._clocks.wall())
+            return None
+        fault = self._calls.mark_used(self._marked, marks)
         if fault is not None:
-            self._log.warning("%s; after a restart %d blocks look less used", fault.text, len(units))
-        return [fault or True] * len(units)
+            self._log.warning("%s; after a restart %d blocks may leave out of turn", fault.text, len(marks))
+        return fault
 
     def _still_to_delete(self, keys: list[OffloadKey]) -> list[OffloadKey]:
         """*keys* without those that gave wrong bytes, are read again now, and are not for us to delete (C37)."""
@@ -404,7 +404,8 @@ class TierInstance:
             answers = [Fault(f"no room could be made: {no_room.text}")] * len(admitted)
         elif admitted:
             answers = self._calls.store(_keys(admitted), _buffers(admitted))
-        self.state.stored(_keys(admitted), answers)
+        if begun := self.state.stored(_keys(admitted), answers):
+            self._mark(begun)
         following = iter(answers)
         return [next(following) if outcome is None else outcome for outcome in plan.outcomes]
 

@@ -257,8 +257,11 @@ class TierState:
                 self._contents.not_evicted(plan.victims, self._clocks.wall())
             self._free(plan.claimed)
 
-    def stored(self, keys: Sequence[OffloadKey], outcomes: Sequence[Outcome]) -> None:
-        """How the stores of keys that had been given room ended. What has gone again meanwhile is not there."""
+    def stored(self, keys: Sequence[OffloadKey], outcomes: Sequence[Outcome]) -> dict[OffloadKey, float]:
+        """How the stores of keys that had been given room ended. What has gone again meanwhile is not there.
+
+        Returns the times of use to be noted at once: of blocks whose requests began in an earlier minute.
+        """
         with self._lock:
             there = {
                 key: outcome is True and key in self._arriving
@@ -268,8 +271,9 @@ class TierState:
             for key in keys:
                 if there[key]:
                     self._doubts.remove(key)
-            self._contents.stored([key for key in keys if there[key]], self._clocks.wall())
+            begun = self._contents.stored([key for key in keys if there[key]], self._clocks.wall())
             self._contents.not_stored([key for key in keys if not there[key]])
+            return begun if self._marks else {}
 
     def touch(self, keys: Sequence[OffloadKey], chain: int) -> None:
         """Count a use of each block by the request with the number *chain*, its beginning first."""
@@ -302,9 +306,9 @@ class TierState:
     def _use(self, used: Sequence[tuple[OffloadKey, int, int]]) -> None:
         """Count a use of each (key, chain, depth); have those noted of which the storage knows an old use alone."""
         now = self._clocks.wall()
-        stale = [key for key, chain, depth in used if self._contents.touch(key, chain, depth, now)]
+        marks = [(key, self._contents.touch(key, chain, depth, now)) for key, chain, depth in used]
         if self._marks and not self._retired:
-            self._put([Unit(kind=Kind.MARK, key=key) for key in stale])
+            self._put([Unit(kind=Kind.MARK, key=key, mark=mark) for key, mark in marks if mark is not None])
 
     def _unpin(self, units: Sequence[Unit]) -> list[Unit]:
         for unit in units:

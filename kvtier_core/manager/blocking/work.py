@@ -52,6 +52,8 @@ class Unit(NamedTuple):
     """Calls made for it so far."""
     chain: int = 0
     """Of loads and stores: the number of their request (``Entry.chain``)."""
+    mark: float = 0.0
+    """Of marks: the time of use to be noted."""
 
     @property
     def depth(self) -> int:

@@ -6,7 +6,7 @@ How blocks lie on the disk is ``FileLayout``'s; capacity, eviction and threads a
 import errno
 import os
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 
 from kvtier_core import BlockInfo, BlockTier, OffloadKey, TierContext, TierInfo, TierOpenError, format_size
@@ -124,9 +124,9 @@ class FilesTier(BlockTier):
         with self._lock:
             self._held.discard(key)
 
-    def mark_used(self, keys: Sequence[OffloadKey], time: float) -> None:
+    def mark_used(self, marks: Mapping[OffloadKey, float]) -> None:
         """Note when blocks were used, as their files' time of access."""
-        for key in keys:
+        for key, time in marks.items():
             self._layout.mark_used(key, time)
 
     def close(self) -> None:

@@ -116,7 +116,7 @@ class FileLayout:
         try:
             with folder.opened() as handle:
                 try:
-                    fd = handle.open_file(_name(key))
+                    fd = _open(handle, _name(key))
                 except (StrangerError, ForeignError):
                     problem = self._problem(handle, handle.status(_name(key)))
                 else:
@@ -273,6 +273,14 @@ def _name(key: OffloadKey) -> str:
 
 def _temporary() -> str:
     return f"{os.getpid()}-{secrets.token_hex(8)}"
+
+
+def _open(handle: Handle, name: str) -> int:
+    """A descriptor to read by, as ``Handle.open_file``; reading changes no time of access: that tells of uses."""
+    try:
+        return handle.open_file(name, os.O_RDONLY | os.O_NOATIME)
+    except PermissionError:  # another user's, in a root that others may write to
+        return handle.open_file(name)
 
 
 def _fill(fd: int, into: memoryview) -> str | None:

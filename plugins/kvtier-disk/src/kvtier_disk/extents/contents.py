@@ -6,11 +6,14 @@ policy of the core's; never touches index or files. Safe from any thread; the lo
 
 import itertools
 import threading
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
-from kvtier_core import Entry, EvictionPolicy, OffloadKey
+from kvtier_core import Entry, EvictionPolicy, OffloadKey, begin_of
 
+MINUTE_S = 60.0
+"""How finely it is known after a restart when a block was used: a write for each use would cost too much."""
 Pair = tuple[OffloadKey, int]
 """A key and the place its block is in."""
 
@@ -26,7 +29,9 @@ class Contents:
         self._entries: dict[OffloadKey, Entry] = {}  # as the policy sees the blocks, once it knows them
         self._ordered = False  # whether the policy knows all keys; a million take their time
         self._since: list[OffloadKey] = []  # what came and went while it learns them
-        self._used: set[OffloadKey] = set()  # since somebody asked; of the blocks that are there
+        # By which request (``Entry.chain``), since somebody asked; of the blocks that are there.
+        self._used: dict[OffloadKey, int] = {}
+        self._stored_late: dict[OffloadKey, int] = {}  # in a later minute than their request began
 
     def __len__(self) -> int:
         with self._lock:
@@ -93,7 +98,14 @@ class Contents:
 
     def arrange(self, chain: int, keys: Sequence[OffloadKey], depths: Sequence[int]) -> None:
         """Blocks come to a chain, at these depths in it: of one chain the deepest leaves first."""
+        now = time.time()
+        is_late = begin_of(chain, now) // MINUTE_S < now // MINUTE_S
         with self._lock:
+            for key in keys:
+                if key in self._used:
+                    self._used[key] = max(self._used[key], chain)
+                elif is_late and key in self._places:
+                    self._stored_late[key] = chain
             arranged: list[Entry] = []
             for key, depth in zip(keys, depths, strict=True):
                 entry = self._entries.get(key)
@@ -114,12 +126,16 @@ class Contents:
                 self._hold(keys, -1)
                 self._count_use(keys)
 
-    def take_used(self) -> list[Pair]:
-        """The blocks that were used since the last call."""
+    def take_used(self, now: float) -> tuple[dict[Pair, float], dict[Pair, float]]:
+        """When the requests began that stored blocks late, and those that used blocks, since the last call."""
         with self._lock:
-            used = [(key, self._places[key]) for key in self._used]
+            late, used = (
+                {(key, self._places[key]): begin_of(chain, now) for key, chain in marks.items()}
+                for marks in (self._stored_late, self._used)
+            )
+            self._stored_late.clear()
             self._used.clear()
-            return used
+            return late, used
 
     def order(self, oldest_first: Iterable[OffloadKey]) -> None:
         """Let the policy know all blocks, in the order in which they were stored. Once. Cost: much for a million.
@@ -197,7 +213,9 @@ class Contents:
         self._policy.insert(entries)
 
     def _count_use(self, keys: Iterable[OffloadKey]) -> None:
-        self._used.update(key for key in keys if key in self._places)
+        for key in keys:
+            if key in self._places:
+                self._used.setdefault(key, 0)
         used = [self._entries[key] for key in dict.fromkeys(keys) if key in self._entries]
         for entry in used:
             entry.uses += 1
@@ -206,7 +224,8 @@ class Contents:
 
     def _leave(self, key: OffloadKey) -> None:
         del self._places[key]
-        self._used.discard(key)
+        self._used.pop(key, None)
+        self._stored_late.pop(key, None)
         if not self._ordered:
             self._since.append(key)
         elif key in self._entries:

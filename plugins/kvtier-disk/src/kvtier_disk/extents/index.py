@@ -5,7 +5,7 @@ writing into it) or holds a block; it changes hands only here. ``changes`` tells
 Decides nothing: what to remove, and when, comes from outside. Every method raises ``OSError``.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from operator import itemgetter
 
 from kvtier_core import OffloadKey
@@ -211,31 +211,36 @@ class Index:
             after = rows[-1][1]
 
     def by_use(self, namespace: int, within_s: float) -> list[Pair]:
-        """The longest unused blocks first; of those used *within_s* of one another the last stored. Reads all slots.
+        """The longest unused blocks first; of those used in the same *within_s* the last stored. Reads all slots.
 
-        So the end of a prompt comes before its beginning. A slot may still tell the last use of the block before.
+        So the end of a prompt comes before its beginning.
         """
         with self.database.reading() as connection:
             return connection.execute(
                 "SELECT key, place FROM slots WHERE namespace = ? AND key IS NOT NULL"
-                " ORDER BY CAST(max(time, ifnull(used, 0)) / ? AS INTEGER), time DESC, place DESC",
+                " ORDER BY CAST(ifnull(used, time) / ? AS INTEGER), time DESC, place DESC",
                 (namespace, within_s),
             ).fetchall()
 
-    def mark_blocks_used(self, pairs: Sequence[Pair], now: float) -> None:
-        """These blocks, as far as they are in these places, were used now."""
-        for chunk in chunks(sorted(pairs, key=_place)):
+    def mark_blocks_used(self, marks: Mapping[Pair, float], *, are_new: bool) -> None:
+        """The requests that used these blocks, as far as they are in these places, began then.
+
+        Those that *are_new* nobody used before; of the others the latest time counts.
+        """
+        mark = "?" if are_new else "max(ifnull(used, time), ?)"
+        for chunk in chunks(sorted(marks, key=_place)):
             with self.database.transaction() as connection:
                 connection.executemany(
-                    "UPDATE slots SET used = ? WHERE place = ? AND key = ?",
-                    ((now, place, key) for key, place in chunk),
+                    f"UPDATE slots SET used = {mark} WHERE place = ? AND key = ?",  # noqa: S608 - one of two
+                    ((marks[key, place], place, key) for key, place in chunk),
                 )
 
     def set_times_back(self, namespace: int, now: float) -> None:
         """Let what seems to have been stored later than *now* have been stored now: the clock was put back."""
         with self.database.transaction() as connection:
             connection.execute(
-                "UPDATE slots SET time = ?1 WHERE namespace = ?2 AND key IS NOT NULL AND time > ?1",
+                "UPDATE slots SET time = min(time, ?1), used = min(used, ?1)"
+                " WHERE namespace = ?2 AND key IS NOT NULL AND (time > ?1 OR used > ?1)",
                 (now, namespace),
             )
 

@@ -19,7 +19,7 @@ _TAKE_RUN = """
 UPDATE slots SET owner = :owner
 WHERE place BETWEEN :first AND :last AND +namespace = :namespace AND +key IS NULL AND +owner IS NULL"""
 PUBLISH_RUN = """
-UPDATE slots SET key = substr(:keys, (place - :first) * :width + 1, :width), time = :now, owner = NULL
+UPDATE slots SET key = substr(:keys, (place - :first) * :width + 1, :width), time = :now, used = NULL, owner = NULL
 WHERE place BETWEEN :first AND :last AND :last - :first + 1 =
     (SELECT count(*) FROM slots WHERE place BETWEEN :first AND :last AND +owner = :owner)"""
 CLAIM_RUN = """

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvtier_core import OffloadKey, format_size
 from kvtier_disk.extents.bounds import Bounds, shape_for
+from kvtier_disk.extents.contents import MINUTE_S
 from kvtier_disk.extents.database import Snapshot
 from kvtier_disk.extents.form import Shape
 from kvtier_disk.extents.full_disk import cut, cut_surplus, full_disk_waits, is_out_of_room, join
@@ -29,9 +30,6 @@ if TYPE_CHECKING:
     from kvtier_disk.extents.contents import Pair
 
 _REAP_EVERY_S = 10.0
-_MARK_EVERY_S = (
-    60.0  # how finely it is known after a restart when a block was used: a write a load would cost more
-)
 _EXPIRED_PARTS = 64  # of CHUNK blocks, whose slots one look frees: that takes up to a second
 _ORDERED_AT_ONCE = 10_000  # blocks whose order is learned before the tier is open: that takes some 50 ms
 
@@ -218,9 +216,11 @@ class Upkeep:
 
     def _mark_used(self, now: float) -> None:
         """Write down which blocks were used, once a minute: after a restart they leave in that order."""
-        if abs(now - self._last_mark) >= _MARK_EVERY_S:
+        if abs(now - self._last_mark) >= MINUTE_S:
             self._last_mark = now
-            self._blocks.opened.index.mark_blocks_used(self._blocks.opened.contents.take_used(), now)
+            late, used = self._blocks.opened.contents.take_used(now)
+            self._blocks.opened.index.mark_blocks_used(late, are_new=True)
+            self._blocks.opened.index.mark_blocks_used(used, are_new=False)
 
     def end(self) -> None:
         """The tier closes: write down what was used last, where that can be written."""
@@ -245,7 +245,7 @@ class Upkeep:
     def _order(self) -> None:
         """Let the policy know what is there."""
         opened = self._blocks.opened
-        opened.contents.order(key for key, _ in opened.index.by_use(opened.namespace, _MARK_EVERY_S))
+        opened.contents.order(key for key, _ in opened.index.by_use(opened.namespace, MINUTE_S))
         self._is_ordered = True
 
     def give_back(self) -> None:
