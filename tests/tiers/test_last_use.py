@@ -138,14 +138,20 @@ class Spread:
 
     def __init__(self, root, clock, monkeypatch):
         self.root, self.clock = root, clock
-        self.request = None
         monkeypatch.setattr("time.time", clock)
         monkeypatch.setattr("time.time_ns", lambda: int(clock() * 1e9))
         monkeypatch.setattr("kvtier_core.values._last_chain", 0)
+        self.begin()
         make = TierDriver._job
         monkeypatch.setattr(
             TierDriver, "_job", lambda *arguments: replace(make(*arguments), request=self.request)
         )
+
+    def open(self):
+        raise NotImplementedError
+
+    def put(self, tier, key):
+        raise NotImplementedError
 
     def begin(self):
         self.request = RequestInfo(request_id="spread")
