@@ -109,7 +109,7 @@ class Memory:
         self.pool.rows_array[:] = 1
         self.rows = torch.from_numpy(self.pool.rows_array)
         kind = CUDADevice if place == "cuda" else CPUDevice
-        self.device: Device = kind(KVLayout(self.tensors), self.pool, self.pool.control)
+        self.device: Device = kind(KVLayout(self.tensors), self.pool)
         self.streams = [torch.cuda.Stream() for _ in Direction] if place == "cuda" else []  # type: ignore[no-untyped-call]
         self.pinned = torch.ones(blocks * self.block_bytes, dtype=torch.uint8, pin_memory=place == "cuda")
         self._job = 0
@@ -146,8 +146,8 @@ class Memory:
         """A store and a load at once, of half of the blocks each."""
         half = len(blocks) // 2
         self._job += 1
-        self.device.submit_store(self._job, [GroupTransfer(block_ids=blocks[:half], rows=rows[:half])], 0)
-        self.device.submit_load(self._job, [GroupTransfer(block_ids=blocks[half:], rows=rows[half:])], 0)
+        self.device.submit_store(self._job, [GroupTransfer(block_ids=blocks[:half], rows=rows[:half])])
+        self.device.submit_load(self._job, [GroupTransfer(block_ids=blocks[half:], rows=rows[half:])])
         for direction in Direction:
             assert self.device.wait(direction, [self._job], TIMEOUT_S)
         assert all(result.ok for result in self.device.get_finished())
@@ -157,9 +157,9 @@ class Memory:
         self._job += 1
         parts = [GroupTransfer(block_ids=blocks, rows=rows)]
         if direction is Direction.STORE:
-            self.device.submit_store(self._job, parts, 0)
+            self.device.submit_store(self._job, parts)
         else:
-            self.device.submit_load(self._job, parts, 0)
+            self.device.submit_load(self._job, parts)
         assert self.device.wait(direction, [self._job], TIMEOUT_S)
         assert all(result.ok for result in self.device.get_finished())
 

@@ -23,7 +23,7 @@ from kvtier_core.session import EngineSession
 from kvtier_core.settings import Settings, exact_size, load_settings
 from kvtier_core.settings.fields import find_secrets
 from kvtier_core.tier_settings import TierSettings
-from kvtier_core.transfer.choice import open_device
+from kvtier_core.transfer.device import open_device
 from kvtier_core.transfer.pool import Pool, PoolGeometry
 from kvtier_core.transfer.waiting import bounded
 from kvtier_core.units import format_size
@@ -248,9 +248,7 @@ def open_session(
         pool.close()
         raise
     try:
-        device = open_device(
-            layout, pool, on_finished=manager.notify, copy_threads=settings.pool.copy_threads
-        )
+        device = open_device(layout, pool, on_finished=manager.notify)
     except BaseException:
         _shut_down(manager, pool, open_timeout_s)
         pool.close()

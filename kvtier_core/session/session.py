@@ -321,12 +321,11 @@ class EngineSession:
         """Nothing stored so far answers any more, in any tier (C34). Waits for device copies alone, no tier.
 
         Requests go on with what their device blocks hold, which is not stored any more, unless they are preempted and
-        begin anew, or look up only now. Copies that have not begun are dropped, and those that have are waited for:
-        afterwards the engine may give its KV memory up. Raises ``TimeoutError`` when they take longer than *timeout_s*;
+        begin anew, or look up only now. Device copies that were asked for are waited for: afterwards the engine may
+        give its KV memory up. Raises ``TimeoutError`` when they take longer than *timeout_s*;
         the cache is reset all the same.
         """
         self._ensure_open()
-        self._pool.control.bump_epoch()
         self._manager.reset_cache()
         if not self._pool.wait_for_copies(timeout_s):
             raise TimeoutError(
@@ -401,7 +400,7 @@ class EngineSession:
     def _submit(self, direction: Direction, job_id: int, parts: Sequence[GroupTransfer]) -> None:
         """Hand a transfer to the device."""
         submit = self._device.submit_load if direction is Direction.LOAD else self._device.submit_store
-        submit(job_id, parts, self._pool.control.epoch)
+        submit(job_id, parts)
 
     def _jobs_of(self, request_id: str, direction: Direction) -> list[int]:
         return [

@@ -9,18 +9,16 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from kvtier_core.transfer.choice import open_device
     from kvtier_core.transfer.control import ControlPage
     from kvtier_core.transfer.cpu import CPUDevice
     from kvtier_core.transfer.cuda import CUDADevice
-    from kvtier_core.transfer.device import Device, TransferResult
+    from kvtier_core.transfer.device import Device, TransferResult, open_device
     from kvtier_core.transfer.direction import Direction
     from kvtier_core.transfer.layout import KVGroup, KVLayout, split_pages
     from kvtier_core.transfer.members import SCHEDULER
     from kvtier_core.transfer.plan import GroupTransfer
     from kvtier_core.transfer.pool import Pool, PoolGeometry
     from kvtier_core.transfer.staged import StagedDevice
-    from kvtier_core.transfer.tally import JobTally
 
 __all__ = [
     "SCHEDULER",
@@ -30,7 +28,6 @@ __all__ = [
     "Device",
     "Direction",
     "GroupTransfer",
-    "JobTally",
     "KVGroup",
     "KVLayout",
     "Pool",
@@ -49,14 +46,13 @@ _HOMES = {
     "Device": "device",
     "Direction": "direction",
     "GroupTransfer": "plan",
-    "JobTally": "tally",
     "KVGroup": "layout",
     "KVLayout": "layout",
     "Pool": "pool",
     "PoolGeometry": "pool",
     "StagedDevice": "staged",
     "TransferResult": "device",
-    "open_device": "choice",
+    "open_device": "device",
     "split_pages": "layout",
 }
 

@@ -14,7 +14,6 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from kvtier_core.transfer.control import ControlPage
 from kvtier_core.transfer.helpers import Helpers
 from kvtier_core.transfer.lanes import LaneDevice, worker_parts
 from kvtier_core.transfer.layout import KVGroup, KVLayout
@@ -24,6 +23,8 @@ from kvtier_core.transfer.spans import Span, join
 
 _SHARE_BYTES = 4 << 20
 """A thread is given about so much at least: less is copied by the time it has woken up."""
+_COPY_THREADS = 2
+"""One core moves 5.4 GB/s, two move 8.0 (``docs/benchmarks/transfer.md``); the engine needs the others."""
 _CALL_BYTES = 16 << 10
 """In calls of fewer bytes, threads wait for the interpreter more than they copy."""
 
@@ -45,68 +46,48 @@ _Indices = tuple[Sequence[_Some], Sequence[_Some | tuple[int, _Some]]]
 class CPUDevice(LaneDevice):
     """Implements ``Device`` for tensors in host memory. See ``LaneDevice``.
 
-    CPU compute is over when it returns; *compute_done* is for compute elsewhere.
+    Compute on a CPU is over when it returns, so a transfer waits for none.
     """
 
     def __init__(
         self,
         layout: KVLayout,
         pool: Pool,
-        control: ControlPage,
         worker: int = 0,
         on_finished: Callable[[], None] | None = None,
-        copy_threads: int = 2,
+        copy_threads: int = _COPY_THREADS,
     ) -> None:
-        """*copy_threads* share a transfer of 8 MiB and more, if it is of large pieces and not loaded layer by layer.
+        """*copy_threads* share a transfer of 8 MiB and more, if it is of large pieces.
 
-        They are no more than the processors that this thread may use. Raises ``ValueError``: no thread, tensors not in
-        host memory, or what ``LaneDevice`` refuses.
+        They are no more than the processors that this thread may use. Raises ``ValueError``: tensors not in host
+        memory, or what ``LaneDevice`` refuses.
         """
-        if copy_threads < 1:
-            raise ValueError(f"copy_threads must be at least 1, not {copy_threads}")
         if layout.device.type != "cpu":
             raise ValueError(f"the CPU device needs tensors in host memory, not on {layout.device}")
         parts = worker_parts(layout, pool, worker)
-        self._whole = [
-            _pair_up(group, slots, range(len(group.tensors)))
-            for group, slots in zip(layout.groups, parts, strict=True)
-        ]
-        self._by_layer = {
-            layer: [
-                _pair_up(group, slots, [i for i, number in enumerate(group.layers) if number == layer])
-                for group, slots in zip(layout.groups, parts, strict=True)
-            ]
-            for layer in sorted({layer for group in layout.groups for layer in group.layers})
-        }
+        self._pairs = [_pair_up(group, slots) for group, slots in zip(layout.groups, parts, strict=True)]
         threads = min(copy_threads, len(os.sched_getaffinity(0)))
         self._helpers = Helpers(threads - 1, f"kvtier-copy-{worker}")
         try:
-            super().__init__(layout, pool, control, worker, on_finished)
+            super().__init__(layout, pool, worker, on_finished)
         except BaseException:
             self._helpers.stop()
             raise
 
     def _store(self, plan: dict[int, Runs]) -> None:
-        self._helpers.run([partial(_fill_slots, share, self._whole) for share in self._shares(plan)])
+        self._helpers.run([partial(_fill_slots, share, self._pairs) for share in self._shares(plan)])
 
-    def _load(self, plan: dict[int, Runs], reached: Callable[[int], None] | None) -> None:
-        if reached is None:
-            self._helpers.run([partial(_fill_pages, share, self._whole) for share in self._shares(plan)])
-            return
-        indices = self._indices({group: runs.tolist() for group, runs in plan.items()})
-        for layer, pairs in self._by_layer.items():
-            _fill_pages(indices, pairs)
-            reached(layer)
+    def _load(self, plan: dict[int, Runs]) -> None:
+        self._helpers.run([partial(_fill_pages, share, self._pairs) for share in self._shares(plan)])
 
     def _let_go(self) -> None:
         self._helpers.stop()
-        self._whole.clear()
-        self._by_layer.clear()
+        self._pairs.clear()
 
     def _shares(self, plan: dict[int, Runs]) -> list[dict[int, _Indices]]:
         """What each thread is to copy, of all groups and layers."""
         columns = {group: runs.tolist() for group, runs in plan.items()}
-        calls = sum(len(runs[0]) * len(self._whole[group]) for group, runs in columns.items())
+        calls = sum(len(runs[0]) * len(self._pairs[group]) for group, runs in columns.items())
         total = self._bytes(plan)
         count = min(self._helpers.count + 1, total // _SHARE_BYTES)
         if count <= 1 or total < calls * _CALL_BYTES:
@@ -144,11 +125,11 @@ def _fill_pages(indices: Mapping[int, _Indices], pairs: Sequence[Sequence[_Pair]
                 pages[block] = slots[place]
 
 
-def _pair_up(group: KVGroup, slots: _Bytes, tensors: Sequence[int]) -> list[_Pair]:
-    """Views of both sides for these tensors, neighbours in the row: as few as their addresses allow."""
+def _pair_up(group: KVGroup, slots: _Bytes) -> list[_Pair]:
+    """Views of both sides, as few as the tensors' addresses allow."""
     pairs = []
-    offset = group.page_offsets[tensors[0]] if tensors else 0
-    singles = [_span(group.tensors[i], group.page_bytes[i]) for i in tensors]
+    offset = 0
+    singles = [_span(tensor, size) for tensor, size in zip(group.tensors, group.page_bytes, strict=True)]
     for span in join(singles, around=slots.ctypes.data):
         size = span.num_pages * span.page_bytes
         part = slots[..., offset : offset + size].reshape(*slots.shape[:-1], *span.shape)

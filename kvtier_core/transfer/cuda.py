@@ -9,16 +9,14 @@ come when the copies are over, so whoever has a load's result may queue compute 
 
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from functools import partial
 
 import torch
 
-from kvtier_core.transfer.control import ControlPage
 from kvtier_core.transfer.direction import Direction
 from kvtier_core.transfer.layout import KVLayout
-from kvtier_core.transfer.plan import GroupTransfer
 from kvtier_core.transfer.pool import Pool
 from kvtier_core.transfer.staged import StagedDevice
 
@@ -37,7 +35,6 @@ class CUDADevice(StagedDevice):
         self,
         layout: KVLayout,
         pool: Pool,
-        control: ControlPage,
         worker: int = 0,
         on_finished: Callable[[], None] | None = None,
     ) -> None:
@@ -53,39 +50,18 @@ class CUDADevice(StagedDevice):
         self._enter_lane = partial(torch.cuda.set_device, layout.device)
         self._pinned = PinnedRows(pool, layout.device)
         try:
-            super().__init__(layout, pool, control, worker, on_finished)
+            super().__init__(layout, pool, worker, on_finished)
         except BaseException:
             self._pinned.release()
             raise
 
-    def submit_store(
-        self,
-        job_id: int,
-        parts: Sequence[GroupTransfer],
-        epoch: int,
-        compute_done: Callable[[], object] | None = None,
-    ) -> None:
-        """See ``Device``. Unless told otherwise, the compute is what the caller's current stream holds now."""
-        super().submit_store(job_id, parts, epoch, compute_done or self._mark_compute().synchronize)
-
-    def submit_load(
-        self,
-        job_id: int,
-        parts: Sequence[GroupTransfer],
-        epoch: int,
-        compute_done: Callable[[], object] | None = None,
-        *,
-        by_layer: bool = False,
-    ) -> None:
-        """See ``Device``. Unless told otherwise, the compute is what the caller's current stream holds now."""
-        if compute_done is None:  # the load stream waits for it, before whatever the lane queues there next
-            compute_done = partial(self._streams[Direction.LOAD].wait_event, self._mark_compute())
-        super().submit_load(job_id, parts, epoch, compute_done, by_layer=by_layer)
-
-    def _mark_compute(self) -> torch.cuda.Event:
+    def _mark_compute(self, direction: Direction) -> Callable[[], object]:
         event = _event()
         event.record(torch.cuda.current_stream(self._layout.device))
-        return event
+        if direction is Direction.STORE:
+            return event.synchronize
+        # The load stream waits, before what the lane queues there next; the lane does not.
+        return partial(self._streams[direction].wait_event, event)
 
     def _on(self, direction: Direction) -> AbstractContextManager[object]:
         stream: AbstractContextManager[object] = torch.cuda.stream(self._streams[direction])

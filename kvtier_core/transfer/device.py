@@ -1,22 +1,21 @@
-"""The device's interface: how an engine's worker moves blocks between the device and the pool (C40, C41, C42).
-
-One interface for CUDA and for the CPU standing in for it; the code behind it differs in the copy alone.
-"""
+"""The device's interface: how an engine's worker moves blocks between the device and the pool (C40, C41, C42)."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from kvtier_core.transfer.direction import Direction
+from kvtier_core.transfer.layout import KVLayout
 from kvtier_core.transfer.plan import GroupTransfer
+from kvtier_core.transfer.pool import Pool
 
 
 @dataclass(frozen=True, kw_only=True)
 class TransferResult:
     """How one device transfer ended. ``ok`` means that every byte moved.
 
-    ``dropped``: nothing was touched, because the job's epoch had passed or the device was shutting down. ``error`` says
-    why a job failed; what it was to write is then undefined. ``bytes`` moved, in ``seconds`` of copying.
+    ``dropped``: nothing was touched, because the device was shutting down. ``error`` says why a job failed; what it was
+    to write is then undefined. ``bytes`` moved, in ``seconds`` of copying.
     """
 
     job_id: int
@@ -31,41 +30,22 @@ class TransferResult:
 class Device(Protocol):
     """Moves device blocks. Transfers of one direction complete in order; the two directions run side by side.
 
-    One transfer may hold several groups, and several parts of one group. Job ids grow within a direction, over the
-    pool's whole life. *epoch* is the control page's when the job was made. The parts' ids are copied at submission.
-    Between submit and result the caller keeps others from writing what a transfer reads and from touching what it
-    writes. Waits take any time, ``math.inf`` too.
+    A transfer is a list of parts, of one KV group or several. Job ids grow within a direction, over the pool's whole
+    life. The parts' ids are copied at submission. Between submission and result the caller keeps others from writing
+    what a transfer reads, and from touching what it writes.
     """
 
-    def submit_store(
-        self,
-        job_id: int,
-        parts: Sequence[GroupTransfer],
-        epoch: int,
-        compute_done: Callable[[], object] | None = None,
-    ) -> None:
-        """Copy blocks to rows, after the compute that writes the blocks. Returns at once.
+    def submit_store(self, job_id: int, parts: Sequence[GroupTransfer]) -> None:
+        """Copy blocks to rows, after all compute that the caller has queued by now. Returns at once.
 
-        *compute_done*, where given, blocks until that compute has ended (an event's ``wait``); it is called on a thread
-        of the device. Where it is not, a device with streams follows all that the caller's current stream holds now.
         Raises ``ValueError`` when the job id does not grow, ``RuntimeError`` after ``shutdown``.
         """
         ...
 
-    def submit_load(
-        self,
-        job_id: int,
-        parts: Sequence[GroupTransfer],
-        epoch: int,
-        compute_done: Callable[[], object] | None = None,
-        *,
-        by_layer: bool = False,
-    ) -> None:
-        """Copy rows to blocks, wholly before the result is out. Returns at once; raises as the store.
+    def submit_load(self, job_id: int, parts: Sequence[GroupTransfer]) -> None:
+        """Copy rows to blocks, wholly before the result is out. Returns at once; raises as ``submit_store``.
 
-        *compute_done* as with a store: compute queued before that still writes the blocks, such as the kernel that
-        zeroes new ones. *by_layer* copies layer after layer, so that ``wait_layer`` need not wait for all of them; it
-        costs more copies.
+        It follows compute that the caller has queued by now, such as the kernel that zeroes new blocks.
         """
         ...
 
@@ -76,17 +56,8 @@ class Device(Protocol):
     def wait(self, direction: Direction, job_ids: Iterable[int], timeout_s: float) -> bool:
         """Block until none of these jobs is running or queued; False when that took too long.
 
-        For preemption and block reuse. Jobs that have ended, collected or not, count as ended. Not to be called from
-        ``on_finished``.
-        """
-        ...
-
-    def wait_layer(self, job_id: int, layer: int, timeout_s: float) -> bool:
-        """Block until this load's bytes of all layers up to *layer* are in their blocks: compute may read them.
-
-        False when that took too long, or the load failed or was dropped; also when it ended more than a thousand loads
-        ago. Whether its result has been collected does not matter. A load that is not ``by_layer`` is there as a whole
-        or not at all.
+        For preemption and block reuse. Jobs that have ended, collected or not, count as ended. *timeout_s* may be
+        ``math.inf``. Not to be called from ``on_finished``.
         """
         ...
 
@@ -96,3 +67,27 @@ class Device(Protocol):
         May be called again. Every submitted job still gets its result. Not to be called from ``on_finished``.
         """
         ...
+
+
+def open_device(
+    layout: KVLayout,
+    pool: Pool,
+    worker: int = 0,
+    on_finished: Callable[[], None] | None = None,
+) -> Device:
+    """The device for where the layout's tensors are: the CPU's, CUDA's, or plain torch for other accelerators.
+
+    *worker* and *on_finished* are those of ``LaneDevice``. Raises ``ValueError`` when the workers' parts and the proof
+    do not fit a row, or the pool has no such worker.
+    """
+    if layout.device.type == "cpu":
+        from kvtier_core.transfer.cpu import CPUDevice  # noqa: PLC0415 - torch, and only the parts of it that are needed
+
+        return CPUDevice(layout, pool, worker, on_finished)
+    if layout.device.type == "cuda":
+        from kvtier_core.transfer.cuda import CUDADevice  # noqa: PLC0415
+
+        return CUDADevice(layout, pool, worker, on_finished)
+    from kvtier_core.transfer.staged import StagedDevice  # noqa: PLC0415
+
+    return StagedDevice(layout, pool, worker, on_finished)

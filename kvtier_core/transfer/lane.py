@@ -1,7 +1,7 @@
 """A lane: one thread that carries out the transfers of one direction, in order, and tells the control page.
 
-It decides what becomes of each job (done, failed, dropped) and guarantees its one result. What a copy is, the
-device says; a lane knows neither torch nor bytes.
+It decides what becomes of each job (done, failed, dropped) and guarantees its one result. A lane knows neither torch
+nor bytes: a device says how a job is copied.
 """
 
 import logging
@@ -11,7 +11,7 @@ import traceback
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from kvtier_core.transfer.control import ControlPage
 from kvtier_core.transfer.device import TransferResult
@@ -21,23 +21,17 @@ from kvtier_core.transfer.waiting import bounded
 
 _log = logging.getLogger("kvtier.transfer")
 
-_REMEMBERED = 1024
-"""Jobs of which a lane knows whether they moved their bytes, after their results have been collected."""
 
-
-@dataclass(frozen=True, kw_only=True)
-class LaneJob:
-    """One transfer to carry out."""
+class LaneJob(NamedTuple):
+    """One transfer to carry out, after *compute_done* has returned."""
 
     job_id: int
     parts: Sequence[GroupTransfer]
-    epoch: int
-    compute_done: Callable[[], object] | None = None
-    by_layer: bool = False
+    compute_done: Callable[[], object] | None
 
 
-Copy = Callable[[LaneJob, Callable[[int], None]], int]
-"""Carries out a job and returns the bytes it moved; tells its second argument each layer that is complete."""
+Copy = Callable[[Sequence[GroupTransfer]], int]
+"""Carries out a transfer and returns the bytes it moved."""
 
 
 class Lane:
@@ -59,17 +53,13 @@ class Lane:
         self._copy = copy
         self._on_finished = on_finished
         self._enter = enter
-        self._changed = threading.Condition()  # guards the seven below
+        self._changed = threading.Condition()  # guards the five below
         self._queue: deque[LaneJob] = deque()
         self._unfinished: set[int] = set()
         self._results: list[TransferResult] = []
-        self._moved: dict[int, None] = {}
-        """The last jobs that moved all their bytes, oldest first."""
-        self._reached = (0, -1)
-        """The job that runs, or ran last, and the last of its layers that is complete."""
         self._last_id = control.get_last_started(worker, direction)
-        control.hand(worker, direction, self._last_id)  # what a dead process had in its line never comes
         self._stopping = False
+        control.hand(worker, direction, self._last_id)  # what a dead process had in its line never comes
         self._thread = threading.Thread(
             target=self._run, name=f"kvtier-{direction.value}-{worker}", daemon=True
         )
@@ -103,17 +93,6 @@ class Lane:
         with self._changed:
             return self._changed.wait_for(lambda: self._unfinished.isdisjoint(wanted), bounded(timeout_s))
 
-    def wait_layer(self, job_id: int, layer: int, timeout_s: float) -> bool:
-        """Block until the job's layers up to *layer* are complete; False on time-out, or when it ended otherwise."""
-        with self._changed:
-            self._changed.wait_for(
-                lambda: job_id not in self._unfinished or self._reached >= (job_id, layer),
-                bounded(timeout_s),
-            )
-            if job_id in self._unfinished:
-                return self._reached >= (job_id, layer)
-            return job_id in self._moved
-
     def stop(self) -> None:
         """Take no more jobs; drop those not begun."""
         with self._changed:
@@ -144,10 +123,6 @@ class Lane:
         result = self._carry_out(job)
         with self._changed:
             self._results.append(result)
-            if result.ok:
-                self._moved[job.job_id] = None
-                if len(self._moved) > _REMEMBERED:
-                    del self._moved[next(iter(self._moved))]
             self._unfinished.discard(job.job_id)
             self._changed.notify_all()
         self._tell()
@@ -155,50 +130,26 @@ class Lane:
 
     def _carry_out(self, job: LaneJob) -> TransferResult:
         try:
-            return self._transfer(job)
+            self._control.begin(self._worker, self._direction, job.job_id)
+            try:
+                return self._transfer(job)
+            finally:
+                self._control.finish(self._worker, self._direction, job.job_id)
         except BaseException as error:  # noqa: BLE001 - the job gets its result, the lane lives on
-            return TransferResult(
-                job_id=job.job_id,
-                direction=self._direction,
-                ok=False,
-                error=_describe(error),
-            )
+            text = "".join(traceback.format_exception_only(error)).strip()
+            return TransferResult(job_id=job.job_id, direction=self._direction, ok=False, error=text)
 
     def _transfer(self, job: LaneJob) -> TransferResult:
-        # Announced after the wait, so that a new epoch drops the job instead of waiting for its compute.
-        compute_error = self._await_compute(job)
-        if not self._control.begin(self._worker, self._direction, job.job_id, job.epoch):
+        if job.compute_done is not None and not self._stopping:
+            job.compute_done()
+        if self._stopping:
             return TransferResult(job_id=job.job_id, direction=self._direction, ok=False, dropped=True)
-        ok = False
-        try:
-            if compute_error is not None:
-                raise compute_error
-            if self._stopping:
-                return TransferResult(job_id=job.job_id, direction=self._direction, ok=False, dropped=True)
-            begun = time.perf_counter()
-            moved = self._copy(job, lambda layer: self._reach(job.job_id, layer))
-            seconds = time.perf_counter() - begun
-            ok = True
-        finally:
-            self._control.finish(self._worker, self._direction, job.job_id, ok=ok)
+        begun = time.perf_counter()
+        moved = self._copy(job.parts)
+        seconds = time.perf_counter() - begun
         return TransferResult(
             job_id=job.job_id, direction=self._direction, ok=True, bytes=moved, seconds=seconds
         )
-
-    def _reach(self, job_id: int, layer: int) -> None:
-        with self._changed:
-            self._reached = (job_id, layer)
-            self._changed.notify_all()
-
-    def _await_compute(self, job: LaneJob) -> BaseException | None:
-        """What *compute_done* raised, if anything: the control page must learn of the job all the same."""
-        if job.compute_done is None or self._stopping:
-            return None
-        try:
-            job.compute_done()
-        except BaseException as error:  # noqa: BLE001 - becomes the job's error
-            return error
-        return None
 
     def _tell(self) -> None:
         if self._on_finished is None:
@@ -207,8 +158,3 @@ class Lane:
             self._on_finished()
         except BaseException:  # noqa: BLE001 - the caller's fault costs a log line, not the lane
             _log.exception("on_finished raised; the %s lane goes on", self._direction.value)
-
-
-def _describe(error: BaseException) -> str:
-    """What kind of error, and what it says, if it can be made to say it."""
-    return "".join(traceback.format_exception_only(error)).strip()

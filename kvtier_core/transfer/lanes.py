@@ -1,7 +1,6 @@
-"""What all devices have in common: a lane a direction, jobs in, results out. They differ in the copy alone (C42).
+"""A device that copies on threads: a lane for each direction, jobs in, results out. Subclasses say what a copy is.
 
-Decides nothing about bytes. A device is a subclass that says how a job's store and load are carried out, each on its
-lane's thread.
+The interface of devices knows no lanes: a device that queues its copies on streams needs none.
 """
 
 import threading
@@ -14,7 +13,6 @@ from collections.abc import Callable, Iterable, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from kvtier_core.transfer.control import ControlPage
 from kvtier_core.transfer.device import TransferResult
 from kvtier_core.transfer.direction import Direction
 from kvtier_core.transfer.lane import Copy, Lane, LaneJob
@@ -40,28 +38,25 @@ class LaneDevice(ABC):
         self,
         layout: KVLayout,
         pool: Pool,
-        control: ControlPage,
         worker: int = 0,
         on_finished: Callable[[], None] | None = None,
     ) -> None:
         """A subclass is ready before it calls this.
 
-        Raises ``ValueError``: the workers' parts and the proof do not fit a row, the pool has no such worker, *control*
-        is not the pool's own, or *worker* has a device in this process already.
+        Raises ``ValueError``: the workers' parts and the proof do not fit a row, the pool has no such worker, or
+        *worker* has a device in this process already.
         """
-        if control is not pool.control:
-            raise ValueError("the control page is not this pool's: pass pool.control")
         self._layout = layout
         self._addresses = [group.read_addresses() for group in layout.groups]
         self._limits = limits_for(layout, pool)
         self._is_shut_down = False
         self._letting_go = threading.Lock()
-        self._leave_worker = control.use_worker(worker)
+        self._leave_worker = pool.control.use_worker(worker)
         copies = {Direction.STORE: self._carry_out_store, Direction.LOAD: self._carry_out_load}
         self._lanes: dict[Direction, Lane] = {}
         try:
             for direction, copy in copies.items():
-                lane = Lane(direction, control, worker, _weakly(copy), on_finished, self._enter_lane)
+                lane = Lane(direction, pool.control, worker, _weakly(copy), on_finished, self._enter_lane)
                 self._lanes[direction] = lane
         except BaseException:  # no more threads for this user, or in this control group
             for lane in self._lanes.values():
@@ -84,45 +79,27 @@ class LaneDevice(ABC):
         """Copy device blocks to rows, wholly before it returns. On the store lane's thread."""
 
     @abstractmethod
-    def _load(self, plan: dict[int, Runs], reached: Callable[[int], None] | None) -> None:
-        """Copy rows to device blocks, wholly before it returns. On the load lane's thread.
-
-        *reached*, where given, is told each layer that is complete, if the device goes by layers.
-        """
+    def _load(self, plan: dict[int, Runs]) -> None:
+        """Copy rows to device blocks, wholly before it returns. On the load lane's thread."""
 
     @abstractmethod
     def _let_go(self) -> None:
         """No copy will follow: drop what holds the pool's mapping. Called once."""
 
-    def submit_store(
-        self,
-        job_id: int,
-        parts: Sequence[GroupTransfer],
-        epoch: int,
-        compute_done: Callable[[], object] | None = None,
-    ) -> None:
-        """See ``Device``."""
-        job = LaneJob(job_id=job_id, parts=copy_parts(parts), epoch=epoch, compute_done=compute_done)
-        self._lanes[Direction.STORE].submit(job)
+    def _mark_compute(self, _direction: Direction) -> Callable[[], object] | None:
+        """What a lane waits by for the compute that the caller has queued; ``None`` where that is over by now."""
+        return None
 
-    def submit_load(
-        self,
-        job_id: int,
-        parts: Sequence[GroupTransfer],
-        epoch: int,
-        compute_done: Callable[[], object] | None = None,
-        *,
-        by_layer: bool = False,
-    ) -> None:
+    def submit_store(self, job_id: int, parts: Sequence[GroupTransfer]) -> None:
         """See ``Device``."""
-        job = LaneJob(
-            job_id=job_id,
-            parts=copy_parts(parts),
-            epoch=epoch,
-            compute_done=compute_done,
-            by_layer=by_layer,
-        )
-        self._lanes[Direction.LOAD].submit(job)
+        self._submit(Direction.STORE, job_id, parts)
+
+    def submit_load(self, job_id: int, parts: Sequence[GroupTransfer]) -> None:
+        """See ``Device``."""
+        self._submit(Direction.LOAD, job_id, parts)
+
+    def _submit(self, direction: Direction, job_id: int, parts: Sequence[GroupTransfer]) -> None:
+        self._lanes[direction].submit(LaneJob(job_id, copy_parts(parts), self._mark_compute(direction)))
 
     def get_finished(self) -> list[TransferResult]:
         """See ``Device``."""
@@ -131,10 +108,6 @@ class LaneDevice(ABC):
     def wait(self, direction: Direction, job_ids: Iterable[int], timeout_s: float) -> bool:
         """See ``Device``."""
         return self._lanes[direction].wait(job_ids, timeout_s)
-
-    def wait_layer(self, job_id: int, layer: int, timeout_s: float) -> bool:
-        """See ``Device``."""
-        return self._lanes[Direction.LOAD].wait_layer(job_id, layer, timeout_s)
 
     def shutdown(self, timeout_s: float) -> bool:
         """See ``Device``. After False a thread may still copy: the pool stays mapped."""
@@ -151,18 +124,18 @@ class LaneDevice(ABC):
                 self._is_shut_down = True
         return True
 
-    def _carry_out_store(self, job: LaneJob, _reached: Callable[[int], None]) -> int:
-        plan = self._plan(Direction.STORE, job)
+    def _carry_out_store(self, parts: Sequence[GroupTransfer]) -> int:
+        plan = self._plan(Direction.STORE, parts)
         self._store(plan)
         return self._bytes(plan)
 
-    def _carry_out_load(self, job: LaneJob, reached: Callable[[int], None]) -> int:
-        plan = self._plan(Direction.LOAD, job)
-        self._load(plan, reached if job.by_layer else None)
+    def _carry_out_load(self, parts: Sequence[GroupTransfer]) -> int:
+        plan = self._plan(Direction.LOAD, parts)
+        self._load(plan)
         return self._bytes(plan)
 
-    def _plan(self, direction: Direction, job: LaneJob) -> dict[int, Runs]:
-        plan = plan_transfer(direction, job.parts, self._limits)
+    def _plan(self, direction: Direction, parts: Sequence[GroupTransfer]) -> dict[int, Runs]:
+        plan = plan_transfer(direction, parts, self._limits)
         for group in plan:
             # The copies go by addresses: what is there now may be anybody's.
             if self._layout.groups[group].read_addresses() != self._addresses[group]:
@@ -182,11 +155,11 @@ def _weakly(method: Copy) -> Copy:
     """The same, without keeping its device: a lane's thread would, as long as the process lives."""
     reference = weakref.WeakMethod(method)
 
-    def copy(job: LaneJob, reached: Callable[[int], None]) -> int:
+    def copy(parts: Sequence[GroupTransfer]) -> int:
         alive = reference()
         if alive is None:
             raise RuntimeError("the device was dropped without shutdown")
-        return alive(job, reached)
+        return alive(parts)
 
     return copy
 
@@ -211,19 +184,16 @@ def limits_for(layout: KVLayout, pool: Pool) -> TransferLimits:
 
 
 def worker_parts(layout: KVLayout, pool: Pool, worker: int) -> list[npt.NDArray[np.uint8]]:
-    """This worker's bytes of every row, a group each. Raises ``ValueError`` as the devices' constructors.
+    """This worker's bytes of every row, an array for each group. Raises ``ValueError`` as the devices' constructors.
 
     ``(num_rows, factor, block_bytes)``, or ``(num_rows, block_bytes)`` where the factor is 1.
     """
     if not 0 <= worker < pool.geometry.num_workers:
         raise ValueError(f"worker {worker} is not one of this pool's {pool.geometry.num_workers}")
     limits_for(layout, pool)
-    return [
-        _worker_part(pool, layout.block_size_factor, group.block_bytes, worker) for group in layout.groups
-    ]
-
-
-def _worker_part(pool: Pool, factor: int, block_bytes: int, worker: int) -> npt.NDArray[np.uint8]:
-    begin = worker * factor * block_bytes
-    rows = pool.rows_array[:, begin : begin + factor * block_bytes]
-    return rows if factor == 1 else rows.reshape(len(rows), factor, block_bytes)
+    factor = layout.block_size_factor
+    parts = []
+    for payload_bytes in layout.payload_bytes:
+        rows = pool.rows_array[:, worker * payload_bytes : (worker + 1) * payload_bytes]
+        parts.append(rows if factor == 1 else rows.reshape(len(rows), factor, payload_bytes // factor))
+    return parts

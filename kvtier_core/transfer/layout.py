@@ -8,13 +8,14 @@ page of every tensor, in the order of the tensors. With several workers a row ho
 another, each laid out like this.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from operator import index as to_index
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     import torch
     from torch import Tensor
 
@@ -24,13 +25,11 @@ class KVGroup:
     """Layers that share one block table: each tensor is ``(num_blocks, ...)``, and a block's page in it contiguous.
 
     The blocks may be any distance apart, the dtype is anything. One tensor that holds all layers of a block
-    (block-major) moves fastest; a tensor per layer, and per K and V (layer-major), works too, and tensors at even
-    distances in memory move as one. Does not change; two are equal when they hold the same tensors for the same layers.
+    (block-major) moves fastest. A tensor per layer, and per K and V (layer-major), works as well; tensors at even
+    distances in memory move as one. Does not change; two are equal when they hold the same tensors.
     """
 
     tensors: "tuple[Tensor, ...]" = field(compare=False, repr=False)
-    layers: tuple[int, ...]
-    """Which layer each tensor belongs to."""
     device: "torch.device" = field(compare=False)
     num_blocks: int = field(compare=False)
     page_bytes: tuple[int, ...] = field(compare=False)
@@ -42,12 +41,10 @@ class KVGroup:
     _identities: tuple[int, ...] = field(repr=False)
     """Stands for the tensors, whose own ``==`` compares what is in them."""
 
-    def __init__(self, tensors: "Sequence[Tensor]", layers: Sequence[int] | None = None) -> None:
+    def __init__(self, tensors: "Sequence[Tensor]") -> None:
         """Keep the tensors, without a copy.
 
-        *layers* says which layer each tensor belongs to, in rising order; by default each is a layer of its own.
-        Raises ``ValueError`` that names the tensor and what is wrong, ``TypeError`` for what is no sequence of tensors
-        or no whole number.
+        Raises ``ValueError`` that names the tensor and what is wrong, ``TypeError`` for what is no sequence of tensors.
         """
         if hasattr(tensors, "data_ptr"):
             raise TypeError(
@@ -56,11 +53,6 @@ class KVGroup:
         held = tuple(tensors)
         if not held:
             raise ValueError("a KV group needs at least one tensor")
-        numbers = range(len(held)) if layers is None else [_as_whole("a layer", layer) for layer in layers]
-        if len(numbers) != len(held) or list(numbers) != sorted(numbers):
-            raise ValueError(
-                f"{len(held)} KV tensors need as many layer numbers, in rising order, not {tuple(numbers)}"
-            )
         for index, tensor in enumerate(held):
             if not hasattr(tensor, "data_ptr"):
                 raise TypeError(f"KV tensor {index} is a {type(tensor).__name__}, not a tensor of torch's")
@@ -72,7 +64,6 @@ class KVGroup:
         _freeze(
             self,
             tensors=held,
-            layers=tuple(numbers),
             device=first.device,
             num_blocks=num_blocks,
             page_bytes=page_bytes,
@@ -126,7 +117,9 @@ class KVLayout:
         Raises ``ValueError`` when there is no group, they are on several devices, or the factor is below 1,
         ``TypeError`` when that is no whole number.
         """
-        factor = _as_whole("block_size_factor", block_size_factor)
+        if isinstance(block_size_factor, bool) or not hasattr(block_size_factor, "__index__"):
+            raise TypeError(f"block_size_factor must be a whole number, not {block_size_factor!r}")
+        factor = to_index(block_size_factor)
         if not groups or factor < 1:
             raise ValueError(
                 f"a KV layout needs at least one group and a factor of at least 1, not {len(groups)} and {factor}"
@@ -148,13 +141,6 @@ def _freeze(value: object, **fields: object) -> None:
     """Set the fields of a frozen dataclass, once and for all."""
     for name, content in fields.items():
         object.__setattr__(value, name, content)
-
-
-def _as_whole(what: str, number: object) -> int:
-    """*number* as an ``int``. Raises ``TypeError`` for all that is none, truth values among it."""
-    if isinstance(number, bool) or not hasattr(number, "__index__"):
-        raise TypeError(f"{what} must be a whole number, not {number!r}")
-    return to_index(number)
 
 
 def split_pages(tensor: "Tensor", block_dim: int = 0) -> "list[Tensor]":

@@ -1,9 +1,10 @@
-"""Who shares a pool: one scheduler and its workers, each alive as long as it holds its lock.
+"""The members of a pool that several processes share: one scheduler and its workers.
 
-Decides who has joined and who lives. A lock on a byte of the pool's file says so: the kernel drops it with the process,
-however that ends, and a process id can mean somebody else. The bytes' contents are not touched. Locks belong to an
-open file description, so every member opens the file for itself, and for nothing else: a mapping would keep the
-description, and its locks, in every child that is forked.
+Decides who has joined, who lives, and whether a process may be the member that another was before it. A lock on a byte
+of the pool's file says that a member lives: the kernel drops it with the process, however that ends, and a process id
+can mean somebody else. The bytes' contents are not touched. Locks belong to an open file description, so every member
+opens the file for itself, and for nothing else: a mapping would keep the description, and its locks, in every child
+that is forked.
 """
 
 import errno
@@ -15,14 +16,14 @@ from collections.abc import Callable
 from functools import partial
 from typing import Self
 
+from kvtier_core.transfer.control import ControlPage
+from kvtier_core.transfer.direction import Direction
 from kvtier_core.transfer.forks import own
 
 SCHEDULER = -1
 """The member that decides; workers are members 0, 1, ..."""
 
 _LOCK = struct.Struct("@hhqqi4x")  # struct flock
-_GATE = 1 << 20
-"""A byte far above any member's: whoever holds its lock may look and act without being interrupted."""
 _POLL_S = 0.005
 
 
@@ -35,7 +36,7 @@ class Members:
         return own(partial(cls, fd, num_workers))
 
     def __init__(self, fd: int, num_workers: int) -> None:
-        self._open_fd: int | None = os.open(f"/proc/self/fd/{fd}", os.O_RDWR | os.O_CLOEXEC)
+        self._fd: int | None = os.open(f"/proc/self/fd/{fd}", os.O_RDWR | os.O_CLOEXEC)
         self._all = (SCHEDULER, *range(num_workers))
         self._own: int | None = None
 
@@ -46,72 +47,87 @@ class Members:
         """
         if member not in self._all:
             raise ValueError(f"{describe(member)} is not one of this pool's {len(self._all) - 1} workers")
-        if not self._lock(member + 1):
+        try:
+            self._ask(fcntl.F_OFD_SETLK, member)
+        except OSError as error:
+            if error.errno not in (errno.EAGAIN, errno.EACCES):
+                raise
             raise FileExistsError(
                 errno.EEXIST,
                 f"{describe(member)} of this pool is already there: give every engine a pool name of its own, "
                 "and every worker its own number",
-            )
+            ) from None
         self._own = member
+
+    def begin(self, control: ControlPage, pool_name: str) -> None:
+        """Say on the control page that this member came, unless what the dead left can't be taken over.
+
+        Raises ``OSError`` of ``EOWNERDEAD``: the scheduler came and is gone, while workers may still fill rows that
+        only it knew of; or this worker died in the middle of a job, which its successor's first would settle.
+        """
+        assert self._own is not None, "begin follows join"
+        if (wrong := self._what_the_dead_left(control, self._own)) is not None:
+            missing = self.missing()
+            living = [member for member in self._all if member not in (self._own, *missing)]
+            raise OSError(
+                errno.EOWNERDEAD,
+                f"the pool {pool_name!r} can't be joined again: {wrong}. End the processes that have it "
+                f"({', '.join(map(describe, living)) or 'nobody'}) and start the whole engine again",
+            )
+        if self._own == SCHEDULER:
+            control.note_scheduler()
+        else:
+            control.note_worker(self._own)
+
+    def _what_the_dead_left(self, control: ControlPage, member: int) -> str | None:
+        if control.scheduler_came and (member == SCHEDULER or SCHEDULER in self.missing()):
+            return "its scheduler is gone, and what that knew of its rows"
+        if member != SCHEDULER:
+            for direction in Direction:
+                if (job := control.get_unfinished(member, direction)) is not None:
+                    return f"{describe(member)} died in the middle of {direction.value} job {job}"
+        return None
+
+    def wait_for_all(self, control: ControlPage, timeout_s: float) -> None:
+        """Wait until all members have joined. Raises ``TimeoutError`` that says who is missing."""
+        if wait_for(lambda: not self.missing(), timeout_s):
+            return
+        missing = self.missing()
+        left = [m for m in missing if (control.scheduler_came if m == SCHEDULER else control.worker_came(m))]
+        texts = []
+        if left:
+            texts.append(
+                f"{', '.join(map(describe, left))} joined the pool and left it again: see in its own output why "
+                "it ended"
+            )
+        if never := [member for member in missing if member not in left]:
+            texts.append(
+                f"{', '.join(map(describe, never))} did not join the pool within {timeout_s:g} s: all processes of an "
+                "engine must run on this machine, in one network namespace, as one user, with one configuration"
+            )
+        raise TimeoutError("; ".join(texts))
+
+    def missing(self) -> list[int]:
+        """Members that have not joined, or are dead. Raises ``ValueError`` after ``close``, or in a forked child."""
+        return [m for m in self._all if m != self._own and not self._is_locked(m)]
 
     def close(self) -> None:
         """Be no member any more. Twice is fine."""
-        if self._open_fd is not None:
-            os.close(self._open_fd)
-            self._open_fd = None
+        if self._fd is not None:
+            os.close(self._fd)
+            self._fd = None
 
-    @property
-    def is_closed(self) -> bool:
-        """Whether this process speaks for no member: after ``close``, and in a forked child."""
-        return self._open_fd is None
+    def _is_locked(self, member: int) -> bool:
+        answer = self._ask(fcntl.F_OFD_GETLK, member)
+        assert isinstance(answer, bytes)
+        return bool(_LOCK.unpack(answer)[0] != fcntl.F_UNLCK)
 
-    @property
-    def _fd(self) -> int:
-        if self._open_fd is None:
+    def _ask(self, command: int, member: int) -> object:
+        if self._fd is None:
             raise ValueError(
                 "this process is no member of the pool: it was closed here, or belongs to the parent"
             )
-        return self._open_fd
-
-    def missing(self) -> list[int]:
-        """The members that have not joined, or are dead."""
-        return [member for member in self._others() if not self._is_locked(member + 1, 1)]
-
-    def present(self) -> list[int]:
-        """The other members that live."""
-        return [member for member in self._others() if self._is_locked(member + 1, 1)]
-
-    def _others(self) -> list[int]:
-        return [
-            member for member in self._all if member != self._own
-        ]  # the kernel does not tell one's own locks
-
-    def anyone(self) -> bool:
-        """Whether any other living process is a member, of however large an engine."""
-        return self._is_locked(0, _GATE)
-
-    def enter_gate(self, timeout_s: float) -> bool:
-        """Keep others out until ``leave_gate``; False when somebody else did that for too long."""
-        return wait_for(lambda: self._lock(_GATE), timeout_s)
-
-    def leave_gate(self) -> None:
-        """Let the next one in."""
-        fcntl.fcntl(self._fd, fcntl.F_OFD_SETLK, _LOCK.pack(fcntl.F_UNLCK, os.SEEK_SET, _GATE, 1, 0))
-
-    def _lock(self, byte: int) -> bool:
-        try:
-            fcntl.fcntl(self._fd, fcntl.F_OFD_SETLK, _LOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, byte, 1, 0))
-        except OSError as error:
-            if error.errno in (errno.EAGAIN, errno.EACCES):
-                return False
-            raise
-        return True
-
-    def _is_locked(self, byte: int, length: int) -> bool:
-        asked = _LOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, byte, length, 0)
-        answer = fcntl.fcntl(self._fd, fcntl.F_OFD_GETLK, asked)
-        assert isinstance(answer, bytes)
-        return bool(_LOCK.unpack(answer)[0] != fcntl.F_UNLCK)
+        return fcntl.fcntl(self._fd, command, _LOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, member + 1, 1, 0))
 
 
 def describe(member: int) -> str:

@@ -1,9 +1,13 @@
-"""How much memory this process may still take: the machine's, or less where a control group says so.
+"""The pool's memory: how much this process may still take, and a file without a name that holds it.
 
-Decides nothing and changes nothing. Read before a pool is mapped, because a mapping that does not fit fails
-later, by SIGBUS or the out-of-memory killer, in the middle of a copy.
+The limit is the machine's, or less where a control group says so. It is read before the memory is made: what does not
+fit would fail later, by SIGBUS or the out-of-memory killer, in the middle of a copy. The file is a memfd, sealed
+against resizing.
 """
 
+import errno
+import fcntl
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +15,8 @@ from typing import NamedTuple
 
 _PROC = Path("/proc")
 _CGROUP = Path("/sys/fs/cgroup")
+_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+_PRIVATE = 0o600
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,6 +89,35 @@ def _group_limit(folder: Path, names: _Names) -> MemoryLimit | None:
     reclaimable = sum(int(stat.get(name, 0)) for name in names.reclaimable)
     left = int(limit) - usage + min(reclaimable, usage)
     return MemoryLimit(bytes=max(0, left), source=str(folder / names.limit))
+
+
+def make_memory(total_bytes: int, header: bytes, what: str) -> int:
+    """A descriptor of *total_bytes* of memory without a name, zeros after *header*.
+
+    Raises ``MemoryError``, which says *what* does not fit, before any memory is taken.
+    """
+    limit = find_memory_limit()
+    if total_bytes > limit.bytes:
+        raise MemoryError(
+            f"{what} does not fit: {limit.source} leaves {format_size(limit.bytes)}. "
+            "Set a smaller pool capacity or free memory."
+        )
+    fd = os.memfd_create("kvtier-pool", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        os.fchmod(fd, _PRIVATE)  # a new memfd is open to everybody who may look into a process's descriptors
+        os.ftruncate(fd, total_bytes)
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)
+        os.pwrite(fd, header, 0)
+    except OSError as error:
+        os.close(fd)
+        raise MemoryError(f"the kernel refused {what}: {error}") from error
+    return fd
+
+
+def check_is_own(fd: int, path: str) -> None:
+    """Raises ``PermissionError`` when the open file belongs to another user, who could read it and cut it short."""
+    if (uid := os.fstat(fd).st_uid) != os.geteuid():
+        raise PermissionError(errno.EPERM, f"the pool belongs to another user (uid {uid})", path)
 
 
 def format_size(count: float) -> str:

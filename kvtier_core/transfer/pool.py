@@ -3,12 +3,11 @@
 It decides whether two processes mean the same geometry, and who of them is who. It never decides what a row holds.
 
 One process makes a pool for itself with ``Pool.create``. Several that start in any order all call ``Pool.open`` with
-one name: whoever comes first makes the memory, the rest check its geometry, and one that starts again finds it as long
-as any of them lives. The memory has no name of its own and is freed by the kernel with the last process that has it
-open, however that ends (``handover`` says how it gets around); ``named=True`` puts it into /dev/shm instead, where its
-name goes when all have come. Layout, little-endian::
+one name: the first makes the memory, the rest check its geometry, and one that starts again finds it while any of them
+lives. The memory is a file without a name, freed by the kernel with the last process that has it open, however that
+ends; ``handover`` says how it gets around. Layout, little-endian::
 
-    0     magic "kvtpool" 0x04 | num_workers u64 | num_rows u64 | row_bytes u64 | bytes before row 0 u64
+    0     magic "kvtpool" 0x05 | num_workers u64 | num_rows u64 | row_bytes u64 | bytes before row 0 u64
     64    the control page's words (see ``control``), zero padding to a multiple of 4096
     ...   row 0 | row 1 | ...
 """
@@ -20,33 +19,23 @@ import os
 import re
 import struct
 import weakref
-from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import Self
+from typing import NamedTuple, Self
 
 import numpy as np
 import numpy.typing as npt
 
 from kvtier_core.transfer.control import PAGE_BYTES, ControlPage, control_words_bytes
-from kvtier_core.transfer.handover import MAX_NOTE_BYTES, meet
+from kvtier_core.transfer.handover import MAX_NOTE_BYTES, Host, meet
 from kvtier_core.transfer.huge_pages import ask_for_huge_pages, map_for_huge_pages
 from kvtier_core.transfer.members import SCHEDULER, Members, wait_for
-from kvtier_core.transfer.memory import format_size
+from kvtier_core.transfer.memory import format_size, make_memory
 from kvtier_core.transfer.prefault import Prefault
-from kvtier_core.transfer.region import (
-    MAGIC,
-    check_is_own,
-    make_anonymous,
-    name_in_shared_memory,
-    open_or_make_named,
-    reclaim_dead,
-)
-from kvtier_core.transfer.sharing import Sharing
 from kvtier_core.transfer.waiting import bounded
 
-_MAGIC = MAGIC + b"\x04"
+_MAGIC = b"kvtpool\x05"
 _HEADER = struct.Struct("<8sQQQQ")
 _HEADER_BYTES = 64
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
@@ -93,21 +82,32 @@ class PoolGeometry:
         """The header that says so."""
         return _HEADER.pack(_MAGIC, self.num_workers, self.num_rows, self.row_bytes, self.rows_offset)
 
+    def make_memory(self) -> int:
+        """A descriptor of new memory of this shape. Raises ``MemoryError``."""
+        return make_memory(self.total_bytes, self.pack(), self.describe())
+
+
+class _Sharing(NamedTuple):
+    """How this process shares a pool: as a member, and by answering others on a host."""
+
+    members: Members
+    host: Host
+
 
 class Pool:
-    """One process's view of the pool. Made by ``create``, or ``attach``, or by ``open`` where several are to share it.
+    """One process's view of the pool. Made by ``create``, or by ``open`` where several are to share it.
 
-    Rows may be used from any thread; what they hold at a time is for the caller to agree on. A pool that nobody closes
-    goes in silence when nobody has it, its rows or its array any more.
+    Rows may be used from any thread; callers agree on what a row holds. A pool that nobody closes goes in silence when
+    nobody has it, its rows or its array any more.
     """
 
     def __init__(
-        self, fd: int, geometry: PoolGeometry, *, huge_pages: bool = False, sharing: Sharing | None = None
+        self, fd: int, geometry: PoolGeometry, *, huge_pages: bool = False, sharing: _Sharing | None = None
     ) -> None:
         """Map *fd*, ``geometry.total_bytes`` long; it is closed with the pool. Raises ``MemoryError``."""
         self.geometry = geometry
         self.note = b""
-        """What the process that made the pool told the others."""
+        """What the process that made the pool left for the others."""
         try:
             self._mapping = mmap.mmap(fd, geometry.total_bytes)
         except OSError as error:
@@ -125,7 +125,7 @@ class Pool:
         self._prefault: Prefault | None = None
         self._sharing = sharing
         self._is_kept = False
-        # With the mapping, not with this object: whoever has rows still works on them, and is a member that long.
+        # With the mapping, not with this object: a process that still uses rows is a member that long.
         self._abandon = weakref.finalize(self._mapping, _abandon, fd, sharing)
         self._abandon.atexit = False  # the kernel does all that, and tiers may still be at work
 
@@ -137,8 +137,7 @@ class Pool:
         it can. Raises ``MemoryError``, before anything is mapped, when the pool does not fit in this machine's
         available memory or in the limit of this process's control group.
         """
-        reclaim_dead()
-        fd = make_anonymous(geometry.total_bytes, geometry.pack(), geometry.describe())
+        fd = geometry.make_memory()
         try:
             return cls(fd, geometry, huge_pages=huge_pages)
         except BaseException:
@@ -153,7 +152,6 @@ class Pool:
         member: int = SCHEDULER,
         *,
         note: bytes = b"",
-        named: bool = False,
         huge_pages: bool = False,
         timeout_s: float = _OPEN_TIMEOUT_S,
     ) -> Self:
@@ -162,111 +160,51 @@ class Pool:
         Every process of the engine on this machine calls this, in any order, with the same geometry; then
         ``wait_for_members``. A process that does not know the geometry passes ``None`` and waits for one that does.
         *note*, of at most 64 KiB, is what this process tells the others should it be the first: all find the first
-        one's in ``note``. A process that starts again joins the pool that any of the others still has; a named pool,
-        once all have come, only where it sees those in /proc. Raises ``MemoryError`` when the pool does not fit,
-        ``ValueError`` for another geometry than the others' or a member that the pool does not have,
-        ``FileExistsError`` when a living process is that member, ``OSError`` of ``EOWNERDEAD`` when whoever died before
-        left the pool of no use, ``PermissionError`` when another user has the name, ``TimeoutError`` when nobody makes
-        it or hands it over.
+        one's in ``note``. A process that starts again joins the pool that any of the others still has.
+
+        Raises ``MemoryError`` when the pool does not fit, ``ValueError`` for another geometry than the others' or a
+        member that the pool does not have, ``FileExistsError`` when a living process is that member, ``OSError`` of
+        ``EOWNERDEAD`` when a process that died left the pool of no use, ``PermissionError`` when another user has the
+        name, ``TimeoutError`` when nobody makes it or hands it over.
         """
         if not _NAME.fullmatch(name):
             raise ValueError(f"{name!r} is no name for a pool: use 1 to 64 letters, digits, '.', '_' and '-'")
         if len(note) > MAX_NOTE_BYTES:
             raise ValueError(f"a note of {len(note)} bytes is longer than {MAX_NOTE_BYTES}")
-        if named:
-            if geometry is None or note:
-                raise ValueError("a pool in /dev/shm carries no note, and its geometry must be known to all")
-            return cls._open_named(geometry, name, member, huge_pages=huge_pages, timeout_s=timeout_s)
-
-        reclaim_dead()
         joined: list[tuple[PoolGeometry, Members]] = []
 
         def join(fd: int) -> None:
-            found = _read_geometry(fd, f"the pool {name!r}", geometry)
+            found = _read_geometry(fd, name, geometry)
             members = Members.of(fd, found.num_workers)
             on_failure.callback(members.close)
             members.join(member)
             joined.append((found, members))
 
+        make = None if geometry is None else geometry.make_memory
         with ExitStack() as on_failure:
-            fd, first_note, host = meet(name, _maker(geometry), join, timeout_s, note)
+            fd, first_note, host = meet(name, make, join, timeout_s, note)
             on_failure.callback(os.close, fd)
             on_failure.callback(host.close)
             found, members = joined[0]
-            sharing = Sharing(members=members, host=host)
-            pool = cls(fd, found, huge_pages=huge_pages, sharing=sharing)
+            pool = cls(fd, found, huge_pages=huge_pages, sharing=_Sharing(members, host))
             on_failure.pop_all()
         pool.note = first_note
-        return pool._begin(member, name)
-
-    @classmethod
-    def _open_named(
-        cls, geometry: PoolGeometry, name: str, member: int, *, huge_pages: bool, timeout_s: float
-    ) -> Self:
-        reclaim_dead()
-        path = name_in_shared_memory(name)
-        found: list[tuple[int, Members]] = []
-
-        def attempt() -> bool:
-            joined = open_or_make_named(
-                path, geometry.total_bytes, geometry.pack(), geometry.describe(), member, geometry.num_workers
-            )
-            found.extend([joined] if joined is not None else [])
-            return bool(found)
-
-        if not wait_for(attempt, timeout_s):
-            raise TimeoutError(f"could not open {path} within {timeout_s:g} s: other processes hold it")
-        fd, members = found[0]
-        sharing = Sharing(members=members, path=path)
         try:
-            _read_geometry(fd, f"the pool {path}", geometry)
-            pool = cls(fd, geometry, huge_pages=huge_pages, sharing=sharing)
+            members.begin(pool.control, name)
         except BaseException:
-            sharing.end(fd)
-            os.close(fd)
+            pool.close()
             raise
-        return pool._begin(member, name)
-
-    def _begin(self, member: int, name: str) -> Self:
-        assert self._sharing is not None, "who shares nothing is no member"
-        try:
-            self._sharing.begin(self.control, member, name)
-        except BaseException:
-            self.close()
-            raise
-        return self
-
-    @classmethod
-    def attach(cls, path: str, expected: PoolGeometry | None = None) -> Self:
-        """Share the pool another process has open at *path*, its ``Pool.path``, without being a member.
-
-        Raises ``OSError`` when it can't be opened (its process is gone, or belongs to another user), ``ValueError``
-        when it is no pool or has another geometry than *expected*, ``MemoryError`` when it can't be mapped.
-        """
-        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-        try:
-            check_is_own(fd, path)
-            return cls(fd, _read_geometry(fd, path, expected))
-        except BaseException:
-            os.close(fd)
-            raise
+        return pool
 
     def wait_for_members(self, timeout_s: float = _OPEN_TIMEOUT_S) -> None:
-        """Wait until the scheduler and every worker have joined; afterwards no file names the pool any more.
-
-        Raises ``TimeoutError`` that says who is missing.
-        """
+        """Wait until the scheduler and every worker have joined. Raises ``TimeoutError`` that says who is missing."""
         if self._sharing is not None:
-            self._sharing.wait_for_all(self.control, self.fd, timeout_s)
-
-    def missing_members(self) -> list[int]:
-        """Workers (and ``SCHEDULER``) that have not joined or have died. Empty for a pool of one process."""
-        return [] if self._sharing is None else self._sharing.members.missing()
+            self._sharing.members.wait_for_all(self.control, timeout_s)
 
     def wait_for_copies(self, timeout_s: float) -> bool:
-        """Wait until every device transfer that was handed to a device of this pool is over; False on time-out.
+        """Wait until every transfer that any worker, in any process, was handed by now is over; False on time-out.
 
-        Those of all workers, in whatever process. Until then the engine's KV memory must not be given up.
+        Until then the engine's KV memory must not be given up.
         """
         return wait_for(lambda: self.control.is_idle, bounded(timeout_s))
 
@@ -291,11 +229,6 @@ class Pool:
         return self._fd
 
     @property
-    def path(self) -> str:
-        """Where other processes of this user can open the pool while this process lives."""
-        return f"/proc/{os.getpid()}/fd/{self.fd}"
-
-    @property
     def rows_array(self) -> npt.NDArray[np.uint8]:
         """All rows, shared and writable. Drop it before ``close``."""
         if self._rows is None:
@@ -318,11 +251,11 @@ class Pool:
         return self._view[begin : begin + self.geometry.row_bytes]
 
     def keep(self) -> None:
-        """Let no ``close`` unmap the pool: somebody who does not answer knows its address and its descriptor."""
+        """Let no ``close`` unmap the pool: a tier that does not answer knows its address and its descriptor."""
         self._is_kept = True
         _KEPT.append(self)
         _log.warning(
-            "the pool's mapping (%s) is kept until this process ends: whoever has not shut down may still touch it",
+            "the pool's mapping (%s) is kept until this process ends: a tier that has not shut down may still touch it",
             format_size(self.geometry.total_bytes),
         )
 
@@ -339,7 +272,8 @@ class Pool:
         if self._fd is not None:
             self._abandon.detach()
             if self._sharing is not None:
-                self._sharing.end(self._fd)
+                self._sharing.host.close()
+                self._sharing.members.close()
             os.close(self._fd)
             self._fd = None
             self._rows = None
@@ -362,32 +296,30 @@ class Pool:
         self.close()
 
 
-def _abandon(fd: int, sharing: Sharing | None) -> None:
-    """Let go of what a pool has beside its mapping, which nobody closed and nobody uses any more."""
+def _abandon(fd: int, sharing: _Sharing | None) -> None:
+    """Let go of all but the mapping, for a pool that nobody closed and nobody uses any more."""
     if sharing is None:
         os.close(fd)
     else:
-        sharing.abandon(fd)
+        sharing.host.end_soon(partial(_leave, fd, sharing.members))
 
 
-def _maker(geometry: PoolGeometry | None) -> Callable[[], int] | None:
-    if geometry is None:
-        return None
-    return partial(make_anonymous, geometry.total_bytes, geometry.pack(), geometry.describe())
+def _leave(fd: int, members: Members) -> None:
+    members.close()
+    os.close(fd)
 
 
-def _read_geometry(fd: int, path: str, expected: PoolGeometry | None) -> PoolGeometry:
+def _read_geometry(fd: int, name: str, expected: PoolGeometry | None) -> PoolGeometry:
     header = os.pread(fd, _HEADER.size, 0)
     if len(header) < _HEADER.size or not header.startswith(_MAGIC):
-        raise ValueError(f"{path} is not a kvtier pool of this format version")
+        raise ValueError(
+            f"the pool {name!r} is of another version of kvtier: all processes of one engine need the same"
+        )
     _, num_workers, num_rows, row_bytes, _ = _HEADER.unpack(header)
     geometry = PoolGeometry(num_rows=num_rows, row_bytes=row_bytes, num_workers=num_workers)
-    size = os.fstat(fd).st_size
-    if header != geometry.pack() or size != geometry.total_bytes:
-        raise ValueError(f"{path} is damaged: its header says {geometry}, it is {size} bytes long")
     if expected is not None and geometry != expected:
         raise ValueError(
-            f"{path} is {geometry}, this process expects {expected}: "
+            f"the pool {name!r} is {geometry}, this process expects {expected}: "
             "all processes of one engine need the same configuration and kvtier version"
         )
     return geometry

@@ -16,7 +16,6 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from kvtier_core.transfer.control import ControlPage
 from kvtier_core.transfer.direction import Direction
 from kvtier_core.transfer.lanes import LaneDevice, worker_parts
 from kvtier_core.transfer.layout import KVGroup, KVLayout
@@ -58,7 +57,7 @@ class _Group:
 
 
 class StagedDevice(LaneDevice):
-    """Implements ``Device`` for tensors anywhere. See ``LaneDevice``. A load by layer is there as a whole.
+    """Implements ``Device`` for tensors anywhere. See ``LaneDevice``.
 
     ``staging_bytes`` is the size of each direction's buffer on the device, or one row's worth if that is more.
     """
@@ -70,7 +69,6 @@ class StagedDevice(LaneDevice):
         self,
         layout: KVLayout,
         pool: Pool,
-        control: ControlPage,
         worker: int = 0,
         on_finished: Callable[[], None] | None = None,
         *,
@@ -88,7 +86,7 @@ class StagedDevice(LaneDevice):
         for direction in Direction:
             with self._on(direction):  # the memory may still be in use by what is queued elsewhere
                 self._staging[direction] = torch.empty(room, dtype=torch.uint8, device=self._device)
-        super().__init__(layout, pool, control, worker, on_finished)
+        super().__init__(layout, pool, worker, on_finished)
 
     def _on(self, direction: Direction) -> AbstractContextManager[object]:
         """Where the copies of a direction are queued, after the compute that they must follow."""
@@ -113,7 +111,7 @@ class StagedDevice(LaneDevice):
                     piece = staging[place : place + length].view(-1)
                     self._row(group, row, slot, length).copy_(piece, non_blocking=self._queues)
 
-    def _load(self, plan: dict[int, Runs], reached: Callable[[int], None] | None) -> None:
+    def _load(self, plan: dict[int, Runs]) -> None:
         with self._queueing(Direction.LOAD):
             for group, batch in self._batches(plan):
                 staging = self._staging_for(Direction.LOAD, group, batch)
@@ -122,8 +120,6 @@ class StagedDevice(LaneDevice):
                     piece.copy_(self._row(group, row, slot, length), non_blocking=self._queues)
                 for pages, places in group.places(staging):
                     pages.index_copy_(0, batch.blocks, places)
-        if reached is not None:
-            reached(max(layer for group in self._layout.groups for layer in group.layers))
 
     @contextmanager
     def _queueing(self, direction: Direction) -> Iterator[None]:

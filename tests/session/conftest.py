@@ -38,8 +38,9 @@ def make_toy(monkeypatch: pytest.MonkeyPatch, tiers: dict[str, FaultyTier]) -> I
         gate.set()
 
         class GatedDevice(CPUDevice):
-            def submit_store(self, job_id, parts, epoch, compute_done=None):
-                super().submit_store(job_id, parts, epoch, gate.wait)
+            def _store(self, plan):
+                gate.wait()
+                super()._store(plan)
 
         monkeypatch.setattr("kvtier_core.transfer.cpu.CPUDevice", GatedDevice)
         kv = [torch.zeros(num_blocks, TOKENS, 8) for _ in range(LAYERS)]

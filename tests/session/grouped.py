@@ -1,7 +1,7 @@
 """A toy engine whose layers form several KV groups, over a device of plain bytes: what a block holds is its tokens."""
 
 import hashlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from kvtier_core.coordinator import PoolLimits
 from kvtier_core.manager import TierBuild, TierIdentity, TierManager
@@ -53,32 +53,13 @@ class BytesDevice:
         self._pool = pool
         self._results: list[TransferResult] = []
 
-    def submit_store(
-        self,
-        job_id: int,
-        parts: Sequence[GroupTransfer],
-        epoch: int,
-        compute_done: Callable[[], object] | None = None,
-    ) -> None:
-        assert epoch == self._pool.control.epoch
-        assert compute_done is None
+    def submit_store(self, job_id: int, parts: Sequence[GroupTransfer]) -> None:
         for block_id, row in _pairs(parts):
             self._pool.row(row)[:PAYLOAD] = self.blocks[block_id]
             self.stored.append(block_id)
         self._results.append(TransferResult(job_id=job_id, direction=Direction.STORE, ok=True))
 
-    def submit_load(
-        self,
-        job_id: int,
-        parts: Sequence[GroupTransfer],
-        epoch: int,
-        compute_done: Callable[[], object] | None = None,
-        *,
-        by_layer: bool = False,
-    ) -> None:
-        assert epoch == self._pool.control.epoch
-        assert compute_done is None
-        assert not by_layer
+    def submit_load(self, job_id: int, parts: Sequence[GroupTransfer]) -> None:
         pairs = _pairs(parts)
         ok = self.failing_groups.isdisjoint(block_id // APART for block_id, _ in pairs)
         for block_id, row in pairs:
@@ -96,9 +77,6 @@ class BytesDevice:
         return not self.is_stuck or not any(
             result.job_id in job_ids and result.direction is direction for result in self._results
         )
-
-    def wait_layer(self, job_id: int, layer: int, timeout_s: float) -> bool:
-        return True
 
     def shutdown(self, timeout_s: float) -> bool:
         return True

@@ -1,7 +1,6 @@
 """What a configuration becomes."""
 
 import logging
-import threading
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,7 +10,7 @@ import torch
 from kvtier_core.errors import ConfigError
 from kvtier_core.namespace import GroupSpec
 from kvtier_core.proof import row_bytes_for
-from kvtier_core.runtime import open_manager, open_session, plan_geometry, plan_tier
+from kvtier_core.runtime import open_manager, plan_geometry, plan_tier
 from kvtier_core.settings import PoolSettings, Settings, load_settings
 from kvtier_core.transfer import KVLayout, Pool
 from tests.session.toy import namespace_of
@@ -32,18 +31,6 @@ def test_c54_a_tier_is_told_the_capacity_that_holds_set_or_not(tmp_path, kind):
 def test_c54_a_default_capacity_smaller_than_a_block_is_refused_too(tmp_path):
     with pytest.raises(ConfigError, match="smaller than one block"):
         planned(tmp_path, 'type = "memory"', row_bytes=2 << 30)
-
-
-@pytest.mark.parametrize("copy_threads", [1, 3])
-def test_c42_as_many_threads_share_copies_as_the_settings_say(monkeypatch, copy_threads):
-    monkeypatch.setattr("os.sched_getaffinity", lambda _pid: range(8))
-    layout = KVLayout([torch.zeros(4, 4, 8)])
-    (payload,) = layout.payload_bytes
-    namespace = namespace_of(layout, "0")
-    pool = PoolSettings(capacity=4 * row_bytes_for(payload), copy_threads=copy_threads)
-    with open_session(Settings(pool=pool, tiers={}, tier_types={}), namespace, layout):
-        names = [thread.name for thread in threading.enumerate()]
-        assert sum(name.startswith("kvtier-copy-") for name in names) == copy_threads - 1
 
 
 def told_at_start(caplog: pytest.LogCaptureFixture, capacity: int, *block_bytes: int) -> list[str]:

@@ -42,9 +42,16 @@ def make_device(make_pool: MakePool) -> Iterator[MakeDevice]:
     def make(
         layout: KVLayout, pool: Pool, worker: int = 0, on_finished: Callable[[], None] | None = None
     ) -> CPUDevice:
-        devices.append(CPUDevice(layout, pool, pool.control, worker, on_finished))
+        devices.append(CPUDevice(layout, pool, worker, on_finished))
         return devices[-1]
 
     yield make
     for device in devices:
         assert device.shutdown(TIMEOUT_S)
+
+
+def missing(pool: Pool | None) -> list[int]:
+    """The members of a shared pool that have not joined, or are dead."""
+    assert pool is not None
+    assert pool._sharing is not None
+    return pool._sharing.members.missing()

@@ -1,6 +1,7 @@
 """KV memory in every shape a device must move, and what rows must hold, made without the code under test."""
 
 import threading
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -79,3 +80,18 @@ class Gate:
 
     def open(self) -> None:
         self._opened.set()
+
+
+def after(
+    compute_done: Callable[[], object] | None,
+    submit: Callable[[int, Sequence[GroupTransfer]], None],
+    job_id: int,
+    parts: Sequence[GroupTransfer],
+) -> None:
+    """Submit a transfer that follows compute which *compute_done* waits for, as on a device with compute of its own."""
+    device = submit.__self__  # type: ignore[attr-defined]
+    device._mark_compute = lambda _direction: compute_done
+    try:
+        submit(job_id, parts)
+    finally:
+        del device._mark_compute

@@ -1,6 +1,6 @@
 """One process of an engine that shares a pool, without torch, to be killed and forked at will.
 
-Run as ``pool_member.py NAME MEMBER NUM_WORKERS KIND``, KIND being ``anonymous`` or ``named``. Tells the inode of its
+Run as ``pool_member.py NAME MEMBER NUM_WORKERS``. Tells the inode of its
 pool, or the error it got; then answers each command, a line each, with a line:
 
 - ``wait``: ``all`` when all have come
@@ -57,7 +57,7 @@ def _fork_and_use(pools: list[Pool]) -> list[object]:
     child = os.fork()
     if child == 0:
         try:
-            pool.missing_members()
+            pool._sharing.members.missing()
         except ValueError as error:
             text = str(error).encode()
             pool.row(1)[: 1 + len(text)] = b"\7" + text
@@ -82,17 +82,18 @@ def _answer(pools: list[Pool], member: int, command: str, *arguments: str) -> ob
             pool.wait_for_members(TIMEOUT_S)
             return "all"
         case "missing":
-            return pool.missing_members()
+            return pool._sharing.members.missing()
         case "begin":
-            return pool.control.begin(member, Direction.STORE, int(arguments[0]), pool.control.epoch)
+            pool.control.begin(member, Direction.STORE, int(arguments[0]))
+            return "begun"
         case _:
             return _fork()
 
 
-def main(name: str, member: int, num_workers: int, kind: str) -> None:
+def main(name: str, member: int, num_workers: int) -> None:
     geometry = PoolGeometry(num_rows=4, row_bytes=4096, num_workers=num_workers)
     try:
-        pools = [Pool.open(geometry, name, member, named=kind == "named")]
+        pools = [Pool.open(geometry, name, member)]
     except OSError as error:
         print(type(error).__name__, error, flush=True)
         return
@@ -103,4 +104,4 @@ def main(name: str, member: int, num_workers: int, kind: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4])
+    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))

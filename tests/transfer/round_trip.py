@@ -59,7 +59,6 @@ def round_trip(
     factor: int,
     dtype: torch.dtype,
     seed: int,
-    by_layer: bool = False,
     place: str = "cpu",
 ) -> None:
     """Store random parts, then load others: the job's bytes are in their places, and all others as before."""
@@ -77,7 +76,7 @@ def round_trip(
         found = payload(groups[group], block)
         begin = worker * layout.payload_bytes[group] + slot * len(found)
         expected[row, begin : begin + len(found)] = list(found)
-    device.submit_store(1, parts, epoch=0)
+    device.submit_store(1, parts)
     assert device.wait(STORE, [1], TIMEOUT_S)
     assert [result.error for result in device.get_finished()] == [None]
     assert (pool.rows_array == expected).all(), (
@@ -92,7 +91,7 @@ def round_trip(
         size = len(after[group, block])
         begin = worker * layout.payload_bytes[group] + slot * size
         after[group, block] = pool.rows_array[row, begin : begin + size].tobytes()
-    device.submit_load(1, parts, epoch=0, by_layer=by_layer)
+    device.submit_load(1, parts)
     assert device.wait(LOAD, [1], TIMEOUT_S)
     assert [result.error for result in device.get_finished()] == [None]
     assert {(g, b): payload(groups[g], b) for g, b in after} == after

@@ -18,11 +18,10 @@ from kvtier_core.transfer import (
     KVLayout,
     Pool,
     TransferResult,
-    open_device,
 )
 from kvtier_core.transfer.helpers import Helpers
 from tests.transfer.conftest import TIMEOUT_S
-from tests.transfer.kv import BLOCKS, DTYPES, LAYOUTS, Gate, one, payload, random_tensor, row_bytes
+from tests.transfer.kv import BLOCKS, DTYPES, LAYOUTS, Gate, after, one, payload, random_tensor, row_bytes
 
 MakePool = Callable[..., Pool]
 MakeDevice = Callable[..., CPUDevice]
@@ -53,7 +52,7 @@ def test_c42_a_store_and_a_load_give_every_byte_back(
     stored.sort(key=lambda block: block % 3)  # some neighbours stay together
     rows = chance.sample(range(BLOCKS), 15)
 
-    device.submit_store(1, one(stored, rows), epoch=0)
+    device.submit_store(1, one(stored, rows))
     assert device.wait(STORE, [1], TIMEOUT_S)
     for block, row in zip(stored, rows, strict=True):
         assert bytes(pool.row(row)[: layout.payload_bytes[0]]) == before[block]
@@ -62,7 +61,7 @@ def test_c42_a_store_and_a_load_give_every_byte_back(
 
     # Load them into other blocks than they came from; the rest must not change.
     loaded = chance.sample(range(BLOCKS), 15)
-    device.submit_load(1, one(loaded, rows), epoch=0)
+    device.submit_load(1, one(loaded, rows))
     assert device.wait(LOAD, [1], TIMEOUT_S)
     for origin, block in zip(stored, loaded, strict=True):
         assert payload(tensors, block) == before[origin]
@@ -106,10 +105,10 @@ def test_a_large_transfer_is_shared_by_as_many_threads_as_there_are(
     pool = make_pool(num_rows=24, row_bytes=(1 << 20) + 4096)
     pool.rows_array[:] = 2
     monkeypatch.setattr("os.sched_getaffinity", lambda _pid: range(processors))
-    device = open_device(KVLayout(tensors), pool, copy_threads=copy_threads)
+    device = CPUDevice(KVLayout(tensors), pool, copy_threads=copy_threads)
     submit = device.submit_store if direction is STORE else device.submit_load
-    submit(1, one(range(24), range(24)), epoch=0)
-    submit(2, one(range(7), range(7)), epoch=0)
+    submit(1, one(range(24), range(24)))
+    submit(2, one(range(7), range(7)))
     assert device.wait(direction, [1, 2], TIMEOUT_S)
     assert shared == [expected, 1], "7 MiB are not worth a second thread"
     assert (pool.rows_array[:, : 1 << 20] == (1 if direction is STORE else 2)).all()
@@ -124,18 +123,10 @@ def test_a_transfer_of_small_pieces_is_not_shared(
         KVLayout([torch.ones(4096, 4096, dtype=torch.uint8)]), make_pool(num_rows=4096, row_bytes=8192)
     )
     scattered = list(range(0, 4096, 2)) + list(range(1, 4096, 2))
-    device.submit_store(1, one(scattered, range(4096)), epoch=0)
-    device.submit_store(2, one(range(4096), range(4096)), epoch=0)  # as large, in one piece
+    device.submit_store(1, one(scattered, range(4096)))
+    device.submit_store(2, one(range(4096), range(4096)))  # as large, in one piece
     assert device.wait(STORE, [1, 2], TIMEOUT_S)
     assert shared == [1, min(2, len(os.sched_getaffinity(0)))]
-
-
-@pytest.mark.parametrize("copy_threads", [0, -1])
-def test_a_device_without_a_thread_that_copies_is_refused(
-    pool: Pool, small: list[torch.Tensor], copy_threads: int
-) -> None:
-    with pytest.raises(ValueError, match=f"copy_threads must be at least 1, not {copy_threads}"):
-        open_device(KVLayout(small), pool, copy_threads=copy_threads)
 
 
 def test_a_store_leaves_the_rest_of_the_row_alone(
@@ -144,7 +135,7 @@ def test_a_store_leaves_the_rest_of_the_row_alone(
     pool = make_pool(row_bytes=12288)
     pool.rows_array[:] = 5
     device = make_device(KVLayout(small), pool)
-    device.submit_store(1, one([3], [2]), epoch=0)
+    device.submit_store(1, one([3], [2]))
     assert device.wait(STORE, [1], TIMEOUT_S)
     assert bytes(pool.row(2)) == payload(small, 3) + b"\x05" * 4096
 
@@ -155,12 +146,12 @@ def test_c43_each_worker_fills_its_own_slice(
     pool = make_pool(row_bytes=20480, num_workers=2)
     other = [random_tensor((BLOCKS, 1024), torch.float32, seed=9 + layer) for layer in range(2)]
     devices = [make_device(KVLayout(small), pool, 0), make_device(KVLayout(other), pool, 1)]
-    devices[1].submit_store(1, one([4], [0]), epoch=0)
+    devices[1].submit_store(1, one([4], [0]))
     assert devices[1].wait(STORE, [1], TIMEOUT_S)
-    assert not pool.control.is_settled(STORE, 1, 0)
-    devices[0].submit_store(1, one([4], [0]), epoch=0)
+    assert not pool.control.is_settled(STORE, 1)
+    devices[0].submit_store(1, one([4], [0]))
     assert devices[0].wait(STORE, [1], TIMEOUT_S)
-    assert pool.control.is_settled(STORE, 1, 0)
+    assert pool.control.is_settled(STORE, 1)
     assert bytes(pool.row(0)[:16384]) == payload(small, 4) + payload(other, 4)
 
 
@@ -185,7 +176,7 @@ def device(make_device: MakeDevice, pool: Pool, small: list[torch.Tensor]) -> CP
 
 def test_c40_a_store_waits_for_its_compute(device: CPUDevice, pool: Pool, small: list[torch.Tensor]) -> None:
     gate = Gate()
-    device.submit_store(1, one([7], [0]), epoch=0, compute_done=gate)
+    after(gate, device.submit_store, 1, one([7], [0]))
     assert gate.reached.wait(TIMEOUT_S)
     small[0][7] = 1.5  # the compute writes the block while the store is already queued
     small[1][7] = 2.5
@@ -201,11 +192,10 @@ def test_c40_a_load_follows_the_compute_queued_before_it(
 ) -> None:
     gate = Gate()
     pool.rows_array[6] = 77
-    device.submit_load(1, one([3], [6]), epoch=0, compute_done=gate)
+    after(gate, device.submit_load, 1, one([3], [6]))
     assert gate.reached.wait(TIMEOUT_S)
     for tensor in small:
         tensor[3] = 0.0  # as an engine zeroes a new block
-    assert pool.control.get_last_started(0, LOAD) == 0
     gate.open()
     assert device.wait(LOAD, [1], TIMEOUT_S)
     assert payload(small, 3) == bytes([77]) * 8192
@@ -223,7 +213,7 @@ def test_c40_a_loads_bytes_are_there_when_its_result_is(
 
     device = make_device(KVLayout(small), pool, 0, look)
     pool.rows_array[6] = 77
-    device.submit_load(1, one([3], [6]), epoch=0)
+    device.submit_load(1, one([3], [6]))
     assert told.wait(TIMEOUT_S)
     assert seen == [bytes([77]) * 8192]
     assert [result.ok for result in device.get_finished()] == [True]
@@ -231,10 +221,10 @@ def test_c40_a_loads_bytes_are_there_when_its_result_is(
 
 def test_c40_jobs_of_one_direction_complete_in_order_and_the_other_does_not_wait(device: CPUDevice) -> None:
     gate = Gate()
-    device.submit_store(1, one([0], [0]), epoch=0, compute_done=gate)
+    after(gate, device.submit_store, 1, one([0], [0]))
     for job_id in range(2, 9):
-        device.submit_store(job_id, one([job_id], [job_id - 1]), epoch=0)
-    device.submit_load(1, one([20], [7]), epoch=0)
+        device.submit_store(job_id, one([job_id], [job_id - 1]))
+    device.submit_load(1, one([20], [7]))
     assert device.wait(LOAD, [1], TIMEOUT_S)
     assert [(result.direction, result.job_id) for result in device.get_finished()] == [(LOAD, 1)]
     gate.open()
@@ -244,7 +234,7 @@ def test_c40_jobs_of_one_direction_complete_in_order_and_the_other_does_not_wait
 
 def test_c40_submitting_does_not_wait_for_the_copy(device: CPUDevice) -> None:
     gate = Gate()
-    device.submit_store(1, one([0], [0]), epoch=0, compute_done=gate)
+    after(gate, device.submit_store, 1, one([0], [0]))
     assert not device.wait(STORE, [1], 0.0)
     gate.open()
     assert device.wait(STORE, [1], TIMEOUT_S)
@@ -254,12 +244,12 @@ def test_a_compute_that_fails_fails_its_store_and_moves_nothing(device: CPUDevic
     def fail() -> None:
         raise RuntimeError("compute broke")
 
-    device.submit_store(1, one([0], [0]), epoch=0, compute_done=fail)
+    after(fail, device.submit_store, 1, one([0], [0]))
     assert device.wait(STORE, [1], TIMEOUT_S)
     (result,) = device.get_finished()
     assert (result.ok, result.dropped, result.error) == (False, False, "RuntimeError: compute broke")
     assert not pool.rows_array.any()
-    assert pool.control.is_settled(STORE, 1, 0)
+    assert pool.control.is_settled(STORE, 1)
 
 
 def test_k4_o1_waiting_for_a_store_makes_the_reuse_of_its_block_safe(
@@ -267,13 +257,13 @@ def test_k4_o1_waiting_for_a_store_makes_the_reuse_of_its_block_safe(
 ) -> None:
     old = payload(small, 7)
     gate = Gate()
-    device.submit_store(1, one([7], [2]), epoch=0, compute_done=gate)
+    after(gate, device.submit_store, 1, one([7], [2]))
     assert gate.reached.wait(TIMEOUT_S)
     done_first: list[bool] = []
 
     def preempt_and_reuse() -> None:
         assert device.wait(STORE, [1], TIMEOUT_S)
-        done_first.append(pool.control.is_settled(STORE, 1, 0))
+        done_first.append(pool.control.is_settled(STORE, 1))
         for tensor in small:
             tensor[7] = -1.0
 
@@ -285,41 +275,6 @@ def test_k4_o1_waiting_for_a_store_makes_the_reuse_of_its_block_safe(
     assert done_first == [True]
     assert bytes(pool.row(2)[:8192]) == old
     assert payload(small, 7) != old
-
-
-def test_k4_o1_c36_a_store_dropped_by_a_new_epoch_touches_neither_block_nor_row(
-    device: CPUDevice, pool: Pool, small: list[torch.Tensor]
-) -> None:
-    gate = Gate()
-    device.submit_store(1, one([7], [2]), epoch=0, compute_done=gate)
-    device.submit_store(2, one([8], [3]), epoch=0)
-    assert gate.reached.wait(TIMEOUT_S)
-    epoch = pool.control.bump_epoch()
-    assert pool.control.is_settled(STORE, 1, 0)
-    assert pool.control.is_settled(STORE, 2, 0)
-    pool.rows_array[2:4] = 99  # the rows have new owners
-    device.submit_store(3, one([9], [4]), epoch=epoch)
-    gate.open()
-    assert device.wait(STORE, [1, 2, 3], TIMEOUT_S)
-    results = device.get_finished()
-    assert [(result.job_id, result.ok, result.dropped) for result in results] == [
-        (1, False, True),
-        (2, False, True),
-        (3, True, False),
-    ]
-    assert (pool.rows_array[2:4] == 99).all()
-    assert bytes(pool.row(4)[:8192]) == payload(small, 9)
-
-
-def test_c36_a_load_of_an_old_epoch_writes_no_block(
-    device: CPUDevice, pool: Pool, small: list[torch.Tensor]
-) -> None:
-    before = payload(small, 1)
-    pool.control.bump_epoch()
-    device.submit_load(1, one([1], [0]), epoch=0)
-    assert device.wait(LOAD, [1], TIMEOUT_S)
-    assert [result.dropped for result in device.get_finished()] == [True]
-    assert payload(small, 1) == before
 
 
 @pytest.mark.parametrize(
@@ -349,27 +304,27 @@ def test_bad_ids_fail_the_job_before_a_byte_moves_and_the_next_job_works(
     submit = device.submit_store if direction is STORE else device.submit_load
     pool.rows_array[:] = 3
     before = [payload(small, block) for block in range(BLOCKS)]
-    submit(1, one(block_ids, rows), 0)
+    submit(1, one(block_ids, rows))
     assert device.wait(direction, [1], TIMEOUT_S)
     (result,) = device.get_finished()
     assert (result.ok, result.dropped, result.error) == (False, False, error)
     assert (pool.rows_array == 3).all()
     assert [payload(small, block) for block in range(BLOCKS)] == before
-    assert pool.control.is_settled(direction, 1, 0)
-    submit(2, one([0], [0]), 0)
+    assert pool.control.is_settled(direction, 1)
+    submit(2, one([0], [0]))
     assert device.wait(direction, [2], TIMEOUT_S)
     assert device.get_finished()[0].ok
 
 
 def test_a_transfer_of_nothing_is_fine(device: CPUDevice) -> None:
-    device.submit_store(1, one([], []), epoch=0)
+    device.submit_store(1, one([], []))
     assert device.wait(STORE, [1], TIMEOUT_S)
     (result,) = device.get_finished()
     assert (result.ok, result.bytes) == (True, 0)
 
 
 def test_each_result_comes_once(device: CPUDevice) -> None:
-    device.submit_store(1, one([0], [0]), epoch=0)
+    device.submit_store(1, one([0], [0]))
     assert device.wait(STORE, [1], TIMEOUT_S)
     assert len(device.get_finished()) == 1
     assert device.get_finished() == []
@@ -379,15 +334,15 @@ def test_each_result_comes_once(device: CPUDevice) -> None:
 def test_job_ids_must_grow_also_past_those_of_an_earlier_device(
     make_device: MakeDevice, device: CPUDevice, pool: Pool, small: list[torch.Tensor]
 ) -> None:
-    device.submit_store(5, one([0], [0]), epoch=0)
+    device.submit_store(5, one([0], [0]))
     with pytest.raises(ValueError, match="store job 5 must be above the last one, 5"):
-        device.submit_store(5, one([0], [0]), epoch=0)
+        device.submit_store(5, one([0], [0]))
     assert device.wait(STORE, [5], TIMEOUT_S)
     assert device.shutdown(TIMEOUT_S)
     restarted = make_device(KVLayout(small), pool)
     with pytest.raises(ValueError, match="store job 4 must be above the last one, 5"):
-        restarted.submit_store(4, one([0], [0]), epoch=0)
-    restarted.submit_load(1, one([0], [0]), epoch=0)
+        restarted.submit_store(4, one([0], [0]))
+    restarted.submit_load(1, one([0], [0]))
     assert restarted.wait(LOAD, [1], TIMEOUT_S)
 
 
@@ -402,7 +357,7 @@ def test_a_callback_that_raises_costs_a_log_line_only(
 
     device = make_device(KVLayout(small), pool, 0, raise_error)
     for job_id in (1, 2):
-        device.submit_store(job_id, one([0], [0]), epoch=0)
+        device.submit_store(job_id, one([0], [0]))
     assert device.wait(STORE, [1, 2], TIMEOUT_S)
     assert [result.ok for result in device.get_finished()] == [True, True]
     assert device.shutdown(TIMEOUT_S)
@@ -412,12 +367,12 @@ def test_a_callback_that_raises_costs_a_log_line_only(
 
 def test_c34_shutdown_drops_what_is_queued_and_may_be_called_again(device: CPUDevice, pool: Pool) -> None:
     gate = Gate()
-    device.submit_store(1, one([0], [0]), epoch=0, compute_done=gate)
-    device.submit_store(2, one([1], [1]), epoch=0)
+    after(gate, device.submit_store, 1, one([0], [0]))
+    device.submit_store(2, one([1], [1]))
     assert gate.reached.wait(TIMEOUT_S)
     assert not device.shutdown(0.0), "a store still waits for its compute"
     with pytest.raises(RuntimeError, match="store job 3 was submitted after shutdown"):
-        device.submit_store(3, one([2], [2]), epoch=0)
+        device.submit_store(3, one([2], [2]))
     gate.open()
     assert device.shutdown(TIMEOUT_S)
     assert device.shutdown(0.0)
@@ -427,7 +382,7 @@ def test_c34_shutdown_drops_what_is_queued_and_may_be_called_again(device: CPUDe
         (2, False, True),
     ]
     assert not pool.rows_array.any()
-    assert pool.control.is_settled(STORE, 2, 0)
+    assert pool.control.is_settled(STORE, 2)
     assert pool.close(), "the device still holds the pool"
 
 
@@ -439,7 +394,7 @@ def test_an_idle_device_ends_its_threads(device: CPUDevice) -> None:
 
 def test_a_pool_closed_too_early_fails_jobs_without_harm(device: CPUDevice, pool: Pool) -> None:
     assert not pool.close(), "the device maps the rows"
-    device.submit_store(1, one([0], [0]), epoch=0)
+    device.submit_store(1, one([0], [0]))
     assert device.wait(STORE, [1], TIMEOUT_S)
     (result,) = device.get_finished()
     assert not result.ok
@@ -455,7 +410,7 @@ def test_many_jobs_from_many_threads_all_get_their_result(device: CPUDevice) -> 
         for _ in range(100):
             with lock:
                 last += 1
-                device.submit_store(last, one([last % BLOCKS], [last % 8]), epoch=0)
+                device.submit_store(last, one([last % BLOCKS], [last % 8]))
             collected: list[TransferResult] = device.get_finished()
             with lock:
                 results.extend(collected)
@@ -488,8 +443,8 @@ below = tensor(2)
 hole.close()
 assert below.data_ptr() < pool.address < above.data_ptr(), "the kernel lays mappings out differently here"
 
-device = CPUDevice(KVLayout([above, below]), pool, pool.control)
-device.submit_store(1, [GroupTransfer(block_ids=[0, 1, 2], rows=[1, 2, 3])], epoch=0)
+device = CPUDevice(KVLayout([above, below]), pool)
+device.submit_store(1, [GroupTransfer(block_ids=[0, 1, 2], rows=[1, 2, 3])])
 assert device.wait(Direction.STORE, [1], 60)
 assert pool.rows_array[1:, : 1 << 20].min() == pool.rows_array[1:, : 1 << 20].max() == 1
 assert pool.rows_array[1:, 1 << 20 : 2 << 20].min() == pool.rows_array[1:, 1 << 20 : 2 << 20].max() == 2

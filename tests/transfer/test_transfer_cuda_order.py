@@ -139,7 +139,7 @@ def _layout(kv: list[torch.Tensor]) -> KVLayout:
 
 @pytest.fixture
 def device(cuda: _FakeCUDA, pool: Pool, kv: list[torch.Tensor]) -> Iterator[CUDADevice]:
-    made = CUDADevice(_layout(kv), pool, pool.control)
+    made = CUDADevice(_layout(kv), pool)
     assert cuda.log == ["copy on store stream", "copy on load stream"], (
         "each staging buffer is its stream's own"
     )
@@ -153,9 +153,8 @@ def test_k2_o4_c40_a_store_waits_for_the_compute_queued_before_it(
     cuda: _FakeCUDA, device: CUDADevice, pool: Pool, kv: list[torch.Tensor]
 ) -> None:
     cuda.compute_ends.clear()
-    device.submit_store(1, one([2], [1]), epoch=0)
+    device.submit_store(1, one([2], [1]))
     assert cuda.log == ["record on compute stream"]
-    assert pool.control.get_last_started(0, STORE) == 0, "nothing is announced while compute runs"
     kv[0][2] = 77.0  # what the compute writes
     cuda.compute_ends.set()
     assert device.wait(STORE, [1], TIMEOUT_S)
@@ -170,20 +169,12 @@ def test_k2_o4_c40_a_store_waits_for_the_compute_queued_before_it(
     assert bytes(pool.row(1)[: 3 * 256]) == payload(kv, 2)
 
 
-def test_c40_a_store_waits_for_what_it_is_told_to_wait_for(cuda: _FakeCUDA, device: CUDADevice) -> None:
-    device.submit_store(
-        1, one([2], [1]), epoch=0, compute_done=lambda: cuda.log.append("the engine's own event")
-    )
-    assert device.wait(STORE, [1], TIMEOUT_S)
-    assert cuda.log[:2] == ["the engine's own event", "copy on store stream"]
-
-
 def test_c40_a_loads_copies_follow_the_compute_queued_before_it_and_its_result_follows_them(
     cuda: _FakeCUDA, device: CUDADevice, pool: Pool, kv: list[torch.Tensor]
 ) -> None:
     cuda.compute_ends.clear()
     pool.rows_array[1] = 6
-    device.submit_load(1, one([2], [1]), epoch=0)
+    device.submit_load(1, one([2], [1]))
     assert cuda.log[0] == "record on compute stream"
     kv[0][2] = 0.0  # what an engine's kernel still does to a new block
     cuda.compute_ends.set()
@@ -199,17 +190,9 @@ def test_c40_a_loads_copies_follow_the_compute_queued_before_it_and_its_result_f
     assert payload(kv, 2) == b"\x06" * 3 * 256
 
 
-def test_c40_a_load_waits_for_what_it_is_told_to_wait_for(cuda: _FakeCUDA, device: CUDADevice) -> None:
-    device.submit_load(
-        1, one([2], [1]), epoch=0, compute_done=lambda: cuda.log.append("the engine's own event")
-    )
-    assert device.wait(LOAD, [1], TIMEOUT_S)
-    assert cuda.log[:2] == ["the engine's own event", "copy on load stream"]
-
-
 def test_c42_a_lanes_thread_works_on_the_tensors_gpu(cuda: _FakeCUDA, device: CUDADevice) -> None:
-    device.submit_store(1, one([2], [1]), epoch=0)
-    device.submit_load(1, one([2], [1]), epoch=0)
+    device.submit_store(1, one([2], [1]))
+    device.submit_load(1, one([2], [1]))
     assert device.wait(STORE, [1], TIMEOUT_S)
     assert device.wait(LOAD, [1], TIMEOUT_S)
     assert cuda.entered == dict.fromkeys(["kvtier-store-0", "kvtier-load-0"], torch.device("cuda", 0))
@@ -226,8 +209,8 @@ def test_a_lane_that_can_not_enter_its_gpu_says_so_and_goes_on(
         raise RuntimeError(f"no {device} here")
 
     monkeypatch.setattr(torch.cuda, "set_device", refuse)
-    device = CUDADevice(_layout(kv), pool, pool.control)
-    device.submit_store(1, one([2], [1]), epoch=0)
+    device = CUDADevice(_layout(kv), pool)
+    device.submit_store(1, one([2], [1]))
     assert device.wait(STORE, [1], TIMEOUT_S)
     assert [result.ok for result in device.get_finished()] == [True]
     assert device.shutdown(TIMEOUT_S)
@@ -238,7 +221,7 @@ def test_a_lane_that_can_not_enter_its_gpu_says_so_and_goes_on(
 def test_a_device_dropped_without_shutdown_unpins_its_rows(
     cuda: _FakeCUDA, pool: Pool, kv: list[torch.Tensor]
 ) -> None:
-    device = CUDADevice(_layout(kv), pool, pool.control)
+    device = CUDADevice(_layout(kv), pool)
     lanes = list(device._lanes.values())
     with pytest.warns(ResourceWarning, match="CUDADevice was dropped without shutdown"):
         del device
@@ -250,7 +233,7 @@ def test_c42_rows_are_pinned_whole_a_few_at_a_time(
     cuda: _FakeCUDA, pool: Pool, kv: list[torch.Tensor], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cuda_module, "_PIN_BYTES", 2 * pool.geometry.row_bytes + 100)
-    device = CUDADevice(_layout(kv), pool, pool.control)
+    device = CUDADevice(_layout(kv), pool)
     row_bytes, address = pool.geometry.row_bytes, pool.address
     assert cuda.registered == {
         address: 2 * row_bytes,
@@ -272,12 +255,12 @@ def test_c42_a_refused_pin_is_told_undone_and_no_obstacle(
 ) -> None:
     monkeypatch.setattr(cuda_module, "_PIN_BYTES", 1)
     cuda.refuse_registration, cuda.registration_fault = 3, fault
-    device = CUDADevice(_layout(kv), pool, pool.control)
+    device = CUDADevice(_layout(kv), pool)
     assert cuda.registered == {}
     assert not device._pinned.is_pinned
     assert ("error 2 at row 2 of 5" if fault is None else str(fault)) in caplog.text
     assert "ulimit -l" in caplog.text
-    device.submit_store(1, one([2], [1]), epoch=0)
+    device.submit_store(1, one([2], [1]))
     assert device.wait(STORE, [1], TIMEOUT_S)
     assert [result.ok for result in device.get_finished()] == [True]
     assert device.shutdown(TIMEOUT_S)
@@ -291,10 +274,10 @@ def test_a_device_that_can_not_be_made_unpins(
 
     monkeypatch.setattr(StagedDevice, "__init__", refuse)
     with pytest.raises(RuntimeError, match="no memory left"):
-        CUDADevice(_layout(kv), pool, pool.control)
+        CUDADevice(_layout(kv), pool)
     assert cuda.registered == {}
 
 
 def test_c42_the_cuda_device_refuses_tensors_elsewhere(pool: Pool, kv: list[torch.Tensor]) -> None:
     with pytest.raises(ValueError, match="tensors on a CUDA GPU, not on cpu"):
-        CUDADevice(KVLayout(kv), pool, pool.control)
+        CUDADevice(KVLayout(kv), pool)

@@ -8,7 +8,7 @@ import torch
 
 from kvtier_core.transfer import CPUDevice, Direction, KVLayout, Pool
 from tests.transfer.conftest import TIMEOUT_S
-from tests.transfer.kv import Gate, one, random_tensor
+from tests.transfer.kv import Gate, after, one, random_tensor
 
 MakePool = Callable[..., Pool]
 MakeDevice = Callable[..., CPUDevice]
@@ -35,8 +35,8 @@ def test_v13_copies_that_run_and_copies_that_wait_are_waited_for(
     device = make_device(layout, pool)
     submit = device.submit_store if direction is Direction.STORE else device.submit_load
     assert pool.wait_for_copies(0.0)
-    submit(1, one([0], [0]), 0, gate)
-    submit(2, one([1], [1]), 0)
+    after(gate, submit, 1, one([0], [0]))
+    submit(2, one([1], [1]))
     assert gate.reached.wait(TIMEOUT_S)
     assert not pool.wait_for_copies(0.0)
     thread, answers = wait_in_thread(pool)
@@ -55,10 +55,9 @@ def test_v13_a_copy_in_the_middle_is_waited_for(make_pool: MakePool, layout: KVL
             super()._store(plan)
 
     pool = make_pool()
-    device = SlowDevice(layout, pool, pool.control)
-    device.submit_store(1, one([0], [0]), 0)
+    device = SlowDevice(layout, pool)
+    device.submit_store(1, one([0], [0]))
     assert gate.reached.wait(TIMEOUT_S)
-    pool.control.bump_epoch()
     assert not pool.wait_for_copies(0.0)
     gate.open()
     assert pool.wait_for_copies(TIMEOUT_S)
@@ -70,8 +69,8 @@ def test_v13_the_copies_of_every_worker_are_waited_for(
 ) -> None:
     pool, gate = make_pool(num_workers=2), Gate()
     devices = [make_device(layout, pool, worker) for worker in range(2)]
-    devices[0].submit_load(1, one([0], [0]), 0)
-    devices[1].submit_load(1, one([0], [0]), 0, gate)
+    devices[0].submit_load(1, one([0], [0]))
+    after(gate, devices[1].submit_load, 1, one([0], [0]))
     assert devices[0].wait(Direction.LOAD, [1], TIMEOUT_S)
     assert not pool.wait_for_copies(0.0)
     gate.open()
@@ -83,8 +82,8 @@ def test_v13_what_a_shutdown_drops_is_over(
 ) -> None:
     pool, gate = make_pool(), Gate()
     device = make_device(layout, pool)
-    device.submit_store(1, one([0], [0]), 0, gate)
-    device.submit_store(2, one([1], [1]), 0)
+    after(gate, device.submit_store, 1, one([0], [0]))
+    device.submit_store(2, one([1], [1]))
     gate.open()
     assert device.shutdown(TIMEOUT_S)
     assert pool.wait_for_copies(0.0)

@@ -12,7 +12,7 @@ import torch
 
 from kvtier_core.transfer import CPUDevice, Direction, GroupTransfer, KVLayout, Pool
 from tests.transfer.conftest import TIMEOUT_S
-from tests.transfer.kv import Gate, one, payload, random_tensor
+from tests.transfer.kv import Gate, after, one, payload, random_tensor
 
 MakePool = Callable[..., Pool]
 MakeDevice = Callable[..., CPUDevice]
@@ -53,8 +53,8 @@ def test_c30_whatever_is_raised_on_a_lane_each_job_has_its_result_and_the_lane_l
     compute_done = fail if raiser == "compute_done" else None
     device = make_device(KVLayout(kv), pool, 0, fail if raiser == "on_finished" else None)
     for job_id in (1, 2):
-        device.submit_store(job_id, one([0], [0]), epoch=0, compute_done=compute_done)
-        device.submit_load(job_id, one([0], [0]), epoch=0, compute_done=compute_done)
+        after(compute_done, device.submit_store, job_id, one([0], [0]))
+        after(compute_done, device.submit_load, job_id, one([0], [0]))
         assert device.wait(STORE, [job_id], TIMEOUT_S)
         assert device.wait(LOAD, [job_id], TIMEOUT_S)
     results = device.get_finished()
@@ -67,7 +67,7 @@ def test_c30_whatever_is_raised_on_a_lane_each_job_has_its_result_and_the_lane_l
     assert {result.ok for result in results} == {raiser == "on_finished"}
     if raiser == "compute_done":
         assert all(type(error).__name__ in (result.error or "") for result in results)
-    assert pool.control.is_settled(STORE, 2, 0)
+    assert pool.control.is_settled(STORE, 2)
 
 
 def test_c36_ids_may_be_changed_once_a_transfer_is_submitted(
@@ -77,8 +77,8 @@ def test_c36_ids_may_be_changed_once_a_transfer_is_submitted(
     stores = np.array([0, 1]), [0, 1]
     loads = [8, 9], array("q", [5, 5])
     pool.rows_array[5] = 50
-    device.submit_store(1, one(*stores), epoch=0, compute_done=gate)
-    device.submit_load(1, one(*loads), epoch=0, compute_done=gate)
+    after(gate, device.submit_store, 1, one(*stores))
+    after(gate, device.submit_load, 1, one(*loads))
     for ids in (*stores, *loads):  # the caller's buffers, used again
         ids[0], ids[1] = 6, 7
     gate.open()
@@ -91,29 +91,28 @@ def test_c36_ids_may_be_changed_once_a_transfer_is_submitted(
 
 def test_any_time_can_be_waited_for(device: CPUDevice) -> None:
     gate = Gate()
-    device.submit_load(1, one([0], [0]), epoch=0, compute_done=gate)
+    after(gate, device.submit_load, 1, one([0], [0]))
     assert gate.reached.wait(TIMEOUT_S)
     gate.open()
     assert device.wait(LOAD, [1], math.inf)
-    assert device.wait_layer(1, 0, math.inf)
     assert device.shutdown(math.inf)
 
 
 def test_c34_a_device_dropped_without_shutdown_warns_drops_what_is_queued_and_ends_its_threads(
     pool: Pool, kv: list[torch.Tensor]
 ) -> None:
-    device = CPUDevice(KVLayout(kv), pool, pool.control)
+    device = CPUDevice(KVLayout(kv), pool)
     lanes = list(device._lanes.values())
     gate = Gate()
-    device.submit_store(1, one([0], [0]), epoch=0, compute_done=gate)
-    device.submit_store(2, one([0], [1]), epoch=0)
+    after(gate, device.submit_store, 1, one([0], [0]))
+    device.submit_store(2, one([0], [1]))
     assert gate.reached.wait(TIMEOUT_S)
     with pytest.warns(ResourceWarning, match="CPUDevice was dropped without shutdown"):
         del device
     gate.open()
     assert all(lane.join(TIMEOUT_S) for lane in lanes)
     assert not pool.rows_array.any()
-    assert pool.control.is_settled(STORE, 2, 0)
+    assert pool.control.is_settled(STORE, 2)
 
 
 @pytest.mark.parametrize("change", ["data", "smaller", "larger"])
@@ -130,8 +129,8 @@ def test_c40_a_tensor_that_was_given_other_memory_fails_its_transfers(
     else:
         tensors[1].untyped_storage().resize_(0 if change == "smaller" else 1 << 22)
     submit = device.submit_store if direction is STORE else device.submit_load
-    submit(1, one([1], [1]), 0)
-    submit(2, [GroupTransfer(group=1, block_ids=[1], rows=[2])], 0)
+    submit(1, one([1], [1]))
+    submit(2, [GroupTransfer(group=1, block_ids=[1], rows=[2])])
     assert device.wait(direction, [1, 2], TIMEOUT_S)
     failed, other = device.get_finished()
     assert failed.error is not None
@@ -144,13 +143,7 @@ def test_c40_a_tensor_that_was_given_other_memory_fails_its_transfers(
 def test_c43_a_worker_that_the_pool_does_not_have_is_refused(make_pool: MakePool, worker: int) -> None:
     pool = make_pool(num_workers=2)
     with pytest.raises(ValueError, match=f"worker {worker} is not one of this pool's 2"):
-        CPUDevice(KVLayout([torch.zeros(4, 16)]), pool, pool.control, worker)
-
-
-def test_c36_another_pools_control_page_is_refused(make_pool: MakePool) -> None:
-    pool, other = make_pool(), make_pool()
-    with pytest.raises(ValueError, match="not this pool's"):
-        CPUDevice(KVLayout([torch.zeros(4, 16)]), pool, other.control)
+        CPUDevice(KVLayout([torch.zeros(4, 16)]), pool, worker)
 
 
 @pytest.mark.parametrize("most", [0, 1, 2])
@@ -171,12 +164,12 @@ def test_c30_a_device_that_lacks_a_thread_leaves_neither_the_others_nor_its_numb
     with monkeypatch.context() as patched:
         patched.setattr(threading.Thread, "start", start)
         with pytest.raises(RuntimeError, match="can't start new thread"):
-            CPUDevice(KVLayout(kv), pool, pool.control)
+            CPUDevice(KVLayout(kv), pool)
     for thread in started:
         thread.join(TIMEOUT_S)
     assert not any(thread.is_alive() for thread in started)
     device = make_device(KVLayout(kv), pool)
-    device.submit_store(1, one([0], [0]), epoch=0)
+    device.submit_store(1, one([0], [0]))
     assert device.wait(STORE, [1], TIMEOUT_S)
 
 
@@ -191,7 +184,7 @@ def test_c34_however_often_and_from_wherever_a_device_is_shut_down_it_lets_go_on
             let_go.append(1)
             super()._let_go()
 
-    device = Counting(KVLayout(kv), pool, pool.control)
+    device = Counting(KVLayout(kv), pool)
     ended: list[bool] = []
     together = threading.Barrier(4)
 

@@ -16,13 +16,11 @@ from tests.transfer.conftest import TIMEOUT_S
 def test_pages_follow_each_other_in_the_order_given() -> None:
     group = KVGroup([torch.zeros(4, 2, 8, dtype=torch.float32), torch.zeros(4, 10, dtype=torch.int8)])
     assert (group.num_blocks, group.page_bytes, group.page_offsets) == (4, (64, 10), (0, 64))
-    assert (group.block_bytes, group.layers) == (74, (0, 1))
+    assert group.block_bytes == 74
 
 
 def test_c41_a_layout_has_a_payload_for_each_group() -> None:
-    layout = KVLayout(
-        [torch.zeros(4, 8)], KVGroup([torch.zeros(9, 3)] * 2, layers=[5, 5]), block_size_factor=3
-    )
+    layout = KVLayout([torch.zeros(4, 8)], KVGroup([torch.zeros(9, 3)] * 2), block_size_factor=3)
     assert layout.payload_bytes == (3 * 32, 3 * 24)
     assert [group.num_blocks for group in layout.groups] == [4, 9]
 
@@ -44,12 +42,6 @@ def test_c41_a_layout_has_a_payload_for_each_group() -> None:
 def test_a_group_that_can_not_be_moved_is_refused(tensors: list[torch.Tensor], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         KVGroup(tensors)
-
-
-@pytest.mark.parametrize("layers", [[0], [0, 1, 2], [1, 0]])
-def test_layer_numbers_that_do_not_fit_the_tensors_are_refused(layers: list[int]) -> None:
-    with pytest.raises(ValueError, match="2 KV tensors need as many layer numbers, in rising order"):
-        KVGroup([torch.zeros(4, 2)] * 2, layers=layers)
 
 
 def test_a_layout_of_nothing_or_of_several_devices_is_refused() -> None:
@@ -97,12 +89,10 @@ def test_a_factor_that_is_no_whole_number_is_refused(factor: Any) -> None:
 
 
 def test_numpys_whole_numbers_are_some() -> None:
-    numbers: list[Any] = [np.int64(3), np.int32(2)]
-    layout = KVLayout(KVGroup([torch.zeros(4, 2)], layers=numbers[:1]), block_size_factor=numbers[1])
-    assert (layout.block_size_factor, layout.groups[0].layers) == (2, (3,))
+    factor: Any = np.int32(2)
+    layout = KVLayout([torch.zeros(4, 2)], block_size_factor=factor)
+    assert layout.block_size_factor == 2
     assert type(layout.payload_bytes[0]) is int
-    with pytest.raises(TypeError, match="a layer must be a whole number, not 0.5"):
-        KVGroup([torch.zeros(4, 2)], layers=[0.5])  # type: ignore[list-item]
 
 
 def test_what_is_no_sequence_of_tensors_is_refused() -> None:
@@ -120,7 +110,7 @@ def test_a_layout_does_not_change_and_equals_one_of_the_same_tensors() -> None:
         group.num_blocks = 100  # type: ignore[misc]
     with pytest.raises(FrozenInstanceError):
         layout.block_size_factor = 2  # type: ignore[misc]
-    assert group == KVGroup(tensors, layers=[0, 1]) != KVGroup(tensors, layers=[0, 0])
+    assert group == KVGroup(tensors)
     assert group != KVGroup(tensors[::-1])
     assert group != KVGroup([tensor.clone() for tensor in tensors])
     assert layout == KVLayout(group) != KVLayout(group, block_size_factor=2)
@@ -131,7 +121,7 @@ def test_a_layout_does_not_change_and_equals_one_of_the_same_tensors() -> None:
 def test_c42_the_cpu_device_refuses_tensors_elsewhere(make_pool: Callable[..., Pool]) -> None:
     pool = make_pool()
     with pytest.raises(ValueError, match="host memory, not on meta"):
-        CPUDevice(KVLayout([torch.zeros(4, 8, device="meta")]), pool, pool.control)
+        CPUDevice(KVLayout([torch.zeros(4, 8, device="meta")]), pool)
 
 
 def test_c43_all_workers_parts_must_fit_a_row(make_pool: Callable[..., Pool]) -> None:
@@ -140,7 +130,7 @@ def test_c43_all_workers_parts_must_fit_a_row(make_pool: Callable[..., Pool]) ->
     with pytest.raises(
         ValueError, match="2 worker.* 2052 bytes a block of group 1, .* need rows of 4168 bytes, .* have 4096"
     ):
-        CPUDevice(layout, pool, pool.control)
+        CPUDevice(layout, pool)
 
 
 @pytest.mark.parametrize("device_type", [CPUDevice, StagedDevice])
@@ -150,6 +140,6 @@ def test_c03_c43_the_workers_parts_leave_room_for_the_proof(
     pool = make_pool(row_bytes=4096, num_workers=2)
     most = (4096 - PROOF_BYTES) // 2
     with pytest.raises(ValueError, match="64 bytes of proof, need rows of 4098 bytes"):
-        device_type(KVLayout([torch.zeros(4, most + 1, dtype=torch.uint8)]), pool, pool.control)
-    device = device_type(KVLayout([torch.zeros(4, most, dtype=torch.uint8)]), pool, pool.control, 1)
+        device_type(KVLayout([torch.zeros(4, most + 1, dtype=torch.uint8)]), pool)
+    device = device_type(KVLayout([torch.zeros(4, most, dtype=torch.uint8)]), pool, 1)
     assert device.shutdown(TIMEOUT_S)

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from kvtier_core.transfer import Direction, Pool, PoolGeometry
-from kvtier_core.transfer import region as region_module
+from kvtier_core.transfer import memory as memory_module
 from kvtier_core.transfer.memory import MemoryLimit
 
 MakePool = Callable[..., Pool]
@@ -30,12 +30,12 @@ def test_rows_are_zero_page_aligned_and_apart(make_pool: MakePool) -> None:
 
 def test_a_row_is_no_copy_and_does_not_touch_the_control_page(make_pool: MakePool) -> None:
     pool = make_pool()
-    pool.control.bump_epoch()
+    pool.control.note_scheduler()
     pool.row(0)[0] = 255
     assert pool.rows_array[0, 0] == 255
     pool.rows_array[:] = 7
     assert bytes(pool.row(7)) == b"\x07" * 8192
-    assert pool.control.epoch == 1
+    assert pool.control.scheduler_came
 
 
 @pytest.mark.parametrize("index", [-1, 8])
@@ -61,61 +61,10 @@ def test_the_control_page_grows_with_the_workers(num_workers: int, pages: int) -
 
 def test_the_last_of_many_workers_does_not_write_into_row_0(make_pool: MakePool) -> None:
     pool = make_pool(num_workers=126)
-    assert pool.control.begin(125, Direction.LOAD, 1, 0)
-    pool.control.finish(125, Direction.LOAD, 1, ok=True)
+    pool.control.begin(125, Direction.LOAD, 1)
+    pool.control.finish(125, Direction.LOAD, 1)
     assert not pool.rows_array.any()
     assert pool.control.get_last_finished(125, Direction.LOAD) == 1
-
-
-def test_attached_pools_share_rows_and_control_page(make_pool: MakePool) -> None:
-    pool = make_pool(num_rows=4, num_workers=2)
-    with Pool.attach(pool.path, expected=pool.geometry) as other:
-        assert other.geometry == pool.geometry
-        other.row(2)[5] = 9
-        assert pool.row(2)[5] == 9
-        pool.control.bump_epoch()
-        assert other.control.epoch == 1
-
-
-def test_c02_another_geometry_is_refused_with_both_named(make_pool: MakePool) -> None:
-    pool = make_pool(num_rows=4)
-    expected = PoolGeometry(num_rows=5, row_bytes=8192)
-    with pytest.raises(ValueError, match=r"num_rows=4.* expects .*num_rows=5"):
-        Pool.attach(pool.path, expected=expected)
-
-
-def test_a_file_that_is_no_pool_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "file"
-    path.write_bytes(b"x" * 8192)
-    with pytest.raises(ValueError, match="is not a kvtier pool"):
-        Pool.attach(str(path))
-    path.write_bytes(b"")
-    with pytest.raises(ValueError, match="is not a kvtier pool"):
-        Pool.attach(str(path))
-
-
-def test_c32_a_header_that_promises_more_than_there_is_is_refused(tmp_path: Path) -> None:
-    geometry = PoolGeometry(num_rows=4, row_bytes=4096)
-    path = tmp_path / "file"
-    path.write_bytes(geometry.pack().ljust(geometry.total_bytes - 4096, b"\0"))
-    with pytest.raises(ValueError, match="damaged: .*num_rows=4.* it is 16384 bytes long"):
-        Pool.attach(str(path))
-
-
-def test_a_pool_that_is_gone_is_an_os_error(make_pool: MakePool) -> None:
-    pool = make_pool()
-    path = pool.path
-    pool.close()
-    with pytest.raises(FileNotFoundError):
-        Pool.attach(path)
-
-
-def test_a_failed_attach_leaves_no_descriptor_open(make_pool: MakePool) -> None:
-    pool = make_pool()
-    before = set(os.listdir("/proc/self/fd"))
-    with pytest.raises(ValueError, match="expects"):
-        Pool.attach(pool.path, expected=PoolGeometry(num_rows=1, row_bytes=4096))
-    assert set(os.listdir("/proc/self/fd")) == before
 
 
 def test_b20_a_small_pool_is_told_in_units_of_its_own_size() -> None:
@@ -127,7 +76,7 @@ def test_a_pool_that_does_not_fit_is_refused_before_it_is_made(monkeypatch: pyte
     def never(*_: object) -> int:
         raise AssertionError("memory was asked for all the same")
 
-    monkeypatch.setattr(region_module, "find_memory_limit", lambda: MemoryLimit(bytes=2**20, source="here"))
+    monkeypatch.setattr(memory_module, "find_memory_limit", lambda: MemoryLimit(bytes=2**20, source="here"))
     monkeypatch.setattr(os, "memfd_create", never)
     with pytest.raises(MemoryError, match=r"\(256 rows of 4096 bytes\) does not fit: here leaves 1.0 MiB"):
         Pool.create(PoolGeometry(num_rows=256, row_bytes=4096))
@@ -136,7 +85,7 @@ def test_a_pool_that_does_not_fit_is_refused_before_it_is_made(monkeypatch: pyte
 def test_a_pool_that_just_fits_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
     geometry = PoolGeometry(num_rows=255, row_bytes=4096)
     limit = MemoryLimit(bytes=geometry.total_bytes, source="here")
-    monkeypatch.setattr(region_module, "find_memory_limit", lambda: limit)
+    monkeypatch.setattr(memory_module, "find_memory_limit", lambda: limit)
     with Pool.create(geometry) as pool:
         assert pool.rows_array.shape == (255, 4096)
 
@@ -178,7 +127,7 @@ def test_close_may_be_called_again_and_ends_every_use(make_pool: MakePool) -> No
         with pytest.raises(ValueError, match="closed|released"):
             use()
     with pytest.raises(ValueError, match="released"):
-        pool.control.bump_epoch()
+        pool.control.note_scheduler()
 
 
 def test_c34_close_keeps_the_mapping_while_rows_are_in_use(
@@ -197,11 +146,11 @@ def test_c34_close_keeps_the_mapping_while_rows_are_in_use(
 
 
 _HOLDER = """
-import sys
+import os, sys
 from kvtier_core.transfer.pool import Pool, PoolGeometry
 pool = Pool.create(PoolGeometry(num_rows=int(sys.argv[1]), row_bytes=1 << 20))
 pool.rows_array[:] = 1
-print(pool.path, flush=True)
+print(f"/proc/{os.getpid()}/fd/{pool.fd}", flush=True)
 sys.stdin.read()
 """
 
@@ -245,12 +194,3 @@ def test_c32_sigkill_leaves_no_name_and_no_memory() -> None:
         if drops[-1] > mebibytes * 1024 * 0.9:
             return
     pytest.fail(f"a killed process's {mebibytes} MiB did not come back: shared memory fell by {drops} KiB")
-
-
-def test_c32_a_pool_of_a_live_process_outlives_its_killed_creator() -> None:
-    holder = _Holder(1)
-    with Pool.attach(holder.path) as pool:
-        holder.kill()
-        assert pool.row(0)[0] == 1
-        pool.row(0)[0] = 2
-        assert pool.rows_array[0, 0] == 2

@@ -1,12 +1,12 @@
 """One worker process of a tensor-parallel engine: joins the pool by name and stores and loads what it is told to.
 
-Run as ``tp_worker.py NAME WORKER NUM_WORKERS NUM_ROWS KIND``. Every line of its input is a command, every line of its
+Run as ``tp_worker.py NAME WORKER NUM_WORKERS NUM_ROWS``. Every line of its input is a command, every line of its
 output an answer:
 
-- ``store JOB EPOCH STAMP ROW...``: fill block i with the stamp, store it to the i-th row; no answer
-- ``load JOB EPOCH ROW...``: load the i-th row into block i; answers with the stamp found there, or ``mixed``
+- ``store JOB STAMP ROW...``: fill block i with the stamp, store it to the i-th row; no answer
+- ``load JOB ROW...``: load the i-th row into block i; answers with the stamp found there, or ``mixed``
 - ``hold``: stop every later store in the middle of a row, and answer ``half`` there
-- ``drain``: wait for all stores; answers how many were done and how many dropped
+- ``drain``: wait for all stores; answers how many were done
 """
 
 import sys
@@ -36,26 +36,26 @@ class _Worker:
     def __init__(self, pool: Pool, worker: int) -> None:
         self._worker = worker
         self._kv = [torch.zeros(BLOCKS, PAGE_BYTES, dtype=torch.uint8) for _ in range(LAYERS)]
-        self._device = CPUDevice(KVLayout(self._kv), pool, pool.control, worker)
+        self._device = CPUDevice(KVLayout(self._kv), pool, worker)
         self._jobs: list[int] = []
 
-    def store(self, job: int, epoch: int, stamp: int, *rows: int) -> None:
+    def store(self, job: int, stamp: int, *rows: int) -> None:
         self._device.wait(Direction.STORE, self._jobs, TIMEOUT_S)  # before the blocks are used again
         for tensor in self._kv:
             tensor[:] = stamp_of(stamp, self._worker)
         self._jobs.append(job)
         parts = [GroupTransfer(block_ids=range(len(rows)), rows=rows)]
-        self._device.submit_store(job, parts, epoch)
+        self._device.submit_store(job, parts)
 
-    def load(self, job: int, epoch: int, *rows: int) -> None:
+    def load(self, job: int, *rows: int) -> None:
         parts = [GroupTransfer(block_ids=range(len(rows)), rows=rows)]
-        self._device.submit_load(job, parts, epoch)
+        self._device.submit_load(job, parts)
         assert self._device.wait(Direction.LOAD, [job], TIMEOUT_S)
         found = {value for tensor in self._kv for value in tensor[: len(rows)].unique().tolist()}
         self._answer(found.pop() if len(found) == 1 else "mixed")
 
     def hold(self) -> None:
-        pairs = self._device._whole[0]
+        pairs = self._device._pairs[0]
 
         class Holding(list):
             def __iter__(self):
@@ -64,13 +64,13 @@ class _Worker:
                     print("half", flush=True)
                     sys.stdin.read()  # for ever: the test kills this process
 
-        self._device._whole[0] = Holding(pairs)
+        self._device._pairs[0] = Holding(pairs)
 
     def drain(self) -> None:
         assert self._device.wait(Direction.STORE, self._jobs, TIMEOUT_S)
         self._jobs.clear()
         stores = [result for result in self._device.get_finished() if result.direction is Direction.STORE]
-        self._answer(sum(result.ok for result in stores), sum(result.dropped for result in stores))
+        self._answer(sum(result.ok for result in stores))
 
     def _answer(self, *words: object) -> None:
         print(*words, flush=True)
@@ -79,8 +79,8 @@ class _Worker:
         assert self._device.shutdown(TIMEOUT_S)
 
 
-def main(name: str, worker: int, num_workers: int, num_rows: int, kind: str) -> None:
-    pool = Pool.open(geometry_for(num_workers, num_rows), name, worker, named=kind == "named")
+def main(name: str, worker: int, num_workers: int, num_rows: int) -> None:
+    pool = Pool.open(geometry_for(num_workers, num_rows), name, worker)
     print("joined", flush=True)
     served = _Worker(pool, worker)
     for line in sys.stdin:
@@ -91,4 +91,4 @@ def main(name: str, worker: int, num_workers: int, num_rows: int, kind: str) -> 
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4]), sys.argv[5])
+    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4]))

@@ -29,7 +29,7 @@ class CPUTieringSpec(TieringOffloadingSpec):
                 cpu_page_size=self.cpu_page_size_per_worker,
             )
             pool: Any = RegionAsPool(region, workers)
-            device = CPUDevice(make_layout(kv_caches, self.blocks_per_chunk), pool, pool.control, worker=rank)
+            device = CPUDevice(make_layout(kv_caches, self.blocks_per_chunk), pool, worker=rank)
             self.peer = KvtierWorker(device, pool, rank, self.blocks_per_chunk, 10.0)
         return self.peer
 

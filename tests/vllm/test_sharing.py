@@ -9,6 +9,7 @@ import pytest
 from kvtier_core import PoolError
 from kvtier_core.transfer import PoolGeometry
 from kvtier_vllm.sharing import open_as_scheduler, open_as_worker
+from tests.transfer.conftest import missing
 from tests.vllm.facts_of import PLAIN
 
 TWO = PoolGeometry(num_rows=4, row_bytes=4096, num_workers=2)
@@ -36,7 +37,7 @@ def test_c43_workers_and_scheduler_share_rows_and_facts(engine_id):
             assert scheduler.geometry == TWO
             first.row(2)[:5] = b"hello"
             assert bytes(second.row(2)[:5]) == bytes(scheduler.row(2)[:5]) == b"hello"
-            assert not scheduler.missing_members()
+            assert not missing(scheduler)
 
 
 def test_c43_the_scheduler_may_come_first(engine_id):
@@ -76,7 +77,7 @@ def test_c43_a_worker_that_is_late_is_waited_for(engine_id):
             thread.join(PATIENCE_S)
             ((scheduler, _),) = found
             with scheduler:
-                assert not scheduler.missing_members()
+                assert not missing(scheduler)
 
 
 def test_k1_a_worker_with_other_facts_is_refused(engine_id):

@@ -1,11 +1,10 @@
-"""The worker hands its transfers to the device with what they must follow (C40). Needs vLLM's types, and no engine."""
+"""When the worker waits for the device. Needs vLLM's types, and no engine."""
 
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from kvtier_core.transfer import Direction
 from tests.vllm.engines import needs_vllm
@@ -13,34 +12,15 @@ from tests.vllm.engines import needs_vllm
 pytestmark = needs_vllm
 
 
-class _Event:
-    """Stands in for an accelerator's event, which needs an accelerator."""
-
-    made: list["_Event"]
-
-    def __init__(self, device, *, blocking=False):
-        assert blocking, "the waiting thread would spin beside the compute"
-        self.device = device
-        self.is_recorded = False
-        self.made.append(self)
-
-    def record(self):
-        self.is_recorded = True
-
-    def synchronize(self):
-        """Would wait."""
-
-
 class _Device:
     def __init__(self):
-        self.asked = []
         self.waited_for = []
 
-    def submit_store(self, job_id, parts, epoch, compute_done=None):
-        self.asked.append((Direction.STORE, compute_done))
+    def submit_store(self, job_id, parts):
+        """Takes it, and never ends."""
 
-    def submit_load(self, job_id, parts, epoch, compute_done=None, *, by_layer=False):
-        self.asked.append((Direction.LOAD, compute_done))
+    def submit_load(self, job_id, parts):
+        """Takes it, and never ends."""
 
     def wait(self, direction, job_ids, timeout_s):
         self.waited_for.append((direction, job_ids))
@@ -51,13 +31,11 @@ class _Device:
 
 
 @pytest.fixture
-def make(monkeypatch):
+def make():
     """Make a worker on a device of the given type that has submitted a store and a load; the worker and its device."""
     from kvtier_vllm.worker import KvtierWorker, PoolRows
 
-    monkeypatch.setattr(_Event, "made", [], raising=False)
-    monkeypatch.setattr(torch, "Event", _Event)
-    control = SimpleNamespace(epoch=0, get_last_started=lambda _rank, _direction: 0)
+    control = SimpleNamespace(get_last_started=lambda _rank, _direction: 0)
     pool: Any = SimpleNamespace(control=control)
 
     def one(device_type):
@@ -70,18 +48,6 @@ def make(monkeypatch):
         return worker, device
 
     return one
-
-
-def test_c40_stores_and_loads_follow_what_vllm_has_launched_and_the_wait_sleeps(make):
-    _, device = make("cuda")
-    assert [direction for direction, _ in device.asked] == [Direction.STORE, Direction.LOAD]
-    assert [wait for _, wait in device.asked] == [event.synchronize for event in _Event.made]
-    assert [(event.device, event.is_recorded) for event in _Event.made] == [("cuda", True)] * 2
-
-
-def test_c40_compute_on_a_cpu_is_over_when_a_transfer_is_submitted(make):
-    _, device = make("cpu")
-    assert device.asked == [(Direction.STORE, None), (Direction.LOAD, None)]
 
 
 @pytest.mark.parametrize(

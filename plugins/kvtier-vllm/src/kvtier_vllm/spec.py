@@ -95,7 +95,7 @@ class KvtierSpec(OffloadingSpec):
             if settings.pool.prefault:
                 pool.prefault()
             layout = make_layout(kv_caches, facts.blocks_per_chunk)
-            device = open_device(layout, pool, worker=rank, copy_threads=settings.pool.copy_threads)
+            device = open_device(layout, pool, worker=rank)
             on_failure.pop_all()
         return KvtierWorker(
             device,

@@ -49,7 +49,4 @@ class Unfinished:
         return settled
 
     def _is_over(self, left: _Left) -> bool:
-        epoch = self._control.epoch
-        return all(
-            self._control.is_settled(direction, count, epoch) for direction, count in left.issued.items()
-        )
+        return all(self._control.is_settled(direction, count) for direction, count in left.issued.items())

@@ -6,9 +6,8 @@ in the order in which vLLM hands them over, so that the pool's control page coun
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
-import torch
 from vllm.v1.kv_offload.base import (
     BlockIDsLoadStoreSpec,
     CanonicalKVCaches,
@@ -90,29 +89,15 @@ class KvtierWorker(OffloadingWorker):
         """Copy device blocks to rows. Returns at once."""
         parts = make_parts(src_spec, _rows(dst_spec), self._blocks_per_chunk)
         number = self._number(job_id, Direction.STORE)
-        self._device.submit_store(number, parts, self._pool.control.epoch, self._mark_compute())
+        self._device.submit_store(number, parts)
         return True
 
     def submit_load(self, job_id: int, src_spec: LoadStoreSpec, dst_spec: GPULoadStoreSpec) -> bool:
         """Copy rows to device blocks. Returns at once."""
         parts = make_parts(dst_spec, _rows(src_spec), self._blocks_per_chunk)
         number = self._number(job_id, Direction.LOAD)
-        self._device.submit_load(number, parts, self._pool.control.epoch, self._mark_compute())
+        self._device.submit_load(number, parts)
         return True
-
-    def _mark_compute(self) -> Callable[[], object] | None:
-        """What waits for all that has been launched so far; nothing on a CPU, where it is over (C40).
-
-        A store reads what that wrote, and a load must not come before vLLM has zeroed a new block.
-        """
-        if self._device_type == "cpu":
-            return None
-        event = torch.Event(
-            self._device_type, blocking=True
-        )  # the thread that waits sleeps, as compute needs the CPU
-        event.record()
-        wait: Callable[[], object] = event.synchronize
-        return wait
 
     def _number(self, job_id: int, direction: Direction) -> int:
         self._last[direction] += 1
