@@ -288,7 +288,7 @@ def tests_transformers457(session: nox.Session) -> None:
 @nox.session(default=False, reuse_venv=True)
 def vllm_env(session: nox.Session) -> None:
     """Make the environment that vllm and soak share. It takes 2.5 GB."""
-    names = ("kvtier", "kvtier-disk", "kvtier-memory", "kvtier-transformers", "kvtier-vllm")
+    names = ("kvtier", "kvtier-disk", "kvtier-memory", "kvtier-transformers", "kvtier-vllm", "kvtier-weights")
     test = [item for item in _group("test") if not item.startswith("moto")]
     marker = Path(session.virtualenv.location) / "kvtier-inputs"
     digest = _inputs(VLLM)

@@ -72,7 +72,6 @@ if TYPE_CHECKING:
         TierUsage,
         begin_of,
     )
-    from kvtier_core.weights import digest_weights, list_model_files
 
     __version__: str
 
@@ -127,7 +126,6 @@ __all__ = [
     "__version__",
     "begin_of",
     "check_tier_class",
-    "digest_weights",
     "format_size",
     "get_offload_block_hash",
     "get_offload_group_idx",
@@ -136,7 +134,6 @@ __all__ = [
     "hookspec",
     "is_of_one_process",
     "lasting_tiers",
-    "list_model_files",
     "list_tier_types",
     "load_settings",
     "load_tier_type",
@@ -204,7 +201,6 @@ _HOMES = {
     "UnsupportedModelError": "errors",
     "begin_of": "values",
     "check_tier_class": "plugins",
-    "digest_weights": "weights",
     "format_size": "units",
     "get_offload_block_hash": "keys",
     "get_offload_group_idx": "keys",
@@ -212,7 +208,6 @@ _HOMES = {
     "hookimpl": "hookspecs",
     "hookspec": "hookspecs",
     "lasting_tiers": "runtime",
-    "list_model_files": "weights",
     "list_tier_types": "plugins",
     "load_settings": "settings",
     "load_tier_type": "plugins",

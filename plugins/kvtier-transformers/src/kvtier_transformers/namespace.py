@@ -11,9 +11,10 @@ from pathlib import Path
 
 from transformers import PreTrainedModel
 
-from kvtier_core import GroupSpec, Namespace, digest_weights, list_model_files
+from kvtier_core import GroupSpec, Namespace
 from kvtier_transformers.cache import DeviceKV
 from kvtier_transformers.model_state import config_digest, digest_state, read_state
+from kvtier_weights import digest_weights, list_model_files
 
 LAYOUT = "transformers: by layer K page, V page; page (tokens, kv_heads, head_dim)"
 _EDGES_ITEMS = 1024

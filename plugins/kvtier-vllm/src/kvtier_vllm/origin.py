@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from kvtier_core import digest_weights, list_model_files
+from kvtier_weights import digest_weights, list_model_files
 
 _COMMIT_DIGITS = 40
 _LOADERS_OF_FILES = (

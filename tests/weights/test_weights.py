@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from kvtier_core import weights
-from kvtier_core.weights import digest_weights, list_model_files
+from kvtier_weights import digest_weights, digests, list_model_files
 
 SIZE = 3 << 20
 
@@ -19,22 +18,22 @@ SIZE = 3 << 20
 def reads(monkeypatch, tmp_path):
     """The names of the files that were read as a whole, in a cache directory of the test's own."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(weights, "_SETTLED_NS", 50_000_000)
+    monkeypatch.setattr(digests, "_SETTLED_NS", 50_000_000)
     names = []
-    read = weights._full
+    read = digests._full
 
     def note(path):
         names.append(path.name)
         return read(path)
 
-    monkeypatch.setattr(weights, "_full", note)
+    monkeypatch.setattr(digests, "_full", note)
     return names
 
 
 def saved(path, content):
     """A file that was last changed a while ago, as the kernel sees it: only waiting does that."""
     path.write_bytes(content)
-    while time.time_ns() - path.stat().st_ctime_ns <= weights._SETTLED_NS:
+    while time.time_ns() - path.stat().st_ctime_ns <= digests._SETTLED_NS:
         threading.Event().wait(0.01)
     return path
 
@@ -134,7 +133,7 @@ def test_c02_a_file_put_in_anothers_place_is_read_again(tmp_path, reads):
 
 
 def test_c02_what_has_just_changed_is_not_remembered(tmp_path, reads, monkeypatch):
-    monkeypatch.setattr(weights, "_SETTLED_NS", 3600 * 10**9)
+    monkeypatch.setattr(digests, "_SETTLED_NS", 3600 * 10**9)
     file = tmp_path / "w.bin"
     file.write_bytes(b"one")
     digest_weights([file])
@@ -144,17 +143,17 @@ def test_c02_what_has_just_changed_is_not_remembered(tmp_path, reads, monkeypatc
 
 def test_c02_what_changes_while_it_is_read_is_not_remembered(tmp_path, reads, monkeypatch):
     file = saved(tmp_path / "w.bin", b"one")
-    read = weights._full
+    read = digests._full
 
     def read_and_change(path):
         digest = read(path)
         path.write_bytes(b"two")
         return digest
 
-    monkeypatch.setattr(weights, "_full", read_and_change)
-    monkeypatch.setattr(weights, "_SETTLED_NS", 0)
+    monkeypatch.setattr(digests, "_full", read_and_change)
+    monkeypatch.setattr(digests, "_SETTLED_NS", 0)
     during = digest_weights([file])
-    monkeypatch.setattr(weights, "_full", read)
+    monkeypatch.setattr(digests, "_full", read)
     assert digest_weights([file]) != during
 
 
@@ -230,7 +229,7 @@ def test_c02_one_of_several_processes_reads_and_the_others_wait_for_it(tmp_path,
 
 
 def test_what_is_remembered_has_a_bound(tmp_path, reads, monkeypatch):
-    monkeypatch.setattr(weights, "_MAX_REMEMBERED", 3)
+    monkeypatch.setattr(digests, "_MAX_REMEMBERED", 3)
     for number in range(5):
         file = tmp_path / f"{number}.bin"
         file.write_bytes(b"one")
@@ -275,16 +274,16 @@ def test_c02_the_order_in_which_a_directory_is_listed_does_not_count(tmp_path, m
 def test_c02_times_of_an_image_say_nothing_of_what_is_in_another(tmp_path, reads, monkeypatch):
     """Images whose times are all the same can be mounted one after the other where the other was."""
     file = saved(tmp_path / "w.bin", b"one")
-    assert weights._tells_changes(file.stat().st_ctime_ns, is_read_only=True)
-    assert weights._tells_changes(5 * 10**9, is_read_only=False)
-    assert not weights._tells_changes(5 * 10**9, is_read_only=True)
-    monkeypatch.setattr(weights, "_tells_changes", lambda _ctime, *, is_read_only: False)
+    assert digests._tells_changes(file.stat().st_ctime_ns, is_read_only=True)
+    assert digests._tells_changes(5 * 10**9, is_read_only=False)
+    assert not digests._tells_changes(5 * 10**9, is_read_only=True)
+    monkeypatch.setattr(digests, "_tells_changes", lambda _ctime, *, is_read_only: False)
     assert digest_weights([file]) == digest_weights([file])
     assert len(reads) == 2
 
 
 def test_c31_a_process_that_keeps_the_memory_to_itself_holds_nobody_up(tmp_path, reads, monkeypatch, caplog):
-    monkeypatch.setattr(weights, "_PATIENCE_S", 0.05)
+    monkeypatch.setattr(digests, "_PATIENCE_S", 0.05)
     file = saved(tmp_path / "w.bin", b"one")
     before = digest_weights([file])
     [entry] = (tmp_path / "cache/kvtier/weights").iterdir()
