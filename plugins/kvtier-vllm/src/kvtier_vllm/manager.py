@@ -101,8 +101,8 @@ class KvtierManager(OffloadingManager):
         """A request begins, under an id of our own: vLLM may use one again before its transfers are over."""
         self._holder.holds_nothing = False
         request_id = f"{req_context.req_id}#{next(self._numbers)}"
-        positions = getattr(req_context, "_offload_key_positions", None)
-        request = _Request(request_id, self._asked(request_id, positions), Turns(is_prefix=self._is_prefix))
+        asked = self._asked(request_id, _positions(req_context))
+        request = _Request(request_id, asked, Turns(is_prefix=self._is_prefix))
         req_context.set_state(request)
         self._live[req_context.req_id] = request
         self._waiters.begin(request)
@@ -162,18 +162,18 @@ class KvtierManager(OffloadingManager):
         Raises ``RuntimeError`` when one is gone all the same: vLLM can't take back the load, so the engine must stop.
         """
         request = _request(req_context)
-        wanted = list(keys)
-        prepared = self._tiers.prepare_load(request.id, wanted)
-        if len(prepared.keys) != len(wanted):
+        prepared = self._tiers.prepare_load(request.id, self._in_prompt_order(keys, req_context))
+        if len(prepared.keys) != len(keys):
             raise RuntimeError(
-                f"request {req_context.req_id!r}: {len(wanted)} blocks were promised and {len(prepared.keys)} are "
+                f"request {req_context.req_id!r}: {len(keys)} blocks were promised and {len(prepared.keys)} are "
                 "there: please report this"
             )
         request.sources = dict(zip(prepared.keys, prepared.sources, strict=True))
         request.turns.load()
         self._loads[request] = prepared.job_id
         self._unfinished.count(Direction.LOAD)
-        return PoolRows(list(prepared.rows))
+        rows = dict(zip(prepared.keys, prepared.rows, strict=True))
+        return PoolRows([rows[key] for key in keys])
 
     def complete_load(self, keys: Collection[OffloadKey], req_context: ReqContext) -> None:
         """All workers have loaded."""
@@ -190,15 +190,17 @@ class KvtierManager(OffloadingManager):
         then, and of what a window left behind, the device blocks are others' by now.
         """
         request = _request(req_context)
-        prepared = self._tiers.prepare_store(request.id, list(keys))
+        prepared = self._tiers.prepare_store(request.id, self._in_prompt_order(keys, req_context))
         if prepared is None:
             return None
         if prepared.keys:
             self._stores[request, frozenset(prepared.keys)].append(prepared.job_id)
             self._unfinished.count(Direction.STORE)
+        rows = dict(zip(prepared.keys, prepared.rows, strict=True))
+        stored = [key for key in keys if key in rows]
         return PrepareStoreOutput(
-            keys_to_store=list(prepared.keys),
-            store_spec=PoolRows(list(prepared.rows)),
+            keys_to_store=stored,
+            store_spec=PoolRows([rows[key] for key in stored]),
             evicted_keys=list(prepared.evicted),
         )
 
@@ -211,6 +213,13 @@ class KvtierManager(OffloadingManager):
         self._tiers.complete_store(jobs.popleft(), success=success)
         if not jobs:
             del self._stores[name]
+
+    def _in_prompt_order(self, keys: Collection[OffloadKey], req_context: ReqContext) -> Sequence[OffloadKey]:
+        """*keys* by their place in the prompt: vLLM names them group by group, and the last leaves first."""
+        positions = _positions(req_context)
+        if self._is_prefix or positions is None:
+            return list(keys)
+        return sorted(keys, key=lambda key: positions.get(key, 0))
 
     # -- steps
 
@@ -283,6 +292,10 @@ class KvtierManager(OffloadingManager):
             self._pool.close()
         else:
             _log.warning("a tier did not shut down in %g s: the pool stays mapped", self._shutdown_timeout)
+
+
+def _positions(context: ReqContext) -> Positions | None:
+    return getattr(context, "_offload_key_positions", None)
 
 
 def _request(context: ReqContext) -> _Request:
