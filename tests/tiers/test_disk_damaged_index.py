@@ -56,6 +56,17 @@ def test_c32_any_page_of_the_index_may_be_lost(root, warnings):
         assert "made the index anew" in warning
 
 
+@pytest.mark.parametrize("size", [0, 100, PAGE, 2 * PAGE])
+def test_s1_an_index_that_was_cut_between_starts_is_made_anew_with_one_warning(root, warnings, size):
+    with index_file(root).open("r+b") as file:
+        file.truncate(size)
+    with drive(root, capacity=16 * MIB) as tier:
+        assert tier.load(HELD).rows == rows(*HELD)
+        assert tier.store(rows(*KEYS[100:104])).error is None
+    (warning,) = warnings()
+    assert "made the index anew" in warning
+
+
 @pytest.mark.parametrize("table", ["owners", "extents", "namespaces", "slots"])
 def test_c32_an_index_that_lacks_a_table_is_made_anew_when_the_tier_opens(root, warnings, table):
     spoil(root, f"DROP TABLE {table}")

@@ -18,7 +18,7 @@ SLOTS = 200
 @pytest.fixture
 def index(tmp_path) -> Iterator[Index]:
     database = Database(tmp_path / "index.db", journal_bytes=MIB)
-    yield Index(database, 1)
+    yield Index.make(database, 1)
     database.close()
 
 

@@ -108,15 +108,30 @@ def test_c32_k6_o1_a_truncated_extent_is_forgotten_at_the_next_start(root):
     assert served(root) == (set(), set())
 
 
-def test_c32_an_extent_that_is_truncated_under_a_running_tier_costs_what_was_cut_off(root):
+def test_b9_c32_blocks_that_are_cut_off_under_a_running_tier_count_as_damaged(root, warnings):
     with drive(root, capacity=16 * MIB) as tier:
         (file,) = extent_files(root)
         os.truncate(file, shape_of(file).row_offset(6) + 100)
-        loaded = tier.load(HELD)
-        assert loaded.rows == rows(*HELD[:6])
-        assert loaded.result.missing == tuple(HELD[6:])
-        assert tier.lookup(HELD) == [True] * 6 + [False] * 6
+        for _ in range(3):
+            loaded = tier.load(HELD)
+            assert loaded.rows == rows(*HELD[:6]) | dict.fromkeys(HELD[6:], bytes(ROW))
+            assert not any(MAKER.proves(key, loaded.rows[key]) for key in HELD[6:])
+        (warning,) = warnings()
+        assert f"{file} was cut to {shape_of(file).row_offset(6) + 100} bytes" in warning
+        tier.plugin.discard(HELD[6:])  # as the core does
+        wait_until(lambda: tier.lookup(HELD) == [True] * 6 + [False] * 6, "they are served no more")
         assert_goes_on(tier)
+
+
+def test_b9_c32_an_extent_that_others_took_away_counts_as_evicted(root, warnings):
+    with drive(root, capacity=16 * MIB) as tier:
+        assert tier.load(HELD).rows == rows(*HELD)
+        (file,) = extent_files(root)
+        os.truncate(file, 0)
+        loaded = tier.load(HELD)
+        assert loaded.rows == {}
+        assert loaded.result.missing == tuple(HELD)
+        assert not any("was cut" in warning for warning in warnings())
 
 
 def test_c33_a_deleted_extent_is_a_miss_and_makes_room(root):

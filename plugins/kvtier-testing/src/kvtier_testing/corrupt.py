@@ -77,6 +77,7 @@ class Episode:
         self._engines: list[Engine] = []
         self._is_whole = False  # whether all blocks were there when last seen
         self._old: dict[str, bytes] = {}
+        self._told: list[str] = []  # what the engines warned of at the last look
         self._untouched: list[bool] = []  # of each block, whether the last damage left all its bytes
         self._rows = [_MAKER.make(key) for key in keys_of(0)]
 
@@ -139,7 +140,9 @@ class Episode:
 
     def _look(self, done: Corruption | None) -> bool:
         """Let every engine look; false when one has ended, or did not open."""
-        for number, engine in enumerate(list(self._engines)):
+        first: Seen | None = None
+        before, self._told = self._told, []
+        for engine in list(self._engines):
             seen = engine.look()
             if seen is None:
                 self._engines.remove(engine)
@@ -149,8 +152,10 @@ class Episode:
                 self._fail("refused_to_open", f"{seen.refused} after {done}")
                 return False
             self._count(done, seen)
-            if number == 0:
-                self._count_lost(done, seen)
+            self._told += seen.warnings
+            first = first or seen
+        if first is not None:
+            self._count_lost(done, first, list(dict.fromkeys([*before, *self._told])))
         return True
 
     def _count(self, done: Corruption | None, seen: Seen) -> None:
@@ -161,7 +166,11 @@ class Episode:
         if seen.unstorable:
             self._fail("unstorable", f"after {done}; {list(seen.warnings)}", seen.unstorable)
 
-    def _count_lost(self, done: Corruption | None, seen: Seen) -> None:
+    def _count_lost(self, done: Corruption | None, seen: Seen, told: Sequence[str]) -> None:
+        """Count what *seen* lacks; *told* are the warnings since the look before the damage.
+
+        Any engine may have warned, and already of the damage before this one: its blocks go when that is noticed.
+        """
         if self._is_whole and done is not None:
             lost = set(range(len(self._rows))) - set(seen.exact)
             untouched = sum(self._untouched[number] for number in lost)
@@ -169,9 +178,9 @@ class Episode:
             self.found.counts["lost_beyond_damage"] += untouched
             if untouched:
                 self.found.lost_by_file[f"{done.how} {done.kind}"] += untouched
-                self.found.lost_by_warning["; ".join(seen.warnings) or "no warning"] += untouched
+                self.found.lost_by_warning["; ".join(told) or "no warning"] += untouched
                 if self._tell:
-                    sys.stderr.write(f"  lost {untouched}: {list(seen.warnings)}\n")
+                    sys.stderr.write(f"  lost {untouched}: {list(told)}\n")
         self._is_whole = not seen.unstorable
 
     def _fail(self, what: str, text: str, count: int = 1) -> None:

@@ -10,7 +10,6 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
 from pathlib import Path
 
 from kvtier_core import OffloadKey
@@ -25,40 +24,16 @@ from kvtier_disk.extents.form import (
     read_header,
 )
 from kvtier_disk.extents.found import OUT_OF_DESCRIPTORS
-from kvtier_disk.extents.group_sync import GroupSync
+from kvtier_disk.extents.open_extent import OpenExtent, write_at
 from kvtier_disk.folder import Folder, ForeignError, StrangerError
 
 TAIL_BYTES = 64
 """The proof at the end of a row."""
-_MAX_BUFFERS = 512  # in one call; the kernel takes 1024
 _NOT_SUPPORTED = frozenset({errno.EOPNOTSUPP, errno.EINVAL, errno.ENODEV, errno.ENOSYS})
 
 
 class ExtentLostError(Exception):
     """What stands under an extent's name is not that extent."""
-
-
-@dataclass(eq=False)
-class _Open:
-    shape: Shape
-    buffered: int = -1
-    direct: int | None = None
-    identity: os.stat_result = field(init=False)
-    users: int = 0
-    descriptors: list[int] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        self.group = GroupSync(lambda: os.fdatasync(self.buffered))
-
-    def keep(self, fd: int) -> int:
-        """*fd*, which is closed with the extent."""
-        self.descriptors.append(fd)
-        return fd
-
-    def close(self) -> None:
-        for fd in self.descriptors:
-            os.close(fd)
-        self.descriptors.clear()
 
 
 class ExtentFiles:
@@ -87,7 +62,7 @@ class ExtentFiles:
         self._check_root = check_root
         self._lost: set[int] = set()
         self._lock = threading.Lock()
-        self._open: OrderedDict[int, _Open] = OrderedDict()
+        self._open: OrderedDict[int, OpenExtent] = OrderedDict()
 
     def path_of(self, extent: int) -> Path:
         """Where an extent is."""
@@ -100,7 +75,7 @@ class ExtentFiles:
         with self._folder.opened() as handle:
             fd = handle.make_file(_name(extent))
             try:
-                _write_all(fd, make_header(extent, shape, self._namespace), 0)
+                write_at(fd, make_header(extent, shape, self._namespace), 0)
                 os.fsync(fd)  # whatever happens from here on, what takes room can be told to be ours
                 self._allocate(fd, shape.file_bytes)
                 os.fsync(fd)
@@ -174,20 +149,28 @@ class ExtentFiles:
     # Rows.
 
     def read(self, extent: int, first_slot: int, rows: Sequence[memoryview]) -> list[bool | OSError]:
-        """Fill *rows* from neighbouring slots: True, False where the file ends before, or what went wrong."""
+        """Fill *rows* from neighbouring slots: True, False where there is no such extent, or what went wrong.
+
+        Rows behind the end of a file that was cut are zeros, which prove nothing: the core counts them as damaged.
+        """
         try:
             with self._using(extent) as opened:
-                return self._read(opened, first_slot, rows)
+                outcomes = self._read(opened, first_slot, rows)
+                if False in outcomes:
+                    self._fill_cut(
+                        extent, opened, [row for row, read in zip(rows, outcomes, strict=True) if not read]
+                    )
+                return [True if outcome is False else outcome for outcome in outcomes]
         except ExtentLostError:
             self._lost.add(extent)
             return [False] * len(rows)
         except OSError as error:
             return [bare(error)] * len(rows)
 
-    def _read(self, opened: _Open, first_slot: int, rows: Sequence[memoryview]) -> list[bool | OSError]:
+    def _read(self, opened: OpenExtent, first_slot: int, rows: Sequence[memoryview]) -> list[bool | OSError]:
         offset = opened.shape.row_offset(first_slot)
         try:
-            done = _move(os.preadv, opened, rows, offset)
+            done = opened.move(os.preadv, rows, offset)
         except OSError as error:
             if len(rows) == 1:
                 return [bare(error)]
@@ -198,6 +181,17 @@ class ExtentFiles:
                 for outcome in self._read(opened, first_slot + index, [row])
             ]
         return [done >= (index + 1) * self._row_bytes for index in range(len(rows))]
+
+    def _fill_cut(self, extent: int, opened: OpenExtent, rows: Sequence[memoryview]) -> None:
+        """Let rows behind the file's end be zeros. Raises ``ExtentLostError`` where all of it was cut."""
+        self._checked_shape(extent, opened.buffered)  # who takes an extent away cuts it to nothing
+        self._warn_once(
+            f"cut {extent}",
+            f"{self.path_of(extent)} was cut to {os.fstat(opened.buffered).st_size} bytes of {opened.shape.file_bytes}:"
+            " blocks that were behind are damaged, and computed anew. Look for what changes files below root",
+        )
+        for row in rows:
+            row[:] = bytes(len(row))
 
     def write(
         self,
@@ -211,12 +205,12 @@ class ExtentFiles:
         try:
             with self._using(extent) as opened:
                 shape = opened.shape
-                done = _move(os.pwritev, opened, rows, shape.row_offset(first_slot))
+                done = opened.move(os.pwritev, rows, shape.row_offset(first_slot))
                 if done < sum(map(len, rows)):
                     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.path_of(extent)))
                 # After the rows: a write through the page cache has the file to itself, so it waits for all rows that
                 # are being written and holds up those that come. Here the threads are about to sync anyway.
-                _write_all(opened.buffered, make_entries(keys, time), shape.entry_offset(first_slot))
+                write_at(opened.buffered, make_entries(keys, time), shape.entry_offset(first_slot))
         except ExtentLostError as lost:
             self._lost.add(extent)
             raise OSError(errno.ENOENT, str(lost), str(self.path_of(extent))) from None
@@ -267,7 +261,7 @@ class ExtentFiles:
         self.forget(lost)
         self._lost.update(lost)
 
-    def _is_in_place(self, extent: int, opened: _Open) -> bool:
+    def _is_in_place(self, extent: int, opened: OpenExtent) -> bool:
         with self._folder.opened() as handle:
             try:
                 status = handle.status(_name(extent))
@@ -285,7 +279,7 @@ class ExtentFiles:
     # Descriptors.
 
     @contextmanager
-    def _using(self, extent: int) -> Iterator[_Open]:
+    def _using(self, extent: int) -> Iterator[OpenExtent]:
         with self._lock:
             opened = self._open.get(extent)
             if opened is None:
@@ -308,7 +302,7 @@ class ExtentFiles:
         ]:
             self._open.pop(extent).close()
 
-    def _open_extent(self, extent: int) -> _Open:
+    def _open_extent(self, extent: int) -> OpenExtent:
         try:
             return self._try_open(extent)
         except OSError as error:
@@ -320,11 +314,11 @@ class ExtentFiles:
         except OSError as error:
             raise advised(error, self.path_of(extent)) from None
 
-    def _try_open(self, extent: int) -> _Open:
+    def _try_open(self, extent: int) -> OpenExtent:
         if self._check_root is not None:
             self._check_root()
         flags = os.O_RDONLY if self._read_only else os.O_RDWR
-        opened = _Open(Shape(row_bytes=self._row_bytes, slots=1))
+        opened = OpenExtent(Shape(row_bytes=self._row_bytes, slots=1))
         # Without the folder the whole root is gone, or not mounted: it may come back.
         with self._folder.opened() as handle:
             try:
@@ -354,41 +348,3 @@ class ExtentFiles:
 
 def _name(extent: int) -> str:
     return f"{extent:010x}.ext"
-
-
-def _move(
-    call: Callable[[int, Sequence[memoryview], int], int],
-    opened: _Open,
-    rows: Sequence[memoryview],
-    offset: int,
-) -> int:
-    """Move all rows at *offset* with ``preadv`` or ``pwritev``; returns how many bytes: fewer at the file's end."""
-    fd = opened.buffered if opened.direct is None else opened.direct
-    size = sum(map(len, rows))
-    total = 0
-    waiting = list(rows)
-    while waiting:
-        try:
-            done = call(fd, waiting[:_MAX_BUFFERS], offset + total)
-        except OSError as error:
-            if error.errno != errno.EINVAL or fd == opened.buffered:
-                raise
-            fd = opened.buffered  # memory that is not aligned; the engine's rows are
-            continue
-        if done == 0:
-            break
-        total += done
-        if total == size:
-            break
-        while waiting and done >= len(waiting[0]):
-            done -= len(waiting.pop(0))
-        if done:
-            waiting[0] = waiting[0][done:]
-            fd = opened.buffered  # a part of a row is not aligned any more
-    return total
-
-
-def _write_all(fd: int, content: bytes, offset: int) -> None:
-    done = 0
-    while done < len(content):
-        done += os.pwrite(fd, content[done:], offset + done)

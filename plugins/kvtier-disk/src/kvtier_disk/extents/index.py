@@ -40,8 +40,18 @@ _place = itemgetter(1)
 class Index:
     """The tables. Safe from any thread; other processes use the same file."""
 
+    @classmethod
+    def make(cls, database: Database, root: int) -> "Index":
+        """Make the tables in a new database, for the root of this number. Raises ``OSError``."""
+        with database.transaction() as connection:
+            for statement in SCHEMA.split(";\n"):
+                connection.execute(statement)
+            connection.execute(f"PRAGMA application_id = {root}")
+            connection.execute(f"PRAGMA user_version = {VERSION}")
+        return cls(database, root)
+
     def __init__(self, database: Database, root: int) -> None:
-        """On a database that is new or has these tables, for the root of this number.
+        """On a database with these tables, for the root of this number.
 
         Raises ``IndexDamagedError`` for one of another form, and for the index of another root.
         """
@@ -50,18 +60,10 @@ class Index:
         self._log = ChangeLog()
         with database.reading() as connection:
             (version,) = connection.execute("PRAGMA user_version").fetchone()
-        if version == 0 and not database.read_only:
-            with database.transaction() as connection:
-                for statement in SCHEMA.split(";\n"):
-                    connection.execute(statement)
-                connection.execute(f"PRAGMA application_id = {root}")
-                connection.execute(f"PRAGMA user_version = {VERSION}")
-        with database.reading() as connection:
-            (version,) = connection.execute("PRAGMA user_version").fetchone()
             (found,) = connection.execute("PRAGMA application_id").fetchone()
         if version != VERSION:
             raise database.damaged(
-                f"another version of kvtier made it: its form is {version}, and not {VERSION}"
+                f"it was cut short, or another version of kvtier made it: its form is {version}, and not {VERSION}"
             )
         if found != root:
             raise database.damaged("it is the index of another root")

@@ -72,25 +72,23 @@ class IndexFiles:
             raise
 
     def open(self, path: Path) -> Index:
-        """Open the index at *path*, which is made if it is missing. Call it ``exclusively``."""
-        self._check(path)
-        database = Database(path, journal_bytes=self._journal_bytes)
-        try:
-            return Index(database, self.identity(make=True))
-        except BaseException:
-            database.close()
-            raise
+        """Open the index at *path*. Call it ``exclusively``."""
+        return self._open(path, lambda database: Index(database, self.identity()))
 
-    def make(self, path: Path) -> Index:
-        """Make an index at *path*, where nothing is. Call it ``exclusively``."""
+    def _make(self, path: Path) -> Index:
         with self._home.opened() as handle:
             for suffix in ("", _JOURNAL):
                 os.close(handle.make_file(f"{path.name}{suffix}"))
-        return self.open(path)
+        return self._open(path, lambda database: Index.make(database, self.identity(make=True)))
 
-    def make_first(self) -> Index:
-        """Make an index where there is none. Call it ``exclusively``."""
-        return self.make(self._home.path / "index-000001.db")
+    def _open(self, path: Path, read: Callable[[Database], Index]) -> Index:
+        self._check(path)
+        database = Database(path, journal_bytes=self._journal_bytes)
+        try:
+            return read(database)
+        except BaseException:
+            database.close()
+            raise
 
     def _check(self, path: Path) -> None:
         """Raises ``IndexDamagedError`` where something else than files of ours would be opened as the index."""
@@ -104,7 +102,7 @@ class IndexFiles:
         """Put a new index, filled by *fill*, in the place of all there are; also returns what *fill* did.
 
         Those go first, so that the capacity has room for the new one. Without any, whoever opens the root next makes
-        one. Call it ``exclusively``.
+        one. It gets its name when it is filled: an index that is empty was cut. Call it ``exclusively``.
         """
         last = self.path()
         number = 1 + (int(last.stem.partition("-")[2]) if last is not None else 0)
@@ -112,7 +110,7 @@ class IndexFiles:
         draft = self._home.path / f"{secrets.token_hex(8)}.draft"
         self.remove_unused(None)
         try:
-            index = self.make(draft)
+            index = self._make(draft)
             try:
                 filled = fill(index)
             finally:

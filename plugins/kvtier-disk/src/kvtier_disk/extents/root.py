@@ -263,7 +263,7 @@ class Root:
         if path is None:
             if next(self._find(), None) is not None:
                 return self.rebuild("it is lost")
-            return self.indexes.make_first()
+            return self.indexes.replace(lambda _: None)[0]
         try:
             index = self.indexes.open(path)
             try:
