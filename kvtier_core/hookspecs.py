@@ -112,7 +112,8 @@ class TierHookSpecs:
     def reset(self, namespace: str, description: Mapping[str, Any]) -> None:
         """Serve only *namespace* from now on; jobs submitted before must not surface under it.
 
-        *description* is the new namespace in readable form, as ``TierContext.description`` was of the first.
+        *description* is the new namespace in readable form, as ``TierContext.description`` was of the first. After it
+        has raised it is called again from time to time, until it returns: the tier is left out meanwhile.
         """
 
     @hookspec(firstresult=True)

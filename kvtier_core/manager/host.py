@@ -47,6 +47,8 @@ class _Running:
     hook: str
     job: TierJob
     load: LoadCheck | None
+    generation: int
+    """The number of the namespace that was wanted then."""
 
 
 class TierHost:
@@ -211,9 +213,11 @@ class TierHost:
                 self._log.warning("%s is open now: it serves from here on", self.identity)
             resident = self._adapter.resident_presence if self._adapter is not None else None
             self._emit(Serving(self.identity.name, self._opening.generation, resident))
+        elif is_late:
+            pass  # an engine that does nothing takes no events in: later tries tell it nothing new
         elif self._opening.is_open:
             self._fault()
-        elif not is_late:  # an engine that does nothing takes no events in: later tries tell it nothing new
+        else:
             self._emit(
                 OpenFailed(
                     self.identity.name,
@@ -238,7 +242,7 @@ class TierHost:
             buffers=buffers,
             arrived=None if load is None else partial(self._integrity.verify_early, load),
         )
-        self._running[job.id] = _Running(hook, job, load)
+        self._running[job.id] = _Running(hook, job, load, self._opening.generation)
         answer = self._call(hook, job=job)
         if isinstance(answer, HookFault):
             self._end_job(self._running.pop(job.id), JobResult(job_id=job.id, error=answer.text))
@@ -270,7 +274,7 @@ class TierHost:
         if isinstance(plain, HookFault):
             self._emit(Fault(self.identity.name, of_job=True))
             plain = JobResult(job_id=running.job.id, error="the tier's result was malformed")
-        elif plain.error is not None:
+        elif plain.error is not None and running.generation == self._opening.generation:  # no reset ended it
             # Counts and names of blocks differ each time; what went wrong is the same.
             kind = _NUMBERED.sub("#", plain.error)
             self._guard.report(running.hook, kind, f"a {running.hook} job failed: {plain.error}")

@@ -1,4 +1,7 @@
-"""Opens one tier and takes it to the namespace that is wanted, at once or, where that is set, again and again later.
+"""Opens one tier and takes it to the namespace that is wanted, at once or later, again and again.
+
+A tier that can't open is tried again where that is set. One that was open and can't follow a reset is tried again
+always: as a rule calls of before still run, and end.
 
 Used by the tier's hook thread only. Decides when to try next; whether the engine starts without the tier is decided by
 the manager.
@@ -11,6 +14,9 @@ from typing import Any
 from kvtier_core.errors import KvtierError, TierOpenError
 from kvtier_core.manager.guard import Guard, HookFault, text_of
 from kvtier_core.values import PoolView
+
+_RESET_RETRY_S = 5.0
+"""When a reset is tried again that failed, where ``limits.open_retry`` does not say: what hung may take its time."""
 
 
 class Opening:
@@ -58,8 +64,8 @@ class Opening:
             error = answer.text if isinstance(answer, HookFault) else None
         if error is None:
             self._go_over = None
-        elif self._retry_s is not None:
-            self.due = self._clock() + self._retry_s
+        elif (pause := self._retry_s or (_RESET_RETRY_S if self.is_open else None)) is not None:
+            self.due = self._clock() + pause
         return error
 
     def _open(self) -> str | None:

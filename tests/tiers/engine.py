@@ -89,6 +89,11 @@ class TierEngine:
 
     def store(self, request_id: str, keys: Sequence[OffloadKey]) -> None:
         """Have a request compute these blocks, and wait until the tier has been given them, if it is."""
+        self.start_store(request_id, keys)
+        self.wait_until(lambda: not self.manager.has_pending_work)
+
+    def start_store(self, request_id: str, keys: Sequence[OffloadKey]) -> None:
+        """Have a request compute these blocks."""
         self.manager.new_request(RequestInfo(request_id=request_id))
         prepared = self.manager.prepare_store(request_id, keys)
         assert prepared is not None
@@ -97,13 +102,12 @@ class TierEngine:
         if prepared.keys:
             self.manager.complete_store(prepared.job_id, success=True)
         self.manager.request_finished(request_id)
-        self._wait(lambda: not self.manager.has_pending_work)
 
     def load(self, request_id: str, keys: Sequence[OffloadKey]) -> int:
         """Have a request ask for these blocks. How many of the first it gets; all of them are right, or this fails."""
         asked = tuple(keys)
         self.manager.new_request(RequestInfo(request_id=request_id))
-        self._wait(lambda: self.manager.lookup(request_id, asked).is_settled)
+        self.wait_until(lambda: self.manager.lookup(request_id, asked).is_settled)
         found = self.manager.lookup(request_id, asked)
         prepared = self.manager.prepare_load(request_id, asked[: found.hits])
         for key, row in zip(prepared.keys, prepared.rows, strict=True):
@@ -115,7 +119,8 @@ class TierEngine:
         self.manager.request_finished(request_id)
         return len(prepared.keys)
 
-    def _wait(self, is_done: Any) -> None:
+    def wait_until(self, is_done: Any) -> None:
+        """Go on stepping until that is so."""
         give_up = time.monotonic() + PATIENCE_S
         while not is_done():
             assert time.monotonic() < give_up, "still pending"

@@ -14,6 +14,7 @@ from kvtier_core.values import RequestInfo, TierContext, TierInfo, TierJob
 from kvtier_testing.driving import PATIENCE_S
 from kvtier_testing.rows import similar_keys
 from kvtier_testing.tiers import assert_contents
+from tests.tiers.engine import TierEngine
 from tests.tiers.scripted import ROW, BatchTier, Gate, Script, ScriptedTier, drive, fail, row
 
 KEYS = similar_keys(8)
@@ -247,3 +248,22 @@ def test_c34_frames_that_a_tier_leaves_behind_hold_no_rows_after_its_jobs(base):
         memory.close()  # raises BufferError while anything else holds a row
     finally:
         gc.enable()
+
+
+def test_c34_a_tier_out_of_use_because_old_calls_run_comes_back_when_they_have_ended(monkeypatch, caplog):
+    monkeypatch.setattr("kvtier_core.manager.opening._RESET_RETRY_S", 0.05)
+    script = Script()
+    tier_class = type("Scripted", (ScriptedTier,), {"script": script, "seed": {}})
+    with TierEngine(tier_class, limits={"max_retired": 1}, threads=1) as engine, Gate("store") as gate:
+        script.before = gate
+        for number in range(2):
+            engine.wait_until(lambda: engine.manager.describe_tiers()["far"]["serving"])
+            engine.start_store(f"r{number}", [A, B])
+            engine.manager.end_step()
+            gate.wait_entered()
+            engine.manager.reset_cache()
+        engine.wait_until(lambda: "at most 1 may (limits.max_retired)" in caplog.text)
+        assert not engine.manager.describe_tiers()["far"]["serving"]
+        gate.open()
+        engine.wait_until(lambda: engine.manager.describe_tiers()["far"]["serving"])
+    assert "job failed" not in caplog.text, "what a reset ended has not failed"
