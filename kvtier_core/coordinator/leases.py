@@ -10,6 +10,9 @@ from kvtier_core.coordinator.state import RequestState, State
 from kvtier_core.keys import OffloadKey
 from kvtier_core.ledger import Block
 
+_ABOVE_ALL = -(1 << 40)
+"""The depth of the first block that a request reads: above all that it offers, however many it reads."""
+
 
 def grant(state: State, request: RequestState, keys: Collection[OffloadKey]) -> None:
     """Promise the blocks of *keys*, which the pool holds, to *request*; each once, however often it is looked up."""
@@ -38,21 +41,30 @@ def use(state: State, request: RequestState, blocks: Sequence[Block], depths: Se
 
 
 def end(state: State, request: RequestState, keys: Sequence[OffloadKey]) -> int:
-    """End the leases that *request* has on some of *keys*, count a use of each of these, and return how many."""
+    """End the leases that *request* has on some of *keys*, count a use of each of these, and return how many.
+
+    Keys whose leases end earlier come before in the prompt.
+    """
+    leased = _leased(request, keys)
+    _unlease(state, request, leased, _ABOVE_ALL + request.read)
+    request.read += len(leased)
+    return len(leased)
+
+
+def _leased(request: RequestState, keys: Sequence[OffloadKey]) -> Sequence[OffloadKey]:
+    """Those of *keys* that are promised to *request*, which are so no more."""
     leased = keys
     if len(request.leases.intersection(keys)) < len(keys):  # some are not promised, or named twice
         leased = [key for key in dict.fromkeys(keys) if key in request.leases]
     request.leases.difference_update(leased)
     if len(request.promised) > 2 * len(request.leases):
         request.promised = _in_order(request)
-    _unlease(state, request, leased)
-    request.used.update(leased)
-    return len(leased)
+    return leased
 
 
-def _unlease(state: State, request: RequestState, keys: Sequence[OffloadKey]) -> None:
-    # Above all that it offers: what was promised and is given back unread came before that in the prompt, too.
-    state.ledger.unlease(keys, request.used, chain=request.info.chain, depth=-len(keys))
+def _unlease(state: State, request: RequestState, keys: Sequence[OffloadKey], depth: int) -> None:
+    state.ledger.unlease(keys, request.used, chain=request.info.chain, depth=depth)
+    request.used.update(keys)
 
 
 def _in_order(request: RequestState) -> list[OffloadKey]:
@@ -62,18 +74,17 @@ def _in_order(request: RequestState) -> list[OffloadKey]:
 
 
 def keep_only(state: State, request: RequestState, keys: Iterable[OffloadKey]) -> None:
-    """End the leases of *request* on all but *keys*: an end point moved."""
+    """End the leases of *request* on all but *keys*, which come before the others: an end point moved."""
     kept = set(keys)
     if request.leases != kept:
-        end(state, request, [key for key in _in_order(request) if key not in kept])
+        rest = _leased(request, [key for key in _in_order(request) if key not in kept])
+        _unlease(state, request, rest, -len(rest))
 
 
 def give_back(state: State, request: RequestState) -> None:
     """End every lease of *request*."""
     state.forget_answer(request)
-    _unlease(state, request, _in_order(request))
-    request.used.update(request.leases)
-    request.leases.clear()
+    end(state, request, _in_order(request))
     request.promised.clear()
 
 

@@ -40,6 +40,8 @@ class RequestState:
     """Keys whose offer for storing has been counted for admission."""
     depth: int = 0
     """Of the next block that it offers (``Entry.depth``): below all those before; what it reads stands below zero."""
+    read: int = 0
+    """How many blocks it has loaded or given back: the next one stands below these (``Entry.depth``)."""
     used: set[OffloadKey] = field(default_factory=set)
     """Keys whose use by this request has been counted."""
     planned: dict[str, list[Block]] = field(default_factory=dict)

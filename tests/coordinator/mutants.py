@@ -134,7 +134,7 @@ MUTANTS: Sequence[Mutant] = (
     _m(
         "what a request read stays in the chain of who wrote it",
         "coordinator.leases",
-        "state.ledger.unlease(keys, request.used, chain=request.info.chain, depth=-len(keys))",
+        "state.ledger.unlease(keys, request.used, chain=request.info.chain, depth=depth)",
         "state.ledger.unlease(keys, request.used)",
         test_chain_order.test_r3_what_was_read_and_what_was_added_are_one_chain,
     ),
@@ -592,7 +592,7 @@ MUTANTS: Sequence[Mutant] = (
     _m(
         "a load's blocks keep their leases",
         "coordinator.leases",
-        "    _unlease(state, request, leased)\n",
+        "    _unlease(state, request, leased, _ABOVE_ALL + request.read)\n",
         "",
     ),
     _m(

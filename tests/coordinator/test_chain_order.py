@@ -166,3 +166,15 @@ def test_c14_used_blocks_leave_from_the_end_though_room_is_made_one_by_one(polic
         write(world, letter, letter)
         assert prompt.startswith(held(world, prompt))
     assert held(world, prompt) != prompt
+
+
+@pytest.mark.parametrize("policy", BUILT_IN)
+def test_r3_what_was_promised_and_not_loaded_leaves_before_what_was(policy):
+    world = World(10, policy=policy)
+    write(world, "r", "abcdefgh")
+    world.new_request("s")
+    assert world.lookup("s", make_keys("abcdefgh")).hits == 8
+    world.complete_load(world.prepare_load("s", make_keys("abcde")).job_id)
+    world.finish("s")
+    write(world, "t", "123456")
+    assert held(world, "abcdefgh") == "abcd"
