@@ -453,7 +453,7 @@ STORAGE = [
         title="a root that has become read-only (a warning: what it holds is served)",
         command=RUN,
         status=0,
-        says=("tier 'disk'", "Read-only file system", "Its blocks are served"),
+        says=("tier 'disk'", "Read-only file system", "Its blocks are served, and nothing is stored"),
         storage=_refusing(errno.EROFS, directories=False),
     ),
     Case(

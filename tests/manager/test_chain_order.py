@@ -16,7 +16,7 @@ from kvtier_core.manager import TierManager
 from kvtier_core.namespace import GroupSpec, Namespace
 from kvtier_core.transfer import Pool
 from kvtier_disk.extents.bounds import Bounds, shape_for
-from kvtier_disk.extents.index import BASE_BYTES, SLOT_BYTES
+from kvtier_disk.extents.census import BASE_BYTES, SLOT_BYTES
 from tests.manager.conftest import PATIENCE_S
 
 ROW = 4096

@@ -1,5 +1,7 @@
 """The disk tier's settings with one file a block: each does what its page says there too."""
 
+import io
+import logging
 import os
 import shutil
 from pathlib import Path
@@ -12,6 +14,7 @@ from kvtier_testing.tiers import assert_contents
 from tests.tiers import extents
 from tests.tiers.disk import KEYS, ROW, A, B, C, block_file, drive, leftovers, rows
 from tests.tiers.engine import TierEngine
+from tests.tiers.other_users import OTHER, act_as, needs_root, public_directory
 
 
 def tree(root: Path) -> dict[str, tuple[int, int]]:
@@ -39,6 +42,41 @@ def test_b10_c33_a_read_only_tier_is_given_no_stores(tmp_path, warnings, layout)
         assert (counters.store_failed, counters.stored, counters.declined) == (0, 0, 8)
     assert tree(tmp_path).keys() == before.keys()
     assert not warnings(), "nobody is told of a failure, and no breaker opens"
+
+
+def _loses_its_rights(root: Path, layout: str) -> None:
+    told = io.StringIO()
+    logging.getLogger("kvtier").addHandler(logging.StreamHandler(told))
+    with extents.drive(root, layout=layout, capacity=16 * extents.MIB) as tier:
+        held = extents.rows(*extents.KEYS[:20])
+        assert not tier.store(held).missing
+        folders = [root, *(path for path in root.rglob("*") if path.is_dir())]
+        for folder in folders:
+            folder.chmod(0o500)
+        assert tier.store(extents.rows(*extents.KEYS[100:160])).failed  # needs new files
+        for key in extents.KEYS[200:210]:
+            result = tier.store(extents.rows(key))
+            assert (result.error, result.missing) == (None, (key,))
+        assert tier.load(list(held)).rows == held
+        for folder in folders:
+            folder.chmod(0o700)
+        if layout == "extents":
+            more = extents.rows(extents.KEYS[200])
+            extents.wait_until(lambda: not tier.store(more).missing, "stores work again")
+            assert tier.load(list(more)).rows == more
+    (text,) = [line for line in told.getvalue().splitlines() if "nothing is stored or deleted" in line]
+    assert "Permission denied" in text
+
+
+@needs_root
+@pytest.mark.parametrize("layout", ["files", "extents"])
+def test_b10_c33_a_root_that_turns_unwritable_is_told_of_once_and_given_no_stores(layout):
+    with public_directory() as base:
+        root = base / "root"
+        root.mkdir()
+        os.chown(root, OTHER, OTHER)
+        root.chmod(0o700)
+        act_as(OTHER, lambda: _loses_its_rights(root, layout))
 
 
 def test_c33_a_read_only_tier_serves_what_it_holds_and_changes_nothing(tmp_path):

@@ -10,7 +10,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 
 from kvtier_core import BlockInfo, BlockTier, OffloadKey, TierContext, TierInfo, TierOpenError, format_size
-from kvtier_disk.extents.place import RootRefusedError, check_namespace, open_root, refuse_foreign
+from kvtier_disk.extents.place import (
+    NOT_WRITABLE,
+    ONLY_SERVED,
+    RootRefusedError,
+    check_namespace,
+    open_root,
+    refuse_foreign,
+)
 from kvtier_disk.folder import Folder
 from kvtier_disk.layout import FileLayout
 from kvtier_disk.others import OtherNamespaces
@@ -66,7 +73,8 @@ class FilesTier(BlockTier):
             self._layout.prepare()
             self._others.learn()
         except OSError as error:
-            self._warn("can't write", error, "Its blocks are served; stores fail as long as that lasts.")
+            if not self._may_not_write(error):
+                self._warn("can't write", error, "Its blocks are served; stores fail as long as that lasts.")
             return
         try:
             self._layout.describe()
@@ -92,9 +100,27 @@ class FilesTier(BlockTier):
         try:
             self._others.make_room(needed)
             self._layout.put(key, block)
-        except BaseException:
+        except BaseException as error:
             self._let_go(key)
+            if isinstance(error, OSError) and error.errno in NOT_WRITABLE:
+                self._try_writing()
             raise
+
+    def _try_writing(self) -> None:
+        """Find out whether one block alone can't be written, or nothing can."""
+        try:
+            self._layout.prepare()
+        except OSError as error:
+            self._may_not_write(error)
+
+    def _may_not_write(self, error: OSError) -> bool:
+        """Whether *error* says that nothing may be written: the core is told to store nothing then, and people once."""
+        if error.errno not in NOT_WRITABLE:
+            return False
+        if not self.stores_nothing:
+            self.stores_nothing = True
+            self._warn("can't write", error, f"{ONLY_SERVED}. To store, allow writing, and start again.")
+        return True
 
     def _check_room(self, size: int) -> None:
         status = os.statvfs(self._root.path)

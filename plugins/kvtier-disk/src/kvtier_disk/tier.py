@@ -23,13 +23,16 @@ from kvtier_core import (
 from kvtier_disk.extents.bounds import Bounds, extents_to_keep_open, least_capacity
 from kvtier_disk.extents.contents import Contents
 from kvtier_disk.extents.full_disk import join
+from kvtier_disk.extents.membership import Membership
 from kvtier_disk.extents.place import (
+    NOT_WRITABLE,
     RootRefusedError,
     check_local,
     check_namespace,
     open_root,
+    served_only,
 )
-from kvtier_disk.extents.root import Membership, Root
+from kvtier_disk.extents.root import Root
 from kvtier_disk.extents.statements import IndexDamagedError
 from kvtier_disk.extents.store import BlockStore, Opened, Outcome
 from kvtier_disk.extents.upkeep import Upkeep
@@ -37,7 +40,6 @@ from kvtier_disk.files_tier import FilesTier
 from kvtier_disk.folder import Folder
 from kvtier_disk.settings import DEFAULT_CAPACITY, DiskSettings
 
-_NOT_WRITABLE = frozenset({errno.EROFS, errno.EACCES, errno.EPERM})
 _POLICY_SIZE = 1_000_000
 """Blocks that a policy is made for where rows and capacity don't say."""
 
@@ -145,6 +147,7 @@ class DiskTier(BlockTier):
         upkeep.attach(store)
         self._store, self._upkeep = store, upkeep
         upkeep.start()
+        self._heed_refusal()
 
     def _join(self) -> tuple[Membership, OSError | None]:
         """Take part in the root; where nothing can be written, only look in, and say why."""
@@ -160,7 +163,7 @@ class DiskTier(BlockTier):
         try:
             member = root.look_in(context.namespace, context.row_bytes)
         except IndexDamagedError as damage:
-            if refusal.errno in _NOT_WRITABLE:
+            if refusal.errno in NOT_WRITABLE:
                 raise
             raise refusal from damage  # why it could not be made, or made anew, tells more
         if member is None and self.settings.read_only:
@@ -170,7 +173,9 @@ class DiskTier(BlockTier):
             )
         if member is None:
             raise refusal
-        if not self.settings.read_only:
+        if not self.settings.read_only and refusal.errno in NOT_WRITABLE:
+            root.warn_once("unwritable", served_only(root.path, refusal))
+        elif not self.settings.read_only:
             self._warn(
                 f"can't write below {root.path}: {refusal.strerror or refusal}. Its blocks are served; stores fail as "
                 "long as that lasts"
@@ -200,7 +205,10 @@ class DiskTier(BlockTier):
 
     def store_many(self, keys: Sequence[OffloadKey], blocks: Sequence[memoryview]) -> Sequence[Outcome]:
         """Store blocks in neighbouring slots with as few writes as can be, and one sync."""
-        return self._opened().store(keys, blocks)
+        outcomes = self._opened().store(keys, blocks)
+        self._kept.heed(outcomes)
+        self._heed_refusal()
+        return outcomes
 
     def load(self, key: OffloadKey, into: memoryview) -> bool:
         """Read one block. Raises ``OSError``."""
@@ -227,15 +235,12 @@ class DiskTier(BlockTier):
 
     def follow(self) -> None:
         """Learn what other processes changed, and keep root and index in order. Raises ``OSError``."""
-        self._opened()
-        assert self._upkeep is not None, "open without upkeep"
-        self._upkeep.follow()
+        self._kept.follow()
+        self._heed_refusal()
 
     def remove_namespace(self) -> None:
         """Remove the namespace's extents and its directory. Raises ``OSError``."""
-        self._opened()
-        assert self._upkeep is not None, "open without upkeep"
-        self._upkeep.remove_namespace()
+        self._kept.remove_namespace()
         self._was_removed = True
 
     # Within.
@@ -244,6 +249,17 @@ class DiskTier(BlockTier):
         if self._store is None:
             raise OSError(errno.EBADF, "the tier is not open")
         return self._store
+
+    @property
+    def _kept(self) -> Upkeep:
+        self._opened()
+        assert self._upkeep is not None, "open without upkeep"
+        return self._upkeep
+
+    def _heed_refusal(self) -> None:
+        """Take no stores while nothing may be written. A full disk is tried: other processes may make room."""
+        refusal = self._opened().refusal
+        self.stores_nothing = refusal is not None and refusal.errno in NOT_WRITABLE
 
     def _warn(self, text: str) -> None:
         self.context.log.warning("tier %r (kvtier-disk): %s", self.context.name, text)

@@ -9,8 +9,8 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from kvtier_disk.extents.census import BASE_BYTES, SLOT_BYTES
 from kvtier_disk.extents.form import Shape
-from kvtier_disk.extents.index import BASE_BYTES, SLOT_BYTES
 from kvtier_disk.extents.room import Limits
 
 _SHARE_OF_DESCRIPTORS = 4

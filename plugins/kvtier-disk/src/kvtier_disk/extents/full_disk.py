@@ -11,8 +11,9 @@ from typing import Any
 
 from kvtier_disk.extents.bounds import Bounds
 from kvtier_disk.extents.index import Index
+from kvtier_disk.extents.membership import Membership
 from kvtier_disk.extents.room import surplus
-from kvtier_disk.extents.root import Membership, Root
+from kvtier_disk.extents.root import Root
 
 _OUT_OF_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT})
 

@@ -9,24 +9,16 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from operator import itemgetter
 
 from kvtier_core import OffloadKey
+from kvtier_disk.extents.census import count
 from kvtier_disk.extents.change_log import ChangeLog
 from kvtier_disk.extents.contents import Pair
-from kvtier_disk.extents.database import PAGE_BYTES, Database
+from kvtier_disk.extents.database import Database
 from kvtier_disk.extents.form import MAX_SLOTS, Shape, extent_of, place_of
-from kvtier_disk.extents.room import Census, ExtentInfo
+from kvtier_disk.extents.room import Census
 from kvtier_disk.extents.slot_runs import CLAIM_RUN, FREE_RUN, PUBLISH_RUN, change, pairs_at, take_free
 from kvtier_disk.extents.statements import Statements
 from kvtier_disk.extents.tables import CHUNK, SCHEMA, VERSION, ExtentRow, Namespace, chunks
 
-SLOT_BYTES = 160
-"""What a slot takes in the index, changes included, at most."""
-BASE_BYTES = 256 << 10
-"""What the index takes without any slot, with everything that is neither extent, slot nor journal."""
-_BESIDE_BYTES = 64 << 10
-"""What of that is not in the index's own file: the first namespaces."""
-_FIRST_NAMESPACES = 4
-_NAMESPACE_BYTES = 16 << 10
-"""What each one after the first takes: its directory, and its description."""
 NOBODY = 0
 """No namespace's and no owner's number."""
 _EVER, _NEVER = float("-inf"), float("inf")
@@ -272,26 +264,7 @@ class Index:
             }
             used = dict(connection.execute("SELECT id, used FROM namespaces"))
             pages = connection.execute("PRAGMA page_count").fetchone()[0]
-        extents = [
-            ExtentInfo(
-                id=row.id,
-                namespace=row.namespace,
-                bytes=row.bytes,
-                is_busy=not row.is_ready or row.id in busy,
-                index_bytes=row.slots * SLOT_BYTES,
-            )
-            for row in rows
-        ]
-        promised = BASE_BYTES + sum(extent.index_bytes for extent in extents)
-        more_namespaces = max(0, len(used) - _FIRST_NAMESPACES)
-        return Census(
-            extents=extents,
-            used=used,
-            other_bytes=BASE_BYTES
-            + more_namespaces * _NAMESPACE_BYTES
-            + max(journal_bytes, self.database.journal_size()),
-            slack_bytes=max(0, _BESIDE_BYTES + pages * PAGE_BYTES - promised),
-        )
+        return count(rows, busy, used, pages, max(journal_bytes, self.database.journal_size()))
 
     def extents(self) -> list[ExtentRow]:
         """All extents."""

@@ -9,10 +9,11 @@ import mmap
 import os
 import re
 import secrets
+from contextlib import suppress
 from pathlib import Path
 
 from kvtier_core import KvtierError
-from kvtier_disk.folder import Folder, ForeignError, Handle
+from kvtier_disk.folder import Folder, ForeignError, Handle, write_all
 
 _NETWORK = frozenset(
     {"9p", "acfs", "afs", "beegfs", "ceph", "cifs", "coda", "davfs", "gfs2", "glusterfs", "gpfs", "lustre"}
@@ -23,8 +24,19 @@ _PROBE_BYTES = 4096
 _NOT_SUPPORTED = frozenset({errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP})
 
 
+NOT_WRITABLE = frozenset({errno.EROFS, errno.EACCES, errno.EPERM})
+"""How storage answers where nothing may be written, until somebody changes that."""
+
+ONLY_SERVED = "Its blocks are served, and nothing is stored or deleted"
+
+
 class RootRefusedError(KvtierError):
     """The root can't be used, in words that end with what to change."""
+
+
+def served_only(path: Path, error: OSError) -> str:
+    """What to say of a root in which nothing may be written."""
+    return f"can't write below {path}: {error.strerror or error}. {ONLY_SERVED} until it can be written"
 
 
 def is_namespace(name: str) -> bool:
@@ -139,6 +151,18 @@ def check_syncs(folder: Folder) -> None:
                 " to be stored would not survive a power loss: set root to another file system, or layout ="
                 ' "files", which syncs nothing'
             ) from error
+        finally:
+            os.close(fd)
+            handle.unlink(name)
+
+
+def probe_writing(folder: Folder, size: int) -> None:
+    """Write a file of *size* bytes in *folder*, if that is there, and remove it. Raises ``OSError``."""
+    name = f"probe-{secrets.token_hex(6)}"
+    with suppress(FileNotFoundError), folder.opened() as handle:
+        fd = handle.make_file(name, os.O_WRONLY)
+        try:
+            write_all(fd, memoryview(bytes(size)))
         finally:
             os.close(fd)
             handle.unlink(name)

@@ -13,12 +13,10 @@ disk knows is entered, an index that is lost or damaged is made anew from the ex
 
 import errno
 import os
-import secrets
 import shutil
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -30,39 +28,24 @@ from kvtier_disk.extents.found import FoundExtent, find_extents, identify
 from kvtier_disk.extents.index import NOBODY, Index
 from kvtier_disk.extents.index_files import IndexFiles
 from kvtier_disk.extents.lock import LifeSign, exclusively
-from kvtier_disk.extents.place import check_namespace, check_syncs, refuse_foreign, why_not_direct
+from kvtier_disk.extents.membership import Membership
+from kvtier_disk.extents.place import (
+    RootRefusedError,
+    check_namespace,
+    check_syncs,
+    probe_writing,
+    refuse_foreign,
+    why_not_direct,
+)
 from kvtier_disk.extents.signs import SignsOfLife
 from kvtier_disk.extents.statements import IndexDamagedError, index_gone
 from kvtier_disk.extents.tables import ExtentRow, Namespace
-from kvtier_disk.folder import Folder, write_all
+from kvtier_disk.folder import Folder
 
 _OPEN_TIMEOUT_S = 60.0
 _HOLD_TIMEOUT_S = 5.0  # a store waits for it
 _PROBE_BYTES = 128 << 10  # more than the transactions of a start write
 _MIN_JOURNAL, _MAX_JOURNAL = 256 << 10, 8 << 20
-
-
-@dataclass(frozen=True, kw_only=True)
-class Membership:
-    """What a process has of a root that it takes part in, or only looks into: ``owner`` is nobody then."""
-
-    namespace: Namespace
-    index: Index
-    owner: int
-    life_sign: LifeSign | None
-    files: ExtentFiles
-
-    @property
-    def lock(self) -> str:
-        """The name of the sign of life."""
-        return "" if self.life_sign is None else self.life_sign.name
-
-    def end(self) -> None:
-        """Close the index and the files, and give up the sign of life."""
-        self.files.close()
-        self.index.database.close()
-        if self.life_sign is not None:
-            self.life_sign.end()
 
 
 class Root:
@@ -288,20 +271,20 @@ class Root:
 
     # Index and files.
 
-    def can_be_written(self) -> bool:
-        """Whether files can be made and locked here, and there is room to open the index. Raises no error."""
-        probe = f"probe-{secrets.token_hex(6)}"
+    def why_not_written(self, name: str) -> OSError | None:
+        """Why no files can be made here or in the namespace *name*, or locked, or there is no room for the index.
+
+        ``None`` where all of that can be done. Raises no error.
+        """
         try:
-            with self.exclusively(), self.home.opened() as handle:
-                fd = handle.make_file(probe, os.O_WRONLY)
-                try:
-                    write_all(fd, memoryview(bytes(_PROBE_BYTES)))
-                finally:
-                    os.close(fd)
-                    handle.unlink(probe)
-        except OSError:
-            return False
-        return True
+            with self.exclusively():
+                probe_writing(self.home, _PROBE_BYTES)
+                probe_writing(self.folder.sub(name), 0)
+        except RootRefusedError as refused:
+            return OSError(errno.EPERM, str(refused), str(self.path))
+        except OSError as error:
+            return error
+        return None
 
     def reconcile(self, index: Index) -> None:
         """Bring index and files into step, for all namespaces. Call it ``exclusively``. Raises ``OSError``."""

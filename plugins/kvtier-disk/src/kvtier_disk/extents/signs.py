@@ -5,14 +5,11 @@ Decides who is dead; the kernel does by dropping their locks (``lock``).
 
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from kvtier_disk.extents.index import Index
 from kvtier_disk.extents.lock import LifeSign, is_alive
+from kvtier_disk.extents.membership import Membership
 from kvtier_disk.folder import Folder
-
-if TYPE_CHECKING:
-    from kvtier_disk.extents.root import Membership
 
 
 class SignsOfLife:
@@ -26,7 +23,7 @@ class SignsOfLife:
         """This process's own."""
         return LifeSign(self.folder)
 
-    def reap(self, index: Index, member: "Membership | None" = None) -> None:
+    def reap(self, index: Index, member: Membership | None = None) -> None:
         """Free what dead processes had claimed; *member* lives, whatever its lock says."""
         owners = dict(index.owners())
         if member is not None and owners.pop(member.owner, None) is None:

@@ -17,7 +17,7 @@ from kvtier_disk.extents.contents import Contents, Pair
 from kvtier_disk.extents.extent_files import TAIL_BYTES, ExtentFiles
 from kvtier_disk.extents.form import MAX_KEY_BYTES, extent_of, slot_of
 from kvtier_disk.extents.index import Index
-from kvtier_disk.extents.root import Membership
+from kvtier_disk.extents.membership import Membership
 
 Outcome = bool | Exception
 _AHEAD, _AHEAD_OF = 15, 32

@@ -10,32 +10,31 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from kvtier_core import OffloadKey, format_size
 from kvtier_disk.extents.bounds import Bounds, shape_for
+from kvtier_disk.extents.census import SLOT_BYTES
 from kvtier_disk.extents.contents import MINUTE_S
 from kvtier_disk.extents.database import Snapshot
 from kvtier_disk.extents.form import Shape
 from kvtier_disk.extents.full_disk import cut, cut_surplus, full_disk_waits, is_out_of_room, join
-from kvtier_disk.extents.index import SLOT_BYTES
+from kvtier_disk.extents.membership import Membership
+from kvtier_disk.extents.news import News
+from kvtier_disk.extents.place import NOT_WRITABLE, served_only
 from kvtier_disk.extents.room import Census, Grow, Recycle, Take, find_room, surplus
-from kvtier_disk.extents.root import Membership, Root
+from kvtier_disk.extents.root import Root
 from kvtier_disk.extents.statements import IndexDamagedError
-from kvtier_disk.extents.store import BlockStore
-from kvtier_disk.extents.tables import CHUNK
-
-if TYPE_CHECKING:
-    from kvtier_disk.extents.contents import Pair
+from kvtier_disk.extents.store import BlockStore, Outcome
 
 _REAP_EVERY_S = 10.0
-_EXPIRED_PARTS = 64  # of CHUNK blocks, whose slots one look frees: that takes up to a second
 _ORDERED_AT_ONCE = 10_000  # blocks whose order is learned before the tier is open: that takes some 50 ms
 
 
 class Upkeep:
     """Room, changes of others, ages, and an index that has to be made anew."""
+
+    _news: News  # since it was attached
 
     def __init__(
         self,
@@ -62,12 +61,16 @@ class Upkeep:
         self._is_ordered = False
         self._next_reap = 0.0
         self._last_mark = time.time()
-        # When blocks past their time were last looked for: what is there may be from a time ahead of the first look.
-        self._last_look = float("inf")
 
     def attach(self, store: BlockStore) -> None:
         """The store this is for."""
         self._store = store
+        self._news = News(
+            store,
+            self._bounds.ttl,
+            report_stored=self._report_stored,
+            report_evicted=self._report_evicted,
+        )
 
     @property
     def _blocks(self) -> BlockStore:
@@ -106,7 +109,7 @@ class Upkeep:
                 if not self._take(extents):
                     raise self._no_room(census)
             case Recycle():
-                self._catch_up()
+                self._news.catch_up()
                 blocks = len(opened.contents)
                 if not blocks or (self._is_full and blocks >= evictable):
                     raise self._no_room(census)
@@ -156,7 +159,7 @@ class Upkeep:
             for id_ in extents
             if id_ in rows
         ]
-        self._catch_up()
+        self._news.catch_up()
         return any(taken)
 
     def _no_room(self, census: Census) -> OSError:
@@ -175,7 +178,7 @@ class Upkeep:
         self._mended(self._start)
 
     def _start(self) -> None:
-        self._learn_all()
+        self._news.learn_all()
         if self._blocks.refusal is None:
             with full_disk_waits():
                 self.give_back()
@@ -185,12 +188,24 @@ class Upkeep:
     def follow(self) -> None:
         """Learn what changed, and put in order what has to be. Raises ``OSError``."""
         self.end_former()
+        if self._blocks.refusal is not None and not self._blocks.opened.index.database.read_only:
+            self._look_again()
         database = self._blocks.opened.index.database
         if isinstance(database, Snapshot):
             self._follow_reading(database)
             return
         self._check_index()
         self._mended(self._follow)
+
+    def heed(self, outcomes: Sequence[Outcome]) -> None:
+        """Store no more where these stores failed because nothing may be written any more. Says so once."""
+        refused = any(isinstance(outcome, OSError) and outcome.errno in NOT_WRITABLE for outcome in outcomes)
+        if not refused or self._blocks.refusal is not None:
+            return
+        problem = self._root.why_not_written(self._blocks.opened.member.namespace.name)
+        if problem is not None and problem.errno in NOT_WRITABLE:
+            self._blocks.refusal = problem
+            self._root.warn_once("unwritable", served_only(self._root.path, problem))
 
     def _follow(self) -> None:
         blocks, opened = self._blocks, self._blocks.opened
@@ -199,7 +214,7 @@ class Upkeep:
             self._root.heal_directory(opened.member, self._description)
         opened.files.look_after_open()
         blocks.forget_lost_extents()
-        self._catch_up()
+        self._news.catch_up()
         self._is_full = False
         if not self._is_ordered and self._is_started:
             self._order()
@@ -211,7 +226,7 @@ class Upkeep:
                 blocks.was_used = False
             blocks.give_back_claims()
             self._mark_used(now)
-            self._expire(now)
+            self._news.expire(now)
             self._clear()
 
     def _mark_used(self, now: float) -> None:
@@ -272,67 +287,6 @@ class Upkeep:
         self._take([row.id for row in opened.index.extents() if row.namespace == opened.namespace])
         self._root.remove_directory(opened.member.namespace.name)
 
-    def _expire(self, now: float) -> None:
-        """Serve no block that is past its time any more, and free the slots of as many as one look can.
-
-        In parts, each of which holds others up for little.
-        """
-        if self._bounds.ttl is None:
-            return
-        opened = self._blocks.opened
-        may_change = not opened.index.database.read_only
-        if may_change and now < self._last_look:
-            opened.index.set_times_back(opened.namespace, now)
-        self._last_look = now
-        old = opened.index.pairs_of(opened.namespace, before=now - self._bounds.ttl)
-        parts = iter(lambda: list(islice(old, CHUNK)), [])
-        for number, pairs in enumerate(parts):
-            with self._blocks.lock:
-                if may_change and number < _EXPIRED_PARTS:
-                    opened.index.forget(opened.namespace, opened.owner, pairs)
-                self._report_evicted(opened.contents.lose(pairs))
-
-    # The changes of others.
-
-    def _catch_up(self) -> None:
-        blocks, opened = self._blocks, self._blocks.opened
-        with blocks.lock:
-            version = opened.index.database.version()
-            changes = opened.index.changes_since(opened.seen, opened.namespace, opened.owner)
-            if changes is None:
-                self._learn_all()
-                return
-            opened.seen, news = changes
-            opened.version = version
-            doubles: list[Pair] = []
-            for stored, pairs in news:
-                if stored:
-                    fresh, more = opened.contents.learn(pairs)
-                    doubles += more
-                    self._report_stored(fresh)
-                else:
-                    self._report_evicted(opened.contents.lose(pairs))
-            self._free(doubles)
-
-    def _learn_all(self) -> None:
-        blocks, opened = self._blocks, self._blocks.opened
-        with blocks.lock:
-            opened.version = opened.index.database.version()
-            opened.seen = opened.index.last_change()
-            since = float("-inf") if self._bounds.ttl is None else time.time() - self._bounds.ttl
-            pairs = list(opened.index.pairs_of(opened.namespace, since))
-            if len(opened.contents):
-                self._report_evicted(opened.contents.retain(pairs))
-            fresh, doubles = opened.contents.learn(pairs)
-            self._report_stored(fresh)
-            self._free(doubles)
-
-    def _free(self, doubles: Sequence["Pair"]) -> None:
-        opened = self._blocks.opened
-        if doubles and not opened.index.database.read_only:
-            with full_disk_waits():
-                opened.index.forget(opened.namespace, opened.owner, doubles)
-
     # An index that is not what it was.
 
     def _mended(self, act: Callable[[], None]) -> None:
@@ -377,7 +331,7 @@ class Upkeep:
         with blocks.lock:
             # Loads and stores that began with it are still under way: it ends at the next look.
             self._former, opened.member = opened.member, member
-            self._learn_all()
+            self._news.learn_all()
 
     def end_former(self) -> None:
         """Close the index that was in use before the last change-over. Raises ``OSError``."""
@@ -390,7 +344,7 @@ class Upkeep:
     def _follow_reading(self, database: Snapshot) -> None:
         """Look whether the index has changed, and whether the root can be written by now."""
         self._check_root()
-        if self._may_write and (self._root.can_be_written() or self._sheds()):
+        if self._may_write and (self._can_be_written() or self._sheds()):
             # SQLite shares what it knows of a file within a process: one reader that may not write spoils the writer.
             database.close()
             try:
@@ -402,7 +356,10 @@ class Upkeep:
             self._root.warn_once("writable", f"{self._root.path} can be written again: blocks are stored")
         elif database.is_stale:
             self._look_again()
-        self._expire(time.time())
+        self._news.expire(time.time())
+
+    def _can_be_written(self) -> bool:
+        return self._root.why_not_written(self._blocks.opened.member.namespace.name) is None
 
     def _sheds(self) -> bool:
         """On a full disk: whether room could be given back, so that the index can be opened."""
