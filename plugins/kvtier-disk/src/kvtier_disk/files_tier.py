@@ -41,12 +41,12 @@ class FilesTier(BlockTier):
         self._others = OtherNamespaces(self._root, context.namespace, context.capacity_bytes)
         self._held: set[OffloadKey] = set()
         self._lock = threading.Lock()  # guards what is held
-        strangers = Strangers(context.log, context.name)
+        self._strangers = Strangers(context.log, context.name)
         self._layout = FileLayout(
             self._root,
             context.namespace,
             context.row_bytes,
-            strangers.note,
+            self._strangers.note,
             description=context.description,
             read_only=settings.read_only,
         )
@@ -156,7 +156,8 @@ class FilesTier(BlockTier):
             self._layout.mark_used(key, time)
 
     def close(self) -> None:
-        """Nothing is kept open."""
+        """Nothing is kept open; what was found in the places of blocks is summed up."""
+        self._strangers.sum_up()
 
     def remove_namespace(self) -> None:
         """Remove the namespace's directory. Raises ``OSError``."""

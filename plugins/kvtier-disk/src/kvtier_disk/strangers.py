@@ -1,4 +1,4 @@
-"""Tells people what stood in a block's place, the first time and then ever more rarely. Decides nothing else."""
+"""Tells people what stood in a block's place: the first, and at the end how many there were. Decides nothing else."""
 
 import logging
 import threading
@@ -14,10 +14,25 @@ class Strangers:
         self._count = 0
 
     def note(self, text: str) -> None:
-        """Warn of one, unless many came before (at powers of two): a damaged disk can hold as many as blocks."""
+        """Warn of the first one: a damaged disk can hold as many as blocks."""
         with self._lock:
             self._count += 1
-            count = self._count
-        if count & (count - 1) == 0:
-            seen = f" Seen {count} times." if count > 1 else ""
-            self._log.warning("tier %r (kvtier-disk): %s.%s", self._tier, text, seen)
+            is_first = self._count == 1
+        if is_first:
+            self._log.warning(
+                "tier %r (kvtier-disk): %s. Others like it are counted, and told of when the tier closes",
+                self._tier,
+                text,
+            )
+
+    def sum_up(self) -> None:
+        """Warn of how many there were, if there were several, and begin to count again."""
+        with self._lock:
+            count, self._count = self._count, 0
+        if count > 1:
+            self._log.warning(
+                "tier %r (kvtier-disk): %d files in the places of blocks were no whole blocks; look for what changes"
+                " files below root",
+                self._tier,
+                count,
+            )
