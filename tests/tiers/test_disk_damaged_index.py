@@ -67,6 +67,20 @@ def test_s1_an_index_that_was_cut_between_starts_is_made_anew_with_one_warning(r
     assert "made the index anew" in warning
 
 
+def test_s19_a_directory_in_the_place_of_the_index_is_in_nobodys_way(root, warnings):
+    file = index_file(root)
+    file.unlink()
+    file.mkdir()
+    (file / "precious").write_bytes(b"precious")
+    for _ in range(2):
+        with drive(root, capacity=16 * MIB) as tier:
+            assert tier.load(HELD).rows == rows(*HELD)
+            assert tier.store(rows(*KEYS[100:104])).error is None
+    assert (file / "precious").read_bytes() == b"precious"
+    (warning,) = warnings()
+    assert "made the index anew" in warning
+
+
 @pytest.mark.parametrize("table", ["owners", "extents", "namespaces", "slots"])
 def test_c32_an_index_that_lacks_a_table_is_made_anew_when_the_tier_opens(root, warnings, table):
     spoil(root, f"DROP TABLE {table}")

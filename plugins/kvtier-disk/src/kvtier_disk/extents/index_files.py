@@ -104,9 +104,11 @@ class IndexFiles:
         Those go first, so that the capacity has room for the new one. Without any, whoever opens the root next makes
         one. It gets its name when it is filled: an index that is empty was cut. Call it ``exclusively``.
         """
-        last = self.path()
-        number = 1 + (int(last.stem.partition("-")[2]) if last is not None else 0)
-        path = self._home.path / f"index-{number:06}.db"
+        with self._home.opened() as handle:  # what is no file of ours has its name, and keeps it
+            taken = [
+                int(match[1]) for entry in handle.entries() if (match := _INDEX_NAME.fullmatch(entry.name))
+            ]
+        path = self._home.path / f"index-{1 + max(taken, default=0):06}.db"
         draft = self._home.path / f"{secrets.token_hex(8)}.draft"
         self.remove_unused(None)
         try:
