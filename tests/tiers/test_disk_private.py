@@ -320,6 +320,9 @@ def test_s5_b11_c38_users_of_one_group_share_a_root(public, layout):
     act_as(OTHER, lambda: take_part(A, []), group=GROUP)
     act_as(THIRD, lambda: take_part(B, [A]), group=GROUP)
     act_as(OTHER, lambda: take_part(KEYS[2], [A, B]), group=GROUP)
+    if layout == "extents":
+        act_as(OTHER, lambda: main(["disk", "rebuild", "--allow-writable-by-others", str(root)]), group=GROUP)
+        act_as(THIRD, lambda: take_part(KEYS[3], [A, B, KEYS[2]]), group=GROUP)
 
 
 # What is no file, or has no end.

@@ -118,8 +118,10 @@ class IndexFiles:
             finally:
                 index.database.close()
             with self._home.opened() as handle:
-                os.rename(draft.name, path.name, src_dir_fd=handle.fd, dst_dir_fd=handle.fd)
-                handle.unlink(f"{draft.name}{_JOURNAL}")
+                # With its journal: one that SQLite makes belongs to a group that others of this root need not be in.
+                for suffix in (_JOURNAL, ""):
+                    names = f"{draft.name}{suffix}", f"{path.name}{suffix}"
+                    os.rename(*names, src_dir_fd=handle.fd, dst_dir_fd=handle.fd)
         except BaseException:
             self.remove_unused(None)
             raise
