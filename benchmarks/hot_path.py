@@ -20,10 +20,9 @@ from statistics import median
 
 from hot_path_kvtier import Floor, IdleSteps, Pool
 
-from kvtier_core.policies import BUILT_IN
-
 LOOKUP = 1000
 TRANSFER = 128
+POLICIES = ("lru", "arc", "s3fifo")
 CASCADE = 1000
 WAITING = 64
 TURN = 5
@@ -84,7 +83,7 @@ class Vllm:
 
 def our_cases(num_blocks: int, seed: int) -> dict[str, Case]:
     """Our cases and the floor's, by name."""
-    changing = {policy: Pool(num_blocks, seed, policy) for policy in BUILT_IN}
+    changing = {policy: Pool(num_blocks, seed, policy) for policy in POLICIES}
     plain, tiered = Pool(num_blocks, seed), Pool(num_blocks, seed, tiers=["cold"])
     waiting = IdleSteps(WAITING, 100, num_blocks, seed)
     floor = Floor(num_blocks, seed)
@@ -120,7 +119,7 @@ def measure(cases: dict[str, Case], rounds: int) -> dict[str, float]:
 
 def compare(medians: dict[str, float]) -> dict[str, dict[str, float]]:
     """``floor``: ours over the bare table's. ``ratios``: vLLM's over ours, where it was measured."""
-    best = min(medians[f"store_evict_{policy}"] for policy in BUILT_IN)
+    best = min(medians[f"store_evict_{policy}"] for policy in POLICIES)
     result = {
         "floor": {
             "lookup_hit": medians["lookup_hit"] / medians["floor lookup_hit"],

@@ -13,7 +13,7 @@ from hot_path_keys import Keys, copies
 from kvtier_core.coordinator import Action, Coordinator, Finished, PoolLimits, SealRows, SubmitJob, TierSpec
 from kvtier_core.keys import OffloadKey
 from kvtier_core.manager.blocking.presence import PresenceSet
-from kvtier_core.policies import make_policy
+from kvtier_core.plugins import load_policy
 from kvtier_core.tier_settings import TierLimits
 from kvtier_core.values import JobResult, LookupState, RequestInfo, TierInfo
 
@@ -38,7 +38,7 @@ class Pool:
         )
         tier_limits = TierLimits(max_cascade=1.0)
         specs = [TierSpec(name=name, info=TierInfo(medium="disk"), limits=tier_limits) for name in tiers]
-        self.coordinator = Coordinator(num_blocks, make_policy(policy, num_blocks), specs, limits)
+        self.coordinator = Coordinator(num_blocks, load_policy(policy)(num_blocks), specs, limits)
         self._requests = 0
         for begin in range(0, num_blocks, 1000):
             self.store(_typed(copies(self.keys.resident[begin : begin + 1000])))

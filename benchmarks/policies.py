@@ -22,7 +22,7 @@ from pathlib import Path
 
 from kvtier_core.coordinator import Coordinator, PoolLimits
 from kvtier_core.keys import OffloadKey, make_offload_key
-from kvtier_core.policies import BUILT_IN, make_policy
+from kvtier_core.plugins import load_policy
 from kvtier_core.values import RequestInfo
 
 FRACTIONS = (0.01, 0.05, 0.10, 0.25)
@@ -61,7 +61,7 @@ def run_policy(name: str, num_rows: int, trace: Trace) -> int:
     limits = PoolLimits(
         max_promotion_rows=1, max_cascade_rows=1, lease_timeout_s=float("inf"), device_timeout_s=float("inf")
     )
-    coordinator = Coordinator(num_rows, make_policy(name, num_rows), [], limits)
+    coordinator = Coordinator(num_rows, load_policy(name)(num_rows), [], limits)
     names = {block: make_offload_key(block.to_bytes(32, "big"), 0) for request in trace for block in request}
     hits = 0
     for number, blocks in enumerate(trace):
@@ -197,7 +197,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--trace", type=Path, help="a JSON object with hash_ids a line")
-    parser.add_argument("--policies", default=",".join(BUILT_IN), help="names, separated by commas")
+    parser.add_argument("--policies", default="lru,arc,s3fifo", help="names, separated by commas")
     parser.add_argument("--against", choices=["vllm"], help="measure vLLM's manager in the same run")
     parser.add_argument("--json", action="store_true", help="end with one JSON object on the last line")
     parser.add_argument("--plot", type=Path, help="draw the trace's part into this file; needs matplotlib")

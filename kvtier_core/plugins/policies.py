@@ -16,6 +16,7 @@ from kvtier_core.plugins.signatures import expected_signature, signature_problem
 from kvtier_core.policies import BUILT_IN, CheckedPolicy, EvictionPolicy, PolicyFactory
 from kvtier_core.suggest import did_you_mean
 
+_OUR_DISTRIBUTIONS = {"arc": "kvtier-policies", "s3fifo": "kvtier-policies"}
 _METHODS = ("insert", "release", "remove", "evict")
 _log = logging.getLogger("kvtier.plugins")
 
@@ -32,7 +33,11 @@ def load_policy(name: str, blocked: Collection[str] = ()) -> PolicyFactory:
         return BUILT_IN[name]
     offer = pick(offers, name, "eviction policy")
     if offer is None:
-        known = sorted({*BUILT_IN, *usable_names(offers)})
+        if name in _OUR_DISTRIBUTIONS:
+            raise PluginError(
+                f"eviction policy {name!r} is not installed: pip install {_OUR_DISTRIBUTIONS[name]}"
+            )
+        known = sorted({*BUILT_IN, *usable_names(offers), *_OUR_DISTRIBUTIONS})
         raise PluginError(
             f"unknown eviction policy {name!r}{did_you_mean(name, known)} (known: {', '.join(known)})"
         )

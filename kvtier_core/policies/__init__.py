@@ -1,39 +1,36 @@
 """Eviction policies: small replaceable parts that decide in which order blocks leave (contract C14).
 
 Pure: no threads, no clock, no I/O. Used by the pool's ledger and by the capacity bound of tiers on the blocking
-interface. Policies of plugins are found elsewhere and handed in.
+interface. Policies of plugins are found elsewhere and handed in; ``Order`` is there for them to be made of.
 """
 
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from kvtier_core.errors import ConfigError
-from kvtier_core.policies.arc import ARC
 from kvtier_core.policies.base import E, Entry, EvictionPolicy
 from kvtier_core.policies.checked import CheckedPolicy
 from kvtier_core.policies.lru import LRU
-from kvtier_core.policies.s3fifo import S3FIFO
+from kvtier_core.policies.order import Order, is_astray, leave
 
 __all__ = [
-    "ARC",
     "BUILT_IN",
     "LRU",
-    "S3FIFO",
     "CheckedPolicy",
+    "E",
     "Entry",
     "EvictionPolicy",
+    "Order",
     "PolicyFactory",
+    "is_astray",
+    "leave",
     "make_policy",
 ]
 
 PolicyFactory = Callable[[int], EvictionPolicy[Any]]
 """Makes a policy; called with the capacity (blocks), which bounds what it remembers of evicted keys."""
 
-BUILT_IN: Mapping[str, PolicyFactory] = {
-    "lru": lambda _capacity: LRU(),
-    "arc": ARC,
-    "s3fifo": S3FIFO,
-}
+BUILT_IN: Mapping[str, PolicyFactory] = {"lru": lambda _capacity: LRU()}
 """The policies of the core, by name."""
 
 

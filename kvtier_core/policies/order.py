@@ -1,4 +1,4 @@
-"""A queue of entries that an entry can leave from anywhere: what every policy of the core is made of.
+"""A queue of entries that an entry can leave from anywhere: what LRU and the policies of kvtier-policies are made of.
 
 Entries of one chain stay together in a batch, and so do those without a chain that come in one call. An entry knows its
 batch, so that it leaves or moves on at the cost of a few attribute accesses: no hashing, no neighbours to mend. What it

@@ -32,7 +32,7 @@ class PoolSettings(BaseModel):
     """Take the memory in pages of 2 MiB, into which disks read faster. Where the kernel gives none, a warning says so
     and the pool works all the same. Needs ``prefault``, or a kernel whose ``shmem_enabled`` allows it."""
     policy: str = "lru"
-    """Eviction policy of the pool: a built-in one or an entry point of ``kvtier.policies.v1``."""
+    """Eviction policy of the pool: ``lru``, or one of an installed package (kvtier-policies: ``arc``, ``s3fifo``)."""
     block_size: Annotated[int, Field(ge=1, le=65536)] = 16
     """Tokens in a block, for engines that have no block size of their own."""
     lease_timeout: Duration = 30.0

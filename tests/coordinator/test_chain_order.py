@@ -3,7 +3,7 @@
 import pytest
 
 from kvtier_core.coordinator import GroupShape
-from kvtier_core.policies import BUILT_IN
+from tests.policies.every import EVERY
 from tests.sim.scripted import JobHook
 from tests.sim.world import World, make_keys
 
@@ -33,7 +33,7 @@ def write(world: World, request: str, *pieces: str) -> None:
     world.finish(request)
 
 
-@pytest.mark.parametrize("policy", BUILT_IN)
+@pytest.mark.parametrize("policy", EVERY)
 def test_r3_pieces_of_one_prompt_leave_from_its_end(policy):
     world = World(8, policy=policy)
     write(world, "r", "ab", "cd", "ef")
@@ -41,7 +41,7 @@ def test_r3_pieces_of_one_prompt_leave_from_its_end(policy):
     assert held(world, "abcdef") == "abcd"
 
 
-@pytest.mark.parametrize("policy", BUILT_IN)
+@pytest.mark.parametrize("policy", EVERY)
 def test_r3_a_request_that_never_ends_keeps_its_head_too(policy):
     world = World(8, policy=policy)
     world.new_request("r", "s")
@@ -168,7 +168,7 @@ def test_c14_used_blocks_leave_from_the_end_though_room_is_made_one_by_one(polic
     assert held(world, prompt) != prompt
 
 
-@pytest.mark.parametrize("policy", BUILT_IN)
+@pytest.mark.parametrize("policy", EVERY)
 def test_r3_what_was_promised_and_not_loaded_leaves_before_what_was(policy):
     world = World(10, policy=policy)
     write(world, "r", "abcdefgh")

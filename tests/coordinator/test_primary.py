@@ -7,8 +7,8 @@ import pytest
 from kvtier_core.coordinator import Coordinator
 from kvtier_core.errors import UnknownRequestError
 from kvtier_core.keys import make_offload_key
-from kvtier_core.policies import BUILT_IN, make_policy
 from kvtier_core.values import LookupState, MissReason, RequestInfo
+from tests.policies.every import EVERY
 from tests.sim.scripted import Answer, JobHook
 from tests.sim.world import World, generous_limits, make_keys
 
@@ -429,11 +429,11 @@ def test_k11_o1_a_store_into_a_held_pool_looks_at_no_block(monkeypatch, hold):
 
 
 @pytest.mark.parametrize("hold", ["pinned", "promised"])
-@pytest.mark.parametrize("policy", BUILT_IN)
+@pytest.mark.parametrize("policy", EVERY)
 def test_k11_o1_a_thousand_stores_beside_200_000_held_blocks(policy, hold):
     held, spare = 200_000, 8
     num_rows = held + spare
-    coordinator = Coordinator(num_rows, make_policy(policy, num_rows), [], generous_limits(num_rows))
+    coordinator = Coordinator(num_rows, EVERY[policy](num_rows), [], generous_limits(num_rows))
     coordinator.new_request(RequestInfo(request_id="r"), 0.0)
     keys = [make_offload_key(number.to_bytes(32, "big"), 0) for number in range(num_rows + 1000)]
     stored = coordinator.prepare_store("r", keys[:num_rows], 0.0)

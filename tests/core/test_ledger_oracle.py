@@ -7,7 +7,7 @@ import pytest
 
 from kvtier_core.keys import OffloadKey, make_offload_key
 from kvtier_core.ledger import Block, BlockState, Ledger
-from kvtier_core.policies import EvictionPolicy, make_policy
+from tests.policies.every import EVERY
 
 KEYS = [make_offload_key(bytes([number]) * 32, number % 2) for number in range(14)]
 
@@ -42,7 +42,7 @@ class Run:
     def __init__(self, seed: int, policy: str) -> None:
         self.random = Random(seed)
         num_rows = self.random.randint(1, 8)
-        order: EvictionPolicy[Block] = make_policy(policy, num_rows)
+        order = EVERY[policy](num_rows)
         self.book = Ledger(num_rows, order)
         self.oracle = Oracle(num_rows)
         self.granted: list[set[OffloadKey]] = [set(), set(), set()]

@@ -5,10 +5,11 @@ import pytest
 
 from kvtier_core import ConfigError, GroupSpec, Namespace, PluginError, load_settings, open_session
 from kvtier_core.plugins import load_policy
-from kvtier_core.policies import LRU, Entry
+from kvtier_core.policies import LRU, CheckedPolicy, Entry
 from kvtier_memory import MemoryTier
 from kvtier_testing.driving import TierDriver
 from kvtier_testing.rows import similar_keys
+from tests.policies.every import FROM_PLUGINS
 
 MRU = """
 class MRU:
@@ -185,3 +186,20 @@ def test_k9_o3_an_unknown_policy_names_the_nearest_at_settings_load(
         match=r"policy \(file:.*unknown eviction policy 'mra'; did you mean 'mru'\?.*lru, mru, s3fifo",
     ):
         load_settings(file=_config(tmp_path, f"{table}\npolicy = 'mra'\n"), environ={})
+
+
+@pytest.mark.parametrize("name", FROM_PLUGINS)
+def test_c14_our_policies_are_found_by_their_entry_points(name):
+    policy = load_policy(name)(4)
+    assert isinstance(policy, CheckedPolicy)
+    entries = [Entry.of(key) for key in similar_keys(2)]
+    policy.insert(entries)
+    assert set(policy.evict(2, frozenset())) == set(entries)
+
+
+def test_c14_a_policy_of_ours_that_is_not_installed_names_its_package(monkeypatch):
+    monkeypatch.setattr("kvtier_core.plugins.policies.find_offers", lambda _group, _blocked: [])
+    with pytest.raises(
+        PluginError, match="eviction policy 'arc' is not installed: pip install kvtier-policies"
+    ):
+        load_policy("arc")

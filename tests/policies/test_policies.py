@@ -13,8 +13,9 @@ from hypothesis.stateful import (
 
 from kvtier_core.errors import ConfigError
 from kvtier_core.keys import OffloadKey
-from kvtier_core.policies import BUILT_IN, Entry, EvictionPolicy, make_policy
+from kvtier_core.policies import Entry, EvictionPolicy, make_policy
 from kvtier_testing.policies import PolicyTests
+from tests.policies.every import EVERY, FROM_PLUGINS
 from tests.policies.oracles import ORACLES
 
 
@@ -35,7 +36,7 @@ class Versus(RuleBasedStateMachine):
 
     @initialize(capacity=st.integers(1, 12))
     def begin(self, capacity):
-        self.policy = make_policy(self.name, capacity)
+        self.policy = EVERY[self.name](capacity)
         self.oracle = ORACLES[self.name](capacity)
 
     @property
@@ -117,12 +118,12 @@ def test_c14_a_policy_agrees_with_a_naive_one(name):
 
 
 def test_c14_every_policy_of_the_core_has_a_naive_one():
-    assert BUILT_IN.keys() == ORACLES.keys()
+    assert EVERY.keys() == ORACLES.keys()
 
 
 def make(name: str, capacity: int, *numbers: int) -> tuple[EvictionPolicy[Entry], dict[int, Entry]]:
     """A policy with these keys, the first the oldest."""
-    policy: EvictionPolicy[Entry] = make_policy(name, capacity)
+    policy: EvictionPolicy[Entry] = EVERY[name](capacity)
     entries = {number: Entry.of(key(number)) for number in numbers}
     for entry in entries.values():
         policy.insert([entry])
@@ -145,7 +146,7 @@ def test_c14_lru_the_longest_unused_leaves_first():
     assert out(policy, 3) == [2, 3, 1]
 
 
-@pytest.mark.parametrize("name", BUILT_IN)
+@pytest.mark.parametrize("name", EVERY)
 def test_c11_of_one_call_the_tail_leaves_before_the_head(name):
     policy, _ = make(name, 100)
     policy.insert([Entry.of(key(number)) for number in range(100)])
@@ -182,7 +183,7 @@ def test_c14_arc_learns_that_recent_keys_are_wanted():
     assert out(policy, 1) != [5]
 
 
-@pytest.mark.parametrize("name", BUILT_IN)
+@pytest.mark.parametrize("name", EVERY)
 def test_c13_a_pin_alone_does_not_make_a_block_look_new(name):
     policy, entries = make(name, 3, 1, 2, 3)
     entries[1].pins += 1
@@ -193,22 +194,22 @@ def test_c13_a_pin_alone_does_not_make_a_block_look_new(name):
 
 def test_c54_an_unknown_policy_is_refused_with_the_known_ones():
     with pytest.raises(ConfigError, match=r"'lfru'.*known are: arc, lru, s3fifo"):
-        make_policy("lfru", 10)
+        make_policy("lfru", 10, FROM_PLUGINS)
 
 
 class TestLRU(PolicyTests):
     @pytest.fixture
     def make_policy(self):
-        return BUILT_IN["lru"]
+        return EVERY["lru"]
 
 
 class TestARC(PolicyTests):
     @pytest.fixture
     def make_policy(self):
-        return BUILT_IN["arc"]
+        return EVERY["arc"]
 
 
 class TestS3FIFO(PolicyTests):
     @pytest.fixture
     def make_policy(self):
-        return BUILT_IN["s3fifo"]
+        return EVERY["s3fifo"]

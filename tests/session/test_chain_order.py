@@ -7,6 +7,7 @@ from kvtier_core.proof import row_bytes_for
 from kvtier_core.runtime import open_session
 from kvtier_core.settings import PoolSettings, Settings
 from kvtier_core.transfer import KVLayout
+from tests.policies.every import FROM_PLUGINS
 from tests.session.toy import PATIENCE_S, TOKENS, namespace_of
 
 PIECE = 16
@@ -19,7 +20,7 @@ def test_r3_500_and_600_unread_blocks_in_1000_rows_leave_most_of_the_first_promp
     layout = KVLayout([torch.zeros(600, TOKENS, 8)])
     capacity = 1000 * row_bytes_for(layout.payload_bytes[0])
     pool = PoolSettings(capacity=capacity, policy=policy, prefault=False)
-    settings = Settings(pool=pool, tiers={}, tier_types={})
+    settings = Settings(pool=pool, tiers={}, tier_types={}, policies=FROM_PLUGINS)
     with open_session(settings, namespace_of(layout, "0"), layout) as session:
         for name, blocks in (("first", 500), ("second", 600)):
             tokens = [FIRST_TOKEN[name] + position for position in range(blocks * TOKENS)]

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from random import Random
 
 from kvtier_core.coordinator import GroupShape, PoolLimits
-from kvtier_core.policies import BUILT_IN
 from kvtier_core.tier_settings import TierLimits
+from tests.policies.every import EVERY
 from tests.sim.scripted import TierScript
 
 _PLAIN = (GroupShape(),)
@@ -63,7 +63,7 @@ class Shape:
             max_blocks=random.randint(2, num_rows + 4),
             num_roots=random.choice((2, 4, 8, 16)),
             groups=random.choice(_GROUPS),
-            policy=random.choice(sorted(BUILT_IN)),
+            policy=random.choice(sorted(EVERY)),
             recompute_s=random.choice((None, None, 0.1, 1.0)),
         )
 

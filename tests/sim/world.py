@@ -33,6 +33,7 @@ from kvtier_core.keys import OffloadKey, make_offload_key
 from kvtier_core.ledger import Ledger
 from kvtier_core.policies import make_policy
 from kvtier_core.values import JobResult, RequestInfo, TierJob
+from tests.policies.every import FROM_PLUGINS
 from tests.sim import chain_order, invariants
 from tests.sim.hook_order import HookOrder, InvariantError
 from tests.sim.scripted import (
@@ -109,7 +110,9 @@ class World:
         """Which requests have offered a key."""
         self._not_stored: set[str] = set()
         """Requests that a reset or a preemption met and that have not begun anew."""
-        self.coordinator = Coordinator(num_rows, make_policy(policy, num_rows), specs, limits, groups)
+        self.coordinator = Coordinator(
+            num_rows, make_policy(policy, num_rows, FROM_PLUGINS), specs, limits, groups
+        )
         self.groups = groups
         self.running: dict[int, RunningJob] = {}
         """Tier jobs that have not been answered, quarantined ones among them."""

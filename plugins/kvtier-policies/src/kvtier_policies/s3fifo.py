@@ -10,10 +10,9 @@ from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 from typing import Generic
 
-from kvtier_core.keys import OffloadKey
-from kvtier_core.policies.base import E
-from kvtier_core.policies.ghosts import Ghosts
-from kvtier_core.policies.order import Order, is_astray, leave
+from kvtier_core import OffloadKey
+from kvtier_core.policies import E, Order, is_astray, leave
+from kvtier_policies.ghosts import Ghosts
 
 _MAX_ROUNDS = 3
 """Uses that count: bounds how often an entry is passed over before it leaves."""

@@ -8,10 +8,9 @@ from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 from typing import Generic
 
-from kvtier_core.keys import OffloadKey
-from kvtier_core.policies.base import E
-from kvtier_core.policies.ghosts import Ghosts
-from kvtier_core.policies.order import Order, is_astray, leave
+from kvtier_core import OffloadKey
+from kvtier_core.policies import E, Order, is_astray, leave
+from kvtier_policies.ghosts import Ghosts
 
 
 class ARC(Generic[E]):

@@ -3,7 +3,7 @@
 from collections import OrderedDict
 from collections.abc import Iterable
 
-from kvtier_core.keys import OffloadKey
+from kvtier_core import OffloadKey
 
 
 class Ghosts:
