@@ -3,8 +3,8 @@
 A tier author writes six plain methods that block; the core supplies threads, batching, priorities, presence, capacity
 and eviction, retries, deadlines and counters. The core sees to it that no two calls on one key overlap. Calls come
 from up to ``threads`` threads (a setting every tier has); while ``open``, ``scan`` or ``close`` runs, no other call
-does. A call that raises ``ConnectionError`` or ``TimeoutError`` is made again after a pause (``limits.retries``,
-``limits.retry_pause``), as long as its job's deadline allows; any other exception fails the block at once.
+does. A call that raises ``ConnectionError`` or ``TimeoutError`` is made again after a pause, at most twice, while its
+job's deadline allows; any other exception fails the block at once.
 """
 
 from abc import ABC, abstractmethod

@@ -22,6 +22,7 @@ from kvtier_core.proof import row_bytes_for
 from kvtier_core.session import EngineSession
 from kvtier_core.settings import Settings, exact_size, load_settings
 from kvtier_core.settings.fields import find_secrets
+from kvtier_core.settings.model import MAX_LOADING
 from kvtier_core.tier_settings import TierSettings
 from kvtier_core.transfer.device import open_device
 from kvtier_core.transfer.pool import Pool, PoolGeometry
@@ -95,16 +96,9 @@ def why_pool_is_wasted(namespace: Namespace, geometry: PoolGeometry) -> str | No
 def _limits(settings: Settings, num_rows: int) -> PoolLimits:
     return PoolLimits(
         max_promotion_rows=max(1, int(num_rows * settings.pool.max_promotion)),
-        max_loading_rows=max(1, int(num_rows * settings.pool.max_loading)),
+        max_loading_rows=max(1, int(num_rows * MAX_LOADING)),
         max_cascade_rows=max(1, int(num_rows * settings.pool.max_cascade)),
-        lease_timeout_s=settings.pool.lease_timeout,
-        device_timeout_s=settings.pool.device_timeout,
-        max_events=settings.pool.max_events,
-        check_threads=settings.pool.check_threads,
         store_threshold=settings.pool.store_threshold,
-        max_tracker_size=settings.pool.max_tracker_size,
-        break_even_margin=settings.pool.break_even_margin,
-        break_even_probe_s=settings.pool.break_even_probe,
     )
 
 

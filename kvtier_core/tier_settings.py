@@ -19,50 +19,21 @@ class TierLimits(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     open_retry: Annotated[Duration, Field(ge=0.01)] | None = None
-    """Seconds after which a tier that could not open is tried again, the engine running without it; unset: no start."""
+    """Seconds after which a tier that could not open is tried again; unset, the engine does not start without it."""
     lookup_timeout: Duration = 2.0
     """Seconds until an unanswered lookup is a miss."""
     load_timeout: Duration = 30.0
-    """Seconds until a request stops waiting for a promotion."""
+    """Seconds until a request stops waiting for a load from the tier."""
     store_timeout: Duration = 60.0
-    """Seconds until a cascade's rows are unpinned."""
+    """Seconds until a store to the tier counts as failed."""
     miss_ttl: Duration = 30.0
-    """Seconds for which a key that could not be loaded is not asked of the tier again; 0: the next request asks."""
-    load_again_after: Duration = 10.0
-    """Seconds for which a request does not ask again for what it waited for in vain, where ``miss_ttl`` is shorter."""
-    presence_ttl: Duration = 5.0
-    """Seconds for which a tier's answer about a key is believed, on top of the longest ``lookup_timeout``."""
+    """Seconds for which the tier is not asked again for a key that it could not load."""
     max_quarantined: Annotated[float, Field(gt=0, le=1)] = 0.10
-    """Fraction of the pool that overdue loads may hold until no more go; all that is lent until a load is in time."""
+    """Share of the pool that late loads from the tier may hold before it gets no more loads."""
     max_cascade: Annotated[float, Field(gt=0, le=1)] = 0.25
-    """Fraction of the pool that may be pinned for stores to this tier."""
-    max_late_blocks: Annotated[int, Field(ge=0)] = 10_000
-    """Blocks of requests that the tier gets as a whole which may wait until it is less far behind."""
+    """Share of the pool that stores to the tier may hold."""
     max_resident_keys: Annotated[int, Field(ge=1)] = 1_000_000
-    """Keys of a tier on the blocking interface that are remembered as present; a tier that holds more is asked."""
-    max_batch: Size = 4 << 20
-    """Bytes that one batched call of a tier on the blocking interface may move, one block at least; a tier type that
-    says so moves a few times as many where many wait (the disk tier: four times)."""
-    retries: Annotated[int, Field(ge=0, le=100)] = 2
-    """Further tries of a call on the blocking interface that raised ``ConnectionError`` or ``TimeoutError``."""
-    retry_pause: Duration = 0.1
-    """Seconds before the first further try; each following pause is twice as long."""
-    max_waiting: Annotated[int, Field(ge=1)] = 10_000
-    """Calls that may wait for a tier's hook thread before the tier hears of no new request."""
-    max_remembered: Annotated[int, Field(ge=1)] = 100_000
-    """Answers about keys, and keys that could not be loaded, that are remembered of a tier."""
-    max_unanswered: Annotated[int, Field(ge=1)] = 1_000
-    """Overdue lookups, and overdue stores, that the tier may leave unanswered; past it no more go until it answers."""
-    max_events: Annotated[int, Field(ge=1)] = 65_536
-    """Changes kept for events; past it the next events are the whole contents anew."""
-    max_retired: Annotated[int, Field(ge=1)] = 4
-    """Earlier instances (one a reset) that may still have calls running; past it a reset fails."""
-    breaker_failures: Annotated[int, Field(ge=1)] = 3
-    """Failures in a row after which the tier is taken out of the path."""
-    breaker_pause: Duration = 1.0
-    """Seconds of the first pause; each following pause is twice as long."""
-    breaker_max_pause: Duration = 60.0
-    """The longest pause."""
+    """Keys that are remembered as present, so that lookups need not ask the tier."""
 
 
 class TierSettings(BaseModel):
@@ -71,21 +42,21 @@ class TierSettings(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     type: str
-    """Name of the tier type: an entry point of ``kvtier.tiers.v1``."""
+    """Name of the tier type, such as `"disk"`."""
     enabled: bool = True
-    """Whether the tier takes part; its settings are checked all the same."""
+    """Whether the tier takes part."""
     capacity: Size | None = None
-    """Bytes the tier may hold; unset means the tier type's own default or no bound."""
+    """Bytes the tier may hold; unset, the tier type's own default."""
     ttl: Duration | None = None
-    """Seconds after which a stored block is no longer served."""
+    """Seconds after which a stored block is no longer served; unset, never."""
     policy: str = "lru"
-    """Eviction policy: in which order blocks leave a full tier."""
+    """Name of the eviction policy, which decides what leaves a full tier."""
     store_threshold: Annotated[int, Field(ge=1)] = 1
-    """Offers for storing from which on the tier is given a block; each request counts once."""
+    """Requests that must offer a block before the tier is given it."""
     threads: Annotated[int, Field(ge=1, le=256)] = 4
-    """I/O threads of a tier on the blocking interface. Where there are several, one is kept from stores."""
+    """Threads that read and write the tier's storage."""
     limits: TierLimits = TierLimits()
-    """How long the core waits for the tier and how much it lends to it."""
+    """How long the core waits for the tier, and how much of the pool it lends to it."""
 
     def __repr_args__(self) -> Iterator[tuple[str | None, Any]]:
         """The fields, with secrets masked (C53)."""

@@ -58,7 +58,7 @@ class TierInfo:
     ``bounded_by`` says who keeps the tier inside its capacity: the core (which then evicts by policy through
     ``delete``) or the tier itself (which then reports what it dropped through its context). ``default_capacity`` is
     the bound in bytes where the ``capacity`` setting is unset; ``None`` means no bound. ``load_batch`` is how many
-    times ``limits.max_batch`` one call of ``load_many`` may move, as far as there is as much to load for every thread:
+    times 4 MiB one call of ``load_many`` may move, as far as there is as much to load for every thread:
     fewer calls, and no thread idle. ``store_batch`` is the same for ``store_many``, for which nobody waits: a quarter
     of that in any case, and more as far as it is half of what there is to store; less in a tier so small that what all
     threads store at once would be more than a quarter of it, and never more than 1,024 blocks.

@@ -117,8 +117,8 @@ class Promotions:
         self, job: Job, lost: Mapping[OffloadKey, MissReason], now: float, waiting: Iterable[RequestState]
     ) -> None:
         """Let nobody who waited for *job* wait for its *lost* keys again, however soon others may ask anew (K6)."""
-        limits = self._state.tiers[job.tier].limits
-        until = now + max(limits.miss_ttl, limits.load_again_after)
+        miss_ttl = self._state.tiers[job.tier].limits.miss_ttl
+        until = now + max(miss_ttl, self._state.limits.load_again_after_s)
         noted = {key: (until, reason) for key, reason in lost.items()}
         for request in (job.request, *waiting) if noted else ():
             request.not_loaded.setdefault(job.tier, {}).update(noted)

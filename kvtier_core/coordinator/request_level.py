@@ -96,7 +96,12 @@ class RequestLevel:
         for name, given in request.whole.items():
             tier = self._state.tiers[name]
             wanted = [block for block in blocks if given.get(block.key) is False]
-            room = tier.limits.max_late_blocks + tier.max_cascade_rows - tier.cascade_rows - len(tier.late)
+            room = (
+                self._state.limits.max_late_blocks
+                + tier.max_cascade_rows
+                - tier.cascade_rows
+                - len(tier.late)
+            )
             taken = wanted[: max(0, room)] if tier.may_store(now) else []
             tier.counters.dropped += len(wanted) - len(taken)
             given.update((block.key, True) for block in taken)

@@ -18,7 +18,7 @@ from kvtier_core.tier_settings import TierLimits
 from kvtier_core.values import TierInfo
 
 if TYPE_CHECKING:
-    from kvtier_core.coordinator.state import RequestState
+    from kvtier_core.coordinator.state import PoolLimits, RequestState
     from kvtier_core.keys import OffloadKey
 
 
@@ -36,24 +36,27 @@ class TierSpec:
 class TierState:
     """One tier: what it holds as far as known, whether it is in the path, how much of the pool it has."""
 
-    def __init__(self, spec: TierSpec, num_rows: int, slowest_lookup_s: float) -> None:
+    def __init__(
+        self, spec: TierSpec, num_rows: int, pool_limits: "PoolLimits", slowest_lookup_s: float
+    ) -> None:
         limits = spec.limits
         self.name = spec.name
         self.limits = limits
         self.store_threshold = spec.store_threshold
         self.presence = Presence(
             complete=not spec.info.shared,
-            ttl_s=limits.presence_ttl + slowest_lookup_s,
+            ttl_s=pool_limits.presence_ttl_s + slowest_lookup_s,
             miss_ttl_s=limits.miss_ttl,
-            limit=limits.max_remembered,
+            limit=pool_limits.max_remembered,
         )
-        self.load_breaker = Breaker(limits.breaker_failures, limits.breaker_pause, limits.breaker_max_pause)
-        self.store_breaker = Breaker(limits.breaker_failures, limits.breaker_pause, limits.breaker_max_pause)
+        self.load_breaker = _breaker(pool_limits)
+        self.store_breaker = _breaker(pool_limits)
         """Apart from loads, so that a full disk still serves what it holds."""
-        self.lookup_breaker = Breaker(limits.breaker_failures, limits.breaker_pause, limits.breaker_max_pause)
+        self.lookup_breaker = _breaker(pool_limits)
         """Apart from loads, so that quick answers do not hide that every load stalls."""
         self.max_quarantined_rows = max(1, int(num_rows * limits.max_quarantined))
         self.max_cascade_rows = max(1, int(num_rows * limits.max_cascade))
+        self.max_unanswered = pool_limits.max_unanswered
         self.unanswered_lookups = 0
         """Lookups that nobody waits for any more and whose answers are still due."""
         self.unanswered_stores = 0
@@ -120,12 +123,12 @@ class TierState:
     @property
     def owes_lookups(self) -> bool:
         """Whether it gets no more lookups until it answers some that are overdue."""
-        return self.unanswered_lookups >= self.limits.max_unanswered
+        return self.unanswered_lookups >= self.max_unanswered
 
     @property
     def owes_stores(self) -> bool:
         """Whether it gets no more stores until it answers some that are overdue."""
-        return self.unanswered_stores >= self.limits.max_unanswered
+        return self.unanswered_stores >= self.max_unanswered
 
     def may_ask(self, now: float) -> bool:
         """Whether lookups may go to this tier: only where a load could follow."""
@@ -158,3 +161,7 @@ class TierState:
         if self.loads_in_time:
             return math.inf
         return self.max_quarantined_rows - self.quarantined_rows - self.loading_rows
+
+
+def _breaker(limits: "PoolLimits") -> Breaker:
+    return Breaker(limits.breaker_failures, limits.breaker_pause_s, limits.breaker_max_pause_s)

@@ -23,7 +23,7 @@ from kvtier_core.manager.answers import job_id_of, plain_events, plain_result, r
 from kvtier_core.manager.blocking import BlockTierAdapter
 from kvtier_core.manager.events import Changed, Event, Fault, OpenFailed, Serving, WholeRequest
 from kvtier_core.manager.guard import Guard, HookFault, TierIdentity, text_of
-from kvtier_core.manager.inbox import Inbox
+from kvtier_core.manager.inbox import MAX_WAITING, Inbox
 from kvtier_core.manager.integrity import Integrity, LoadCheck
 from kvtier_core.manager.opening import Opening
 from kvtier_core.proof import Sealer
@@ -74,7 +74,7 @@ class TierHost:
         self._log = log
         self._guard = Guard(identity, secrets, log)
         self._open_retry_s = limits.open_retry
-        self._inbox = Inbox(limits.max_waiting)
+        self._inbox = Inbox(MAX_WAITING)
         self._running: dict[int, _Running] = {}
         self._overdue: dict[int, _Running] = {}
         """Jobs under way whose deadline has passed: perhaps very many, so nothing here walks them."""

@@ -18,6 +18,9 @@ from kvtier_core.values import RequestInfo
 
 Call = Callable[[], None]
 
+MAX_WAITING = 10_000
+"""Calls that may wait for a hook thread before its tier gets no new requests: some MiB, and minutes of a slow tier."""
+
 
 class _Life:
     """One request, from the news of its beginning to that of its end."""

@@ -39,7 +39,7 @@ class PathLog:
                 kind for kind, owes in (("lookups", tier.owes_lookups), ("stores", tier.owes_stores)) if owes
             ]
             if owing != self._owing.get(name, []):
-                self._tell_owing(self._identities[name], owing, tier.limits.max_unanswered)
+                self._tell_owing(self._identities[name], owing, tier.max_unanswered)
                 self._owing[name] = owing
             late = tier.counters.timeouts
             if late != self._timeouts.get(name, 0):
@@ -50,7 +50,7 @@ class PathLog:
         if out:
             self._log.warning(
                 "%s is out of the path for %s after failures in a row: it is passed over, and tried again after "
-                "growing pauses (limits.breaker_pause, limits.breaker_max_pause); see the warnings before this one",
+                "growing pauses; see the warnings before this one",
                 identity,
                 " and ".join(out),
             )
@@ -61,7 +61,7 @@ class PathLog:
         if owing:
             self._log.warning(
                 "%s has left %d overdue %s without any answer: it gets no more of them until it hands out results for "
-                "some (limits.max_unanswered). Every job must get a result, if only an error: tell the plugin's author",
+                "some. Every job must get a result, if only an error: tell the plugin's author",
                 identity,
                 limit,
                 " and as many ".join(owing),

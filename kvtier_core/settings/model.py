@@ -11,12 +11,13 @@ from kvtier_core.plugins.tier_types import TierType
 from kvtier_core.policies import PolicyFactory
 from kvtier_core.settings.layers import CONFIG_VARIABLE
 from kvtier_core.tier_settings import TierSettings
-from kvtier_core.units import Duration, Size
+from kvtier_core.units import Size
 
 _USUAL_FILE = Path("kvtier.toml")
 
 OnReset = Literal["all", "pool"]
-"""What a cache reset forgets: every tier, or only the pool (for unchanged weights; persistent tiers keep theirs)."""
+MAX_LOADING = 0.75
+"""Share of the pool that loads may hold, late ones included: the rest is for stores, whatever tiers do."""
 
 
 class PoolSettings(BaseModel):
@@ -27,38 +28,19 @@ class PoolSettings(BaseModel):
     capacity: Size = 1 << 30
     """Bytes of host memory."""
     prefault: bool = True
-    """Take the memory at the start, in the background, instead of page by page when a row is first used."""
+    """Whether the memory is taken from the machine at the start instead of at first use."""
     huge_pages: bool = True
-    """Take the memory in pages of 2 MiB, into which disks read faster. Where the kernel gives none, a warning says so
-    and the pool works all the same. Needs ``prefault``, or a kernel whose ``shmem_enabled`` allows it."""
+    """Whether the memory is taken in pages of 2 MiB, into which disks read faster."""
     policy: str = "lru"
-    """Eviction policy of the pool: ``lru``, or one of an installed package (kvtier-policies: ``arc``, ``s3fifo``)."""
+    """Eviction policy: `lru`, or one of an installed package (kvtier-policies: `arc`, `s3fifo`)."""
     block_size: Annotated[int, Field(ge=1, le=65536)] = 16
     """Tokens in a block, for engines that have no block size of their own."""
-    lease_timeout: Duration = 30.0
-    """Seconds a row stays reserved for a request that has stopped asking about it."""
-    device_timeout: Duration = 60.0
-    """Seconds until a store from the device counts as lost; its rows stay out of use until it has ended."""
     store_threshold: Annotated[int, Field(ge=1)] = 1
-    """Offers for storing from which on a block is stored; each request counts once."""
-    max_tracker_size: Annotated[int, Field(ge=1)] = 64_000
-    """Keys whose offers are counted, where a ``store_threshold`` of the pool or of a tier is above 1."""
-    max_events: Annotated[int, Field(ge=1)] = 65_536
-    """Changes of the pool's contents kept for events; past it the next events are the whole contents anew."""
-    max_promotion: Annotated[float, Field(gt=0, le=1)] = 0.5
-    """Fraction of the pool that may be reserved for promotions at a time."""
-    max_loading: Annotated[float, Field(gt=0, le=1)] = 0.75
-    """Fraction of the pool that promotions and overdue loads of all tiers may hold together; the rest is for stores."""
-    break_even_margin: Annotated[float, Field(gt=0)] = 1.25
-    """How much longer loading may take than computing, as a factor, where the engine says what computing costs."""
-    break_even_probe: Duration = 10.0
-    """Seconds between loads from a tier that is slower than that, to see whether it still is."""
-    check_threads: Annotated[int, Field(ge=1, le=64)] = 2
-    """Threads that check the proofs of loaded blocks."""
-    copy_threads: Annotated[int, Field(ge=1, le=64)] = 2
-    """Threads that share a copy of 8 MiB or more between engine and pool where the engine's KV is in host memory."""
+    """Requests that must offer a block before the pool stores it."""
+    max_promotion: Annotated[float, Field(gt=0, le=MAX_LOADING)] = 0.5
+    """Share of the pool that loads from tiers may hold, at most 0.75."""
     max_cascade: Annotated[float, Field(gt=0, le=1)] = 0.5
-    """Fraction of the pool that may be pinned for stores to all tiers together."""
+    """Share of the pool that stores to all tiers together may hold."""
 
 
 class TopSettings(BaseModel):
@@ -67,11 +49,11 @@ class TopSettings(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     on_reset: OnReset = "all"
-    """What a cache reset forgets: ``"all"`` tiers, or only the ``"pool"`` (for unchanged weights)."""
+    """Which tiers a cache reset empties: `"all"`, or `"pool"` alone where the model's weights do not change."""
     lookup_order: tuple[str, ...] | None = None
-    """Names of the enabled tiers in the order they are asked; unset means their order in the file."""
+    """Names of the enabled tiers in the order they are asked; unset, their order in the file."""
     blocked_plugins: tuple[str, ...] = ()
-    """Distributions whose tier types, policies and commands count as not installed."""
+    """Distributions that count as not installed, such as `["kvtier-disk"]`."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -21,18 +21,6 @@ def pool_findings(pool: PoolSettings) -> Iterator[Finding]:
     """Nonsense in ``[pool]`` alone."""
     if pool.capacity < ROW_ALIGNMENT:
         yield ("pool", "capacity"), f'{pool.capacity} bytes hold no block ({_SMALLEST_ROW}): try "1GiB"'
-    for field in ("lease_timeout", "device_timeout"):
-        if not getattr(pool, field):
-            yield (
-                ("pool", field),
-                'must be more than 0 seconds, such as "30s": rows would be lost before they are used',
-            )
-    if pool.max_promotion > pool.max_loading:
-        message = (
-            f"{pool.max_promotion:g} is more than pool.max_loading ({pool.max_loading:g}), which counts "
-            "promotions too: lower it, or raise that"
-        )
-        yield ("pool", "max_promotion"), message
 
 
 def policies_named(
@@ -55,14 +43,8 @@ def tier_findings(name: str, tier: TierSettings, pool: PoolSettings | None) -> I
         yield (*path, "ttl"), "0 would serve nothing: leave it out for blocks that never expire"
     limits = tier.limits
     for field in TierLimits.model_fields:
-        if field.endswith(("_timeout", "_again_after")) and not getattr(limits, field):
+        if field.endswith("_timeout") and not getattr(limits, field):
             yield (*path, "limits", field), 'must be more than 0 seconds, such as "2s"'
-    if limits.breaker_pause > limits.breaker_max_pause:
-        message = (
-            f"{limits.breaker_pause:g} s, the first pause, is longer than the longest, breaker_max_pause "
-            f"({limits.breaker_max_pause:g} s): lower it"
-        )
-        yield (*path, "limits", "breaker_pause"), message
     if pool is not None and limits.max_cascade > pool.max_cascade:
         message = (
             f"{limits.max_cascade:g} is more than pool.max_cascade ({pool.max_cascade:g}), which counts all tiers: "

@@ -513,6 +513,9 @@ MUTANTS: Sequence[Mutant] = (
         "coordinator.request_level",
         "            for request in self._state.following.pop(block, ()):\n                request.late -= 1\n",
         "            for request in self._state.following.pop(block, ()):\n",
+        partial(
+            test_request_level.test_c26_c25_the_end_waits_for_nothing_that_will_never_come, "device deadline"
+        ),
     ),
     _m(
         "a block that was evicted meanwhile is given",

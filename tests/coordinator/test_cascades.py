@@ -299,7 +299,7 @@ def test_b12_a_tier_that_held_what_nobody_gave_it_is_at_fault():
 @pytest.mark.parametrize("hook", [JobHook.STORE, JobHook.LOAD])
 def test_a_breaker_stays_open_while_nothing_moves(hook):
     """That a block is held already, or is not there, a tier may say while its server is stopped."""
-    world = World(8, [TierScript.limited("a", breaker_failures=1, breaker_pause=1.0, miss_ttl=0.0)])
+    world = World(8, [TierScript.limited("a", breaker_failures=1, breaker_pause_s=1.0, miss_ttl=0.0)])
     world.new_request("r", "s", "t")
     if hook is JobHook.LOAD:
         world.put("r", make_keys("ab"))

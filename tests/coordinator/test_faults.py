@@ -253,7 +253,7 @@ def fail_loads(world: World, keys: str) -> None:
 
 
 def test_c31_repeated_failures_take_a_tier_out_and_a_probe_brings_it_back():
-    world = world_behind("abcd", 4, TierScript.limited("a", breaker_failures=3, breaker_pause=1.0))
+    world = world_behind("abcd", 4, TierScript.limited("a", breaker_failures=3, breaker_pause_s=1.0))
     fail_loads(world, "ab")
     assert state(world) is BreakerState.CLOSED
     fail_loads(world, "c")
@@ -270,7 +270,7 @@ def test_c31_repeated_failures_take_a_tier_out_and_a_probe_brings_it_back():
 
 
 def test_c31_while_a_probe_is_out_nothing_else_goes():
-    world = world_behind("abcde", 4, TierScript.limited("a", breaker_failures=1, breaker_pause=1.0))
+    world = world_behind("abcde", 4, TierScript.limited("a", breaker_failures=1, breaker_pause_s=1.0))
     fail_loads(world, "a")
     world.advance(1.0)
     start_load(world, "r", "b")
@@ -315,7 +315,7 @@ def test_c31_load_failures_do_not_stop_stores():
 
 @pytest.mark.parametrize("kind", [JobHook.LOOKUP, JobHook.LOAD])
 def test_c31_a_reset_while_a_probe_is_out_does_not_shut_the_tier_out_for_ever(kind):
-    world = world_behind("ab", 8, TierScript.limited("a", breaker_failures=1, breaker_pause=1.0))
+    world = world_behind("ab", 8, TierScript.limited("a", breaker_failures=1, breaker_pause_s=1.0))
     world.lookup("r", make_keys("a"))
     if kind is JobHook.LOAD:
         world.answer_all(JobHook.LOOKUP)

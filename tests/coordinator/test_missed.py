@@ -73,7 +73,7 @@ def test_v7_a_tier_at_work_is_given_nothing_more():
 
 
 def test_v7_a_tier_that_is_back_in_the_path_gets_what_it_missed():
-    world = world_of(breaker_failures=1, breaker_pause=1.0)
+    world = world_of(breaker_failures=1, breaker_pause_s=1.0)
     burst(world, "q", "z")
     world.answer_all(JobHook.STORE, answer=Answer.ERROR)
     burst(world, "r", "ab")

@@ -1,6 +1,5 @@
 """C22b: what a tier could tell of a lookup counts, and the rest is neither a hit nor remembered as absent."""
 
-from kvtier_core.tier_settings import TierLimits
 from kvtier_core.values import JobResult, LookupState, MissReason
 from tests.coordinator.test_promotions import asked, states, world_behind
 from tests.sim.scripted import JobHook, TierScript
@@ -113,5 +112,3 @@ def test_s10_that_a_block_is_absent_is_remembered_for_7_s():
         world.lookup("r", make_keys("x"))
         world.answer_all(JobHook.LOOKUP)
         assert len(asked(world, "lookup")) == questions
-    limits = TierLimits()
-    assert limits.presence_ttl + limits.lookup_timeout == 7.0

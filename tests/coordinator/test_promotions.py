@@ -465,7 +465,7 @@ def test_k6_o3_a_late_answer_serves_later_requests():
 
 
 def test_k6_o3_answers_that_lapse_at_once_do_not_make_a_request_wait_for_ever():
-    world = world_behind("ab", 4, TierScript.limited("x", presence_ttl=0.0), "y")
+    world = world_behind("ab", 4, TierScript.limited("x", presence_ttl_s=0.0), "y")
     answers = []
     for _ in range(20):
         answers.append(world.lookup("r", make_keys("ab")))

@@ -378,8 +378,8 @@ SETTINGS = [
         title="a time before now",
         command=CHECK,
         status=2,
-        says=("pool.lease_timeout", "at least 0"),
-        files={"kvtier.toml": '[pool]\nlease_timeout = "-3s"\n'},
+        says=("tiers.disk.limits.load_timeout", "at least 0"),
+        files={"kvtier.toml": DISK + 'limits = {load_timeout = "-3s"}\n'},
     ),
     Case(
         title="several mistakes at once",

@@ -1,7 +1,8 @@
 """A manager over a real pool with fault-injecting tiers: rows of one page, keys of small numbers."""
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 import pytest
 
@@ -35,10 +36,12 @@ class Bench:
         self,
         num_rows: int,
         names: list[str],
-        limits: TierLimits,
+        limits: Mapping[str, float],
         device_timeout_s: float,
         secrets: frozenset[str],
     ) -> None:
+        own = {name: value for name, value in limits.items() if name in TierLimits.model_fields}
+        shared: dict[str, Any] = {name: value for name, value in limits.items() if name not in own}
         self.pool = Pool.create(PoolGeometry(num_rows=num_rows, row_bytes=row_bytes_for(PAYLOAD)))
         self.tiers: dict[str, FaultyTier] = {}
         self.prepare: Callable[[FaultyTier], None] = lambda tier: None
@@ -54,7 +57,7 @@ class Bench:
             TierBuild(
                 identity=TierIdentity(name=name, type="faulty", distribution="test-dist", version="9.9"),
                 info=TierInfo(medium="memory"),
-                limits=limits,
+                limits=TierLimits.model_validate(own),
                 capacity_bytes=None,
                 secrets=secrets,
                 build=self._build,
@@ -71,6 +74,7 @@ class Bench:
                 max_cascade_rows=num_rows,
                 lease_timeout_s=30.0,
                 device_timeout_s=device_timeout_s,
+                **shared,
             ),
         )
 
@@ -158,7 +162,7 @@ def make_bench() -> Iterator[Callable[..., Bench]]:
         timeout_s: float = PATIENCE_S,
         **limits: float,
     ) -> Bench:
-        bench = Bench(num_rows, names or ["one"], TierLimits(**limits), device_timeout_s, secrets)
+        bench = Bench(num_rows, names or ["one"], limits, device_timeout_s, secrets)
         benches.append(bench)
         if prepare is not None:
             bench.prepare = prepare

@@ -44,7 +44,7 @@ def test_c30_any_exception_from_any_hook_costs_hits_only(make_bench, hook, error
 @pytest.mark.parametrize("hook", ["submit_store", "on_new_request", "lookup", "submit_load"])
 def test_c31_the_engine_never_waits_for_a_hook_that_hangs_and_another_tier_still_hits(make_bench, hook):
     bench = make_bench(
-        ["hung", "good"], load_timeout=0.3, store_timeout=0.3, lookup_timeout=0.2, presence_ttl=0.1
+        ["hung", "good"], load_timeout=0.3, store_timeout=0.3, lookup_timeout=0.2, presence_ttl_s=0.1
     )
     bench.new("a")
     bench.store("a", 1, 2)
@@ -225,7 +225,7 @@ def test_c34_shutdown_is_bounded_when_a_hook_hangs(make_bench):
 
 
 def test_c31_a_tier_that_keeps_failing_is_taken_out_of_the_path_and_tried_again(make_bench, caplog):
-    bench = make_bench(breaker_failures=2, breaker_pause=0.2)
+    bench = make_bench(breaker_failures=2, breaker_pause_s=0.2)
     tier = bench.tiers["one"]
     tier.raise_in["submit_store"] = OSError("no")
     bench.new("a")
@@ -399,8 +399,9 @@ def test_c30_an_exception_without_words_harms_nobody(make_bench):
     assert bench.manager.shutdown(10)
 
 
-def test_c31_a_tier_far_behind_hears_of_no_new_request_and_its_inbox_does_not_grow(make_bench):
-    bench = make_bench(["hung", "good"], max_waiting=20, lookup_timeout=0.2, store_timeout=0.2)
+def test_c31_a_tier_far_behind_hears_of_no_new_request_and_its_inbox_does_not_grow(make_bench, monkeypatch):
+    monkeypatch.setattr("kvtier_core.manager.host.MAX_WAITING", 20)
+    bench = make_bench(["hung", "good"], lookup_timeout=0.2, store_timeout=0.2)
     event = threading.Event()
     bench.tiers["hung"].hang_in["on_new_request"] = event
     for number in range(200):

@@ -28,7 +28,7 @@ def check_limits(state: State) -> None:
     owing = {
         name: tier.unanswered_stores
         for name, tier in state.tiers.items()
-        if tier.unanswered_stores >= tier.limits.max_unanswered + tier.max_cascade_rows
+        if tier.unanswered_stores >= tier.max_unanswered + tier.max_cascade_rows
     }
     if owing:
         raise InvariantError(f"tiers got stores though they left so many unanswered: {owing} (C31)")

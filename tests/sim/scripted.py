@@ -5,7 +5,7 @@ thread, no clock.
 """
 
 import enum
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Self
 
@@ -162,12 +162,17 @@ class TierScript:
     shared: bool = False
     obeys_reset: bool = True
     limits: TierLimits = GENEROUS
+    pool_limits: Mapping[str, Any] = field(default_factory=dict)
+    """Fields of ``PoolLimits`` that the world of this tier has."""
     store_threshold: int = 1
 
     @classmethod
     def limited(cls, name: str, **changes: float) -> Self:
-        """A tier with generous limits but for *changes*, by name of the field of ``TierLimits``."""
-        return cls(name=name, limits=TierLimits.model_validate({**GENEROUS.model_dump(), **changes}))
+        """A tier with generous limits but for *changes*, by name of the field of ``TierLimits`` or ``PoolLimits``."""
+        own = {field: value for field, value in changes.items() if field in TierLimits.model_fields}
+        shared = {field: value for field, value in changes.items() if field not in own}
+        limits = TierLimits.model_validate({**GENEROUS.model_dump(), **own})
+        return cls(name=name, limits=limits, pool_limits=shared)
 
 
 class ScriptedTier:

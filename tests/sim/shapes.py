@@ -54,6 +54,10 @@ class Shape:
             device_timeout_s=20.0,
             store_threshold=random.choice((1, 1, 1, 2)),
             break_even_probe_s=5.0,
+            presence_ttl_s=random.choice((0.5, 3.0)),
+            max_unanswered=random.choice((2, 1000)),
+            breaker_failures=random.choice((2, 3)),
+            breaker_max_pause_s=8.0,
         )
         return Shape(
             num_rows=num_rows,
@@ -81,12 +85,7 @@ def _draw_tier(random: Random, name: str) -> TierScript:
             load_timeout=5.0,
             store_timeout=6.0,
             miss_ttl=random.choice((0.0, 1.0, 4.0)),
-            presence_ttl=random.choice((0.5, 3.0)),
             max_quarantined=random.choice((0.1, 0.5, 1.0, 1.0)),
             max_cascade=random.choice((0.25, 1.0)),
-            max_unanswered=random.choice((2, 1000)),
-            breaker_failures=random.choice((2, 3)),
-            breaker_pause=1.0,
-            breaker_max_pause=8.0,
         ),
     )

@@ -7,6 +7,7 @@ places that raise ``InvariantError``. It decides nothing that the coordinator de
 
 from collections import Counter
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 from typing import Any, assert_never
 
 from kvtier_core.coordinator import (
@@ -102,6 +103,8 @@ class World:
             for tier in self.tiers.values()
         ]
         limits = limits or generous_limits(num_rows)
+        for script in scripts:
+            limits = replace(limits, **script.pool_limits)
         self._store_threshold = limits.store_threshold
         self._has_picky_tier = any(script.store_threshold > 1 for script in scripts)
         self._withheld: set[OffloadKey] = set()

@@ -7,7 +7,7 @@ import pytest
 
 from kvtier_core.blocktier import BlockTier, SupportsTouch
 from kvtier_core.errors import TierOpenError
-from kvtier_core.tier_settings import TierLimits, TierSettings
+from kvtier_core.tier_settings import TierSettings
 from kvtier_core.values import TierInfo
 from kvtier_testing.driving import PATIENCE_S, TierDriver
 from kvtier_testing.rows import RowMaker, similar_keys
@@ -75,8 +75,9 @@ class Followed(BlockTier):
 
 
 @pytest.fixture
-def driver():
-    settings = TierSettings(type="x", threads=1, limits=TierLimits(max_batch=MAKER.row_bytes))
+def driver(monkeypatch):
+    monkeypatch.setattr("kvtier_core.manager.blocking.batches.MAX_BATCH_BYTES", MAKER.row_bytes)
+    settings = TierSettings(type="x", threads=1)
     with TierDriver(Followed, settings, row_bytes=MAKER.row_bytes) as opened:
         yield opened
 

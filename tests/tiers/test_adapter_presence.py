@@ -284,8 +284,9 @@ def test_c16_the_first_events_are_the_whole_contents():
         assert [event.kind for event in tier.take_events()] == ["cleared", "stored"]
 
 
-def test_c16_more_changes_than_the_limit_give_the_whole_contents():
-    with drive(Script(), limits={"max_events": 3}) as tier:
+def test_c16_more_changes_than_the_limit_give_the_whole_contents(monkeypatch):
+    monkeypatch.setattr("kvtier_core.manager.blocking.contents.MAX_CHANGES", 3)
+    with drive(Script()) as tier:
         contents = replay(set(), tier)
         tier.store(rows(A, B, C))
         assert replay(contents, tier) == {A, B, C}

@@ -14,7 +14,13 @@ from tests.tiers.scripted import BatchTier, Script, drive, fail, row
 
 A, B, C, *_ = similar_keys(8)
 ASKED = TierInfo(medium="memory", persistent=True, bounded_by="tier")  # its lookups ask the tier
-QUICK: dict[str, object] = {"retries": 3, "retry_pause": "1ms"}
+
+
+def make_retries(monkeypatch, pause_s):
+    """Calls are made three times more, after so long a pause at first."""
+    monkeypatch.setattr(
+        "kvtier_core.manager.blocking.instance.Retries", lambda: Retries(limit=3, first_pause_s=pause_s)
+    )
 
 
 class Flaky:
@@ -33,9 +39,10 @@ class Flaky:
 
 @pytest.mark.parametrize("error", [lambda: ConnectionResetError("peer"), lambda: TimeoutError("slow")])
 @pytest.mark.parametrize("method", ["store", "load", "contains"])
-def test_c52_a_call_that_fails_for_a_moment_is_made_again(method, error):
+def test_c52_a_call_that_fails_for_a_moment_is_made_again(method, error, monkeypatch):
+    make_retries(monkeypatch, 0.001)
     script = Script()
-    with drive(script, info=ASKED, limits=QUICK) as tier:
+    with drive(script, info=ASKED) as tier:
         if method != "store":
             tier.store({A: row(1)})
         script.before = Flaky(method, 3, error)
@@ -50,9 +57,10 @@ def test_c52_a_call_that_fails_for_a_moment_is_made_again(method, error):
     assert not script.violations
 
 
-def test_c52_the_last_failure_counts_and_the_block_is_served_no_more():
+def test_c52_the_last_failure_counts_and_the_block_is_served_no_more(monkeypatch):
+    make_retries(monkeypatch, 0.001)
     script = Script()
-    with drive(script, limits=QUICK) as tier:
+    with drive(script) as tier:
         tier.store({A: row(1), B: row(2)})
         script.before = Flaky("load", 4, lambda: ConnectionResetError("peer"))
         loaded = tier.load([A])
@@ -65,37 +73,41 @@ def test_c52_the_last_failure_counts_and_the_block_is_served_no_more():
 @pytest.mark.parametrize(
     "error", [OSError(28, "No space left on device"), PermissionError("expired token"), ValueError("odd")]
 )
-def test_c52_what_another_try_would_not_mend_fails_at_once(error):
+def test_c52_what_another_try_would_not_mend_fails_at_once(error, monkeypatch):
+    make_retries(monkeypatch, 0.001)
     script = Script()
     script.before = Flaky("store", 1, lambda: error)
-    with drive(script, limits=QUICK) as tier:
+    with drive(script) as tier:
         assert tier.store({A: row(1)}).failed == (A,)
         assert script.count("store") == 1
 
 
-def test_c52_of_a_batch_only_what_failed_for_a_moment_is_tried_again():
+def test_c52_of_a_batch_only_what_failed_for_a_moment_is_tried_again(monkeypatch):
+    make_retries(monkeypatch, 0.001)
     script = Script()
     broken = ConnectionResetError("peer")
     answers = iter([[True, broken, OSError(5, "I/O error")]])
     script.before = lambda method, _keys: next(answers, None) if method == "store_many" else None
-    with drive(script, base=BatchTier, threads=1, limits=QUICK) as tier:
+    with drive(script, base=BatchTier, threads=1) as tier:
         assert tier.store({A: row(1), B: row(2), C: row(3)}).failed == (C,)
         assert [keys for name, keys in script.calls if name == "store_many"] == [(A, B, C), (B,)]
 
 
-def test_c52_c31_nothing_is_tried_again_past_the_deadline_of_its_job():
+def test_c52_c31_nothing_is_tried_again_past_the_deadline_of_its_job(monkeypatch):
+    make_retries(monkeypatch, 3600.0)
     script = Script()
     script.before = Flaky("store", 1, lambda: ConnectionResetError("peer"))
-    with drive(script, limits={"retries": 3, "retry_pause": "1h"}) as tier:
+    with drive(script) as tier:
         job = tier.start_store({A: row(1)}, deadline=time.monotonic() + 60)
         assert tier.wait(job).failed == (A,)
         assert script.count("store") == 1
 
 
-def test_c52_k8_o2_what_waits_for_another_try_is_failed_by_a_shutdown_or_a_cancellation():
+def test_c52_k8_o2_what_waits_for_another_try_is_failed_by_a_shutdown_or_a_cancellation(monkeypatch):
+    make_retries(monkeypatch, 3600.0)
     script = Script()
     script.before = Flaky("store", 2, lambda: ConnectionResetError("peer"))
-    with drive(script, limits={"retries": 3, "retry_pause": "1h"}) as tier:
+    with drive(script) as tier:
         first, second = tier.start_store({A: row(1)}), tier.start_store({B: row(2)})
         while script.count("store") < 2:
             time.sleep(0.001)

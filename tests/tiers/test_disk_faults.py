@@ -163,8 +163,9 @@ def _fail(code: int):
     raise OSError(code, os.strerror(code))
 
 
-def test_c33_with_few_descriptors_extents_are_closed_and_opened_anew(tmp_path):
-    tier = direct(tmp_path, max_open_extents=2, extent_size="1MiB")
+def test_c33_with_few_descriptors_extents_are_closed_and_opened_anew(tmp_path, monkeypatch):
+    monkeypatch.setattr("kvtier_disk.tier._MAX_OPEN", 2)
+    tier = direct(tmp_path, extent_size="1MiB")
     assert store(tier, *KEYS[:100]) == [True] * 100
     assert len(extent_files(tmp_path)) > 4
     for _ in range(3):

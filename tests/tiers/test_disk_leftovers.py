@@ -311,4 +311,4 @@ print(json.dumps({"error": str(outcome)}))
 
 def test_c33_a_lack_of_descriptors_is_told_with_what_to_do_and_goes_by(root):
     error = str(outcome_of(program(NO_DESCRIPTORS, root))["error"])
-    assert "Too many open files: raise the limit of open files (ulimit -n), or set max_open_extents" in error
+    assert "Too many open files: raise the limit of open files (ulimit -n)" in error

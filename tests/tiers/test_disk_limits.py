@@ -14,7 +14,7 @@ import json, os, pathlib, resource, socket, sys
 resource.setrlimit(resource.RLIMIT_NOFILE, (256, 256))
 before = len(os.listdir("/proc/self/fd"))
 keys = t.similar_keys(700)
-with t.drive(pathlib.Path(sys.argv[1]), capacity=400 * t.MIB, extent_size="1MiB", **json.loads(sys.argv[2])) as tier:
+with t.drive(pathlib.Path(sys.argv[1]), capacity=400 * t.MIB, extent_size="1MiB") as tier:
     for begin in range(0, 700, 50):
         assert tier.store(t.rows(*keys[begin : begin + 50])).error is None
     assert tier.load(keys).rows == t.rows(*keys)
@@ -25,9 +25,8 @@ print(json.dumps({"extents": extents, "open": open_now}))
 """
 
 
-@pytest.mark.parametrize("settings", ["{}", '{"max_open_extents": 4}'])
-def test_r6_c30_extents_take_no_more_than_a_quarter_of_the_descriptors(tmp_path, settings):
-    process = program(_FEW_DESCRIPTORS, tmp_path, settings)
+def test_r6_c30_extents_take_no_more_than_a_quarter_of_the_descriptors(tmp_path):
+    process = program(_FEW_DESCRIPTORS, tmp_path)
     found = outcome_of(process)
     assert found["extents"] > 40
     assert found["open"] <= 64 + 10  # the index, signs of life, pipes of threads

@@ -1,7 +1,10 @@
 """C35 in an engine: a tier that takes longer than computing is passed over, once both times are known."""
 
+from functools import partial
+
 import pytest
 
+from kvtier_core.coordinator import PoolLimits
 from kvtier_transformers.engine import Engine
 from kvtier_transformers.prefill_cost import PrefillCost
 from tests.transformers.tiny import BLOCK, tiny_model, tokens
@@ -25,15 +28,15 @@ def test_the_cost_is_the_median_of_the_last_long_prompts():
 
 
 @pytest.mark.parametrize(("latency", "is_passed_over"), [("200ms", True), ("0s", False)])
-def test_c35_a_tier_slower_than_computing_is_passed_over(tmp_path, latency, is_passed_over):
+def test_c35_a_tier_slower_than_computing_is_passed_over(tmp_path, monkeypatch, latency, is_passed_over):
+    unlikely = partial(PoolLimits, break_even_margin=5.0, break_even_probe_s=3600.0)
+    monkeypatch.setattr("kvtier_core.runtime.PoolLimits", unlikely)
     settings = tmp_path / "kvtier.toml"
     settings.write_text(
         f"""
         [pool]
         capacity = "640KiB"  # fewer rows than the prompts have blocks
         block_size = {BLOCK}
-        break_even_margin = 5.0
-        break_even_probe = "1h"
         [tiers.slow]
         type = "memory"
         latency = "{latency}"

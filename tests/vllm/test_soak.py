@@ -12,7 +12,7 @@ pytestmark = [needs_vllm, pytest.mark.timeout(3600)]
 
 REQUESTS = 300
 PREFIXES = 16
-SETTINGS = {"pool": "6MiB", "load_timeout": "1s", "miss_ttl": "1s", "breaker_pause": "100ms"}
+SETTINGS = {"pool": "6MiB", "load_timeout": "1s", "miss_ttl": "1s"}
 ORDERS = ({"fail": 0.05}, {"fail": 0.05, "hang": True}, {"fail": 0.05})
 
 

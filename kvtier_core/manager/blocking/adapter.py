@@ -26,6 +26,9 @@ from kvtier_core.tier_settings import TierSettings
 from kvtier_core.units import format_size
 from kvtier_core.values import JobResult, PoolView, TierContext, TierEvent, TierJob, TierUsage
 
+_MAX_RETIRED = 4
+"""Earlier instances (one a reset) that may still have calls running: each keeps its threads."""
+
 
 class BlockTierAdapter:
     """Makes a ``BlockTier`` class, its settings and a context into an object with hook implementations.
@@ -207,11 +210,10 @@ class BlockTierAdapter:
 
     def _check_retired(self) -> None:
         self._retired = [instance for instance in self._retired if not instance.wait_closed(0)]
-        limit = self._settings.limits.max_retired
-        if len(self._retired) > limit:
+        if len(self._retired) > _MAX_RETIRED:
             raise TierOpenError(
                 f"tier {self._context.name!r} is out of use: calls of {len(self._retired)} earlier instances still run "
-                f"and at most {limit} may (limits.max_retired); see why its storage hangs"
+                f"and at most {_MAX_RETIRED} may; see why its storage hangs"
             )
 
     def _retire_current(self, reason: str) -> None:

@@ -4,6 +4,8 @@ from kvtier_core.manager.blocking.work import Kind, Limit
 from kvtier_core.tier_settings import TierSettings
 from kvtier_core.values import TierContext, TierInfo
 
+MAX_BATCH_BYTES = 4 << 20
+"""Moved by one call, one block at least: more gains a disk nothing, and others wait for the call's end."""
 KEYS_A_CALL = 256
 """Keys deleted in one call: enough to share its cost, few enough to stay quick."""
 _TURNS = 10
@@ -19,7 +21,7 @@ def batch_limits(
 ) -> dict[Kind, Limit]:
     """How much goes into a call of a tier, which takes *batches* or block after block."""
     threads = settings.threads
-    blocks = max(1, settings.limits.max_batch // context.row_bytes) if batches else 1
+    blocks = max(1, MAX_BATCH_BYTES // context.row_bytes) if batches else 1
     loads, stores = (info.load_batch, info.store_batch) if batches else (1, 1)
     most = min(blocks * stores, _BLOCKS_A_STORE)
     if context.capacity_bytes is not None:

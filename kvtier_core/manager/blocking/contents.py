@@ -12,13 +12,16 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from kvtier_core.keys import OffloadKey
 from kvtier_core.manager.blocking.bounds import Bounds
-from kvtier_core.manager.blocking.events import EventLog
+from kvtier_core.manager.blocking.events import MAX_CHANGES, EventLog
 from kvtier_core.manager.blocking.presence import PresenceSet
 from kvtier_core.policies import PolicyFactory, make_policy
 from kvtier_core.tier_settings import TierSettings
 from kvtier_core.values import BlockInfo, TierContext, TierEvent, TierInfo, TierUsage
 
 _MAX_EXPIRED = 1024  # blocks expired in one go: bounds the time the lock is held
+
+MAX_DOUBTS = 100_000
+"""Keys whose blocks may be wrong that are remembered: some 10 MiB."""
 
 
 class Contents:
@@ -33,22 +36,25 @@ class Contents:
         enumerable: bool,
         policies: Mapping[str, PolicyFactory] | None = None,
     ) -> None:
-        limits = settings.limits
-        self.max_doubts = limits.max_remembered
+        self.max_doubts = MAX_DOUBTS
         self._row_bytes = context.row_bytes
         self._capacity = context.capacity_bytes
         self.shared = info.shared
         """Whether other processes use the tier, too."""
-        self._events = EventLog(limits.max_events)
+        self._events = EventLog(MAX_CHANGES)
         self._bounds: Bounds | None = None
-        self.presence = PresenceSet(limits.max_resident_keys, complete=enumerable or not info.persistent)
+        self.presence = PresenceSet(
+            settings.limits.max_resident_keys, complete=enumerable or not info.persistent
+        )
         if info.bounded_by == "core":
             max_blocks = None if self._capacity is None else self._capacity // context.row_bytes
             self._bounds = Bounds(
                 max_blocks=max_blocks,
                 ttl=settings.ttl,
                 replaces=info.shared,
-                policy=make_policy(settings.policy, max_blocks or limits.max_resident_keys, policies),
+                policy=make_policy(
+                    settings.policy, max_blocks or settings.limits.max_resident_keys, policies
+                ),
             )
 
     @property

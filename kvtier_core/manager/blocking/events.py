@@ -14,6 +14,9 @@ from typing import Literal
 from kvtier_core.keys import OffloadKey
 from kvtier_core.values import TierEvent
 
+MAX_CHANGES = 65_536
+"""Kept for a taker of events: some MiB."""
+
 
 class EventLog:
     """Changes in order, at most *limit* of them."""

@@ -88,8 +88,7 @@ class TierInstance:
             max_storing=max(1, self._threads - 1),
             marks=self._marked is not None,
         )
-        limits = settings.limits
-        self._retries = Retries(limit=limits.retries, first_pause_s=limits.retry_pause)
+        self._retries = Retries()
         self._count_lock = threading.Lock()
         self._running_threads = 0
         self._closing = False

@@ -10,10 +10,13 @@ _LONGEST_PAUSE = 1 << 6  # times the first pause
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Retries:
-    """At most *limit* calls more after the first, each after a pause twice as long as the one before, in seconds."""
+    """At most *limit* calls more after the first, each after a pause twice as long as the one before, in seconds.
 
-    limit: int
-    first_pause_s: float
+    Two more calls outlast a connection that was closed while idle, and a server that restarts is the breaker's affair.
+    """
+
+    limit: int = 2
+    first_pause_s: float = 0.1
 
     def due(self, unit: Unit, outcome: Outcome, now: float) -> float | None:
         """When to call the tier again for *unit*, whose call has just ended so; ``None`` when that was the last."""

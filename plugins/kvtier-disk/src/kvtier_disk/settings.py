@@ -18,21 +18,19 @@ class DiskSettings(TierSettings):
     """``[tiers.NAME]`` with ``type = "disk"``."""
 
     root: Path
-    """Directory that holds the blocks, one directory a namespace below it; made if it is missing. `~` is replaced."""
+    """Directory that holds the blocks, such as `/var/cache/kvtier`; made if it is missing."""
     layout: Literal["extents", "files"] = "extents"
-    """`"extents"`: large files with slots, and an index; `"files"`: one file a block, for network file systems."""
+    """How blocks lie on disk: `"extents"` are large files with an index, `"files"` one file a block, as NFS needs."""
     extent_size: Annotated[Size, Field(ge=1 << 20, le=64 << 30)] = 64 << 20
-    """Bytes of a new extent, at most an eighth of the capacity; one block at least."""
+    """Bytes of a new extent, at most an eighth of the capacity."""
     min_free: Size = 1 << 30
-    """Bytes of the file system that stay free: nothing is stored beyond, and extents are given back for it."""
+    """Bytes of the file system that stay free."""
     refresh: Annotated[Duration, Field(gt=0)] = 1.0
-    """Seconds after which what other processes stored and evicted is known, and blocks past their `ttl` are gone."""
-    max_open_extents: Annotated[int, Field(ge=1)] = 128
-    """Extents kept open at a time, two file descriptors each; at most for a quarter of those the process may have."""
+    """Seconds after which the tier knows what other processes stored and evicted."""
     read_only: bool = False
-    """Load and never store, as on a root that is mounted read-only."""
+    """Whether the tier loads and never stores, as on a root that is mounted read-only."""
     allow_writable_by_others: bool = False
-    """Use a root that another user or a group owns or may write to; what is made there gets its mode and group."""
+    """Whether a root is used that another user or a group may write to."""
 
     @field_validator("root", mode="before")
     @classmethod

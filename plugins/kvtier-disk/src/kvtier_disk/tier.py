@@ -40,6 +40,8 @@ from kvtier_disk.files_tier import FilesTier
 from kvtier_disk.folder import Folder
 from kvtier_disk.settings import DEFAULT_CAPACITY, DiskSettings
 
+_MAX_OPEN = 128
+"""Extents kept open at a time, two file descriptors each: a quarter of the usual limit of 1,024 files."""
 _POLICY_SIZE = 1_000_000
 """Blocks that a policy is made for where rows and capacity don't say."""
 
@@ -82,7 +84,7 @@ class DiskTier(BlockTier):
         self._root = Root(
             Folder(settings.root.absolute(), shared=settings.allow_writable_by_others),
             capacity=capacity,
-            max_open=min(settings.max_open_extents, extents_to_keep_open()),
+            max_open=min(_MAX_OPEN, extents_to_keep_open()),
             warn=self._warn,
         )
         self._store: BlockStore | None = None
@@ -113,11 +115,10 @@ class DiskTier(BlockTier):
         check_namespace(context.namespace)
         open_root(root.folder, layout="extents", read_only=self.settings.read_only)
         check_local(root.path)
-        if (fewer := extents_to_keep_open()) < self.settings.max_open_extents:
+        if (fewer := extents_to_keep_open()) < _MAX_OPEN:
             self._warn(
-                f"at most {fewer} extents stay open, and not {self.settings.max_open_extents} (max_open_extents): a"
-                " quarter of the files that this process may open is for this tier. Raise that limit (ulimit -n), or"
-                " set max_open_extents lower"
+                f"at most {fewer} extents stay open, and not {_MAX_OPEN}: a quarter of the files that this process may"
+                " open is for this tier. Raise that limit (ulimit -n)"
             )
         least = least_capacity(context.row_bytes, root.journal_bytes)
         if self._bounds.capacity is not None and self._bounds.capacity < least:

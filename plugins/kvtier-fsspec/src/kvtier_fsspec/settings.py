@@ -20,13 +20,13 @@ class FsspecSettings(TierSettings):
     """The settings of one fsspec tier."""
 
     url: str
-    """Where the blocks live: ``s3://bucket/prefix``, ``file:///directory``; one folder a namespace below it."""
+    """Where the blocks live, such as `s3://bucket/prefix` or `file:///directory`."""
     storage_options: dict[str, Any] = Field(default_factory=dict)
-    """Options of the file system behind the URL, such as ``endpoint_url``. All but a server's address is secret."""
+    """Options of the file system behind the URL, such as `endpoint_url`; they are secret."""
     publish: Literal["auto", "put", "move"] = "auto"
-    """How a block becomes visible: one put, or a put under another name and a move; ``auto`` knows the common ones."""
+    """How a block becomes visible: by one `"put"`, or by a put under another name and a `"move"`."""
     parallel_requests: Annotated[int, Field(ge=1, le=1024)] = 32
-    """Requests of lookups and deletes that may be under way together, where the file system is asynchronous."""
+    """Lookups and deletes that may be under way at a time."""
 
     @field_validator("url")
     @classmethod

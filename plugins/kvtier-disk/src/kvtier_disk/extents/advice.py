@@ -5,7 +5,7 @@ from pathlib import Path
 
 _ADVICE = {
     errno.EFBIG: "an extent is larger than a file may be here (ulimit -f, or the file system): set extent_size lower",
-    errno.EMFILE: "raise the limit of open files (ulimit -n), or set max_open_extents lower",
+    errno.EMFILE: "raise the limit of open files (ulimit -n)",
     errno.ENFILE: "raise the machine's limit of open files (fs.file-max)",
 }
 

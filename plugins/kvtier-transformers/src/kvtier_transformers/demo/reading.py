@@ -16,6 +16,8 @@ from kvtier_core import BlockTier, OffloadKey, Settings, SupportsBatch, TierCont
 from kvtier_transformers.demo.files import block_files, written_parts
 
 _TURNS = 5
+_CALL_BYTES = 4 << 20
+"""What the core moves by one call."""
 
 
 def read_vs_raw(
@@ -34,7 +36,7 @@ def read_vs_raw(
         if not isinstance(opened, SupportsBatch) or not all(opened.contains(keys)):
             return None
         with mmap.mmap(-1, len(keys) * row_bytes) as memory, ThreadPoolExecutor(config.threads) as threads:
-            return _compare(opened, keys, memory, row_bytes, _Raw(root, config.limits.max_batch), threads)
+            return _compare(opened, keys, memory, row_bytes, _Raw(root, _CALL_BYTES), threads)
     finally:
         opened.close()
 
