@@ -16,7 +16,7 @@ from kvtier_core.units import Duration, Size
 class TierLimits(BaseModel):
     """``[tiers.NAME.limits]``: how long the core waits for a tier and how much it lends to it."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
     open_retry: Annotated[Duration, Field(ge=0.01)] | None = None
     """Seconds after which a tier that could not open is tried again; unset, the engine does not start without it."""
@@ -39,7 +39,7 @@ class TierLimits(BaseModel):
 class TierSettings(BaseModel):
     """What ``[tiers.NAME]`` has for every type of tier."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
     type: str
     """Name of the tier type, such as `"disk"`."""

@@ -1,9 +1,8 @@
 """Which plugins are installed: the entry points of kvtier's groups, read without importing any plugin.
 
-This module decides what a name refers to. It never imports a plugin and never fails because one distribution's
-metadata is broken: such a distribution is logged and left out. Where a distribution is on the path twice, the first
-one counts, as it does for ``import``. A distribution that the setting ``blocked_plugins`` names counts as not
-installed, but is remembered, so that messages can say why.
+This module decides what a name refers to. Only ``Offer.load`` imports a plugin. A distribution whose metadata is broken
+is logged and left out. A distribution that is on the path twice counts once, the first time, as for ``import``. A
+distribution that the setting ``blocked_plugins`` names counts as not installed, but messages say why.
 """
 
 import logging
@@ -11,8 +10,10 @@ import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import Distribution, EntryPoint, distributions
+from typing import Any
 
 from kvtier_core.errors import PluginError
+from kvtier_core.masking import mask_text
 
 COMMAND_GROUP = "kvtier.commands.v1"
 POLICY_GROUP = "kvtier.policies.v1"
@@ -37,6 +38,16 @@ class Offer:
     def origin(self) -> str:
         """Distribution and version, as messages name a plugin."""
         return f"{self.distribution} {self.version}"
+
+    def load(self, what: str) -> Any:  # noqa: ANN401 - whatever a third party put there
+        """Import what the entry point names. Raises ``PluginError`` with distribution, version and cause."""
+        try:
+            return self.entry_point.load()
+        except (Exception, SystemExit) as error:
+            raise PluginError(
+                f"{what} {self.name!r} of {self.origin} can't be imported from {self.target}: "
+                f"{type(error).__name__}: {mask_text(str(error))}: update or uninstall {self.distribution}"
+            ) from error
 
 
 def _offers_of(distribution: Distribution, prefix: str, blocked: Collection[str]) -> list[Offer]:

@@ -11,7 +11,6 @@ from collections.abc import Collection, Iterator
 from kvtier_core.errors import PluginError
 from kvtier_core.masking import mask_text
 from kvtier_core.plugins.discovery import POLICY_GROUP, Offer, find_offers, pick, usable_names
-from kvtier_core.plugins.importing import import_target
 from kvtier_core.plugins.signatures import expected_signature, signature_problems
 from kvtier_core.policies import BUILT_IN, CheckedPolicy, EvictionPolicy, PolicyFactory
 from kvtier_core.suggest import did_you_mean
@@ -41,7 +40,7 @@ def load_policy(name: str, blocked: Collection[str] = ()) -> PolicyFactory:
         raise PluginError(
             f"unknown eviction policy {name!r}{did_you_mean(name, known)} (known: {', '.join(known)})"
         )
-    factory: PolicyFactory = import_target(offer, "eviction policy")
+    factory: PolicyFactory = offer.load("eviction policy")
     problems = list(_problems(factory))
     if problems:
         lines = "".join(f"\n  - {problem}" for problem in problems)

@@ -12,7 +12,6 @@ from kvtier_core.errors import PluginError
 from kvtier_core.hookspecs import TIER_GROUP
 from kvtier_core.plugins.check import check_tier_class
 from kvtier_core.plugins.discovery import Offer, find_offers, pick, usable_names
-from kvtier_core.plugins.importing import import_target
 from kvtier_core.suggest import did_you_mean
 
 _ANY_MAJOR = TIER_GROUP.rpartition(".")[0] + "."
@@ -46,7 +45,7 @@ def load_tier_type(name: str, blocked: Collection[str] = ()) -> TierType:
     offer = pick(ours, name, "tier type")
     if offer is None:
         raise PluginError(_unknown(name, ours, [item for item in offers if item.name == name]))
-    cls = import_target(offer, "tier type")
+    cls = offer.load("tier type")
     check_tier_class(cls, f"tier type {name!r} of {offer.origin}")
     return TierType(name=name, cls=cls, distribution=offer.distribution, version=offer.version)
 

@@ -23,7 +23,7 @@ MAX_LOADING = 0.75
 class PoolSettings(BaseModel):
     """``[pool]``: the host memory of the primary tier."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
     capacity: Size = 1 << 30
     """Bytes of host memory."""
@@ -46,7 +46,7 @@ class PoolSettings(BaseModel):
 class TopSettings(BaseModel):
     """The settings above the first table of the file."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
     on_reset: OnReset = "all"
     """Which tiers a cache reset empties: `"all"`, or `"pool"` alone where the model's weights do not change."""

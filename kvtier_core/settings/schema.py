@@ -15,7 +15,6 @@ from pydantic_core import core_schema
 from kvtier_core.errors import PluginError
 from kvtier_core.hookspecs import TIER_GROUP
 from kvtier_core.plugins import list_tier_types, load_tier_type
-from kvtier_core.settings.field_docs import field_docs
 from kvtier_core.settings.load import TIER_NAME
 from kvtier_core.settings.model import PoolSettings, TopSettings
 from kvtier_core.units import parse_duration, parse_size
@@ -27,7 +26,7 @@ _QUANTITIES: Mapping[object, JsonSchemaValue] = {
 
 
 class _Generator(GenerateJsonSchema):
-    """Sizes and times as they may be written, not as they are kept; every field with its docstring."""
+    """Sizes and times as they may be written, not as they are kept."""
 
     def function_before_schema(self, schema: core_schema.BeforeValidatorFunctionSchema) -> JsonSchemaValue:
         quantity = _QUANTITIES.get(schema["function"]["function"])
@@ -36,8 +35,6 @@ class _Generator(GenerateJsonSchema):
     def model_schema(self, schema: core_schema.ModelSchema) -> JsonSchemaValue:
         json_schema = super().model_schema(schema)
         json_schema.pop("description", None)  # the class's docstring is for programmers
-        for name, text in field_docs(schema["cls"]).items():
-            json_schema["properties"][name].setdefault("description", text)
         return json_schema
 
 

@@ -10,7 +10,6 @@ from pydantic_core import PydanticUndefined
 
 from kvtier_core import load_tier_type
 from kvtier_core.settings import PoolSettings
-from kvtier_core.settings.field_docs import field_docs
 from kvtier_core.settings.fields import unit_of
 from kvtier_core.settings.model import TopSettings
 from kvtier_core.settings.shown import text_of
@@ -65,7 +64,6 @@ def make_page() -> str:
 
 
 def _section(title: str, model: type[BaseModel], *, leave_out: Iterable[str] = (), note: str = "") -> str:
-    meanings = field_docs(model)
     left_out = set(leave_out)
     lines = [f"## {title}", "", *([note, ""] if note else [])]
     lines += ["| setting | type | default | meaning |", "|---|---|---|---|"]
@@ -78,7 +76,7 @@ def _section(title: str, model: type[BaseModel], *, leave_out: Iterable[str] = (
         cells = [f"`{name}`", _type(field.annotation, unit), "unset" if shown == "-" else f"`{shown}`"]
         if shown == "required":
             cells[2] = shown
-        meaning = " ".join(meanings[name].replace("``", "`").split())
+        meaning = " ".join((field.description or "").split())
         lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in (*cells, meaning)) + " |")
     return "\n".join([*lines, ""])
 

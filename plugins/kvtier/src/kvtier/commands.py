@@ -10,7 +10,6 @@ from typing import Protocol
 
 from kvtier_core.errors import PluginError
 from kvtier_core.plugins.discovery import COMMAND_GROUP, Offer, find_offers, pick, usable_names
-from kvtier_core.plugins.importing import import_target
 from kvtier_core.suggest import did_you_mean
 
 _OUR_DISTRIBUTIONS = {"demo": "kvtier-transformers", "run": "kvtier-transformers"}
@@ -52,7 +51,7 @@ def load_command(name: str, own_commands: tuple[str, ...] = (), blocked: Collect
             raise PluginError(f"command {name!r} is not installed: pip install {_OUR_DISTRIBUTIONS[name]}")
         known = usable_names(offers) | set(own_commands) | set(_OUR_DISTRIBUTIONS)
         raise PluginError(f"unknown command {name!r}{did_you_mean(name, known)} (kvtier --help lists all)")
-    target = import_target(offer, "command")
+    target = offer.load("command")
     command: Command = target
     missing = [item for item in ("add_arguments", "run") if not callable(getattr(target, item, None))]
     if not isinstance(getattr(target, "help", None), str):
