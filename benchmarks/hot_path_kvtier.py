@@ -10,12 +10,22 @@ from time import thread_time_ns
 
 from hot_path_keys import Keys, copies
 
-from kvtier_core.coordinator import Action, Coordinator, Finished, PoolLimits, SealRows, SubmitJob, TierSpec
+from kvtier_core.coordinator import (
+    Action,
+    Coordinator,
+    Finished,
+    GroupShape,
+    PoolLimits,
+    SealRows,
+    SubmitJob,
+    TierSpec,
+)
 from kvtier_core.keys import OffloadKey
 from kvtier_core.manager.blocking.presence import PresenceSet
 from kvtier_core.plugins import load_policy
 from kvtier_core.tier_settings import TierLimits
 from kvtier_core.values import JobResult, LookupState, RequestInfo, TierInfo
+from kvtier_vllm.order import Asked
 
 NOW = 1.0
 HIT = LookupState.HIT
@@ -77,19 +87,22 @@ class Pool:
         """One lookup of resident keys."""
         keys, request = _typed(self.keys.some_resident(count)), self.request()
         began = thread_time_ns()
-        found = self.coordinator.lookup(request, keys, NOW)
+        found = self.coordinator.lookup(request, (keys,), NOW)
         took = thread_time_ns() - began
-        assert found.hits == count
+        assert found.ready_tokens == count
         self.coordinator.request_finished(request)
         self.actions()
         return took
 
     def lookup_hit_per_key(self, count: int) -> int:
-        """The same key by key, as vLLM asks."""
+        """The same key by key, as vLLM asks, and as its adapter answers: from one lookup a step."""
         keys, request = _typed(self.keys.some_resident(count)), self.request()
-        lookup = self.coordinator.lookup_block
+        positions = dict.fromkeys(keys, 0)  # vLLM's own map
         began = thread_time_ns()
-        found = [lookup(request, key, NOW) for key in keys]
+        asked = Asked(
+            positions, [0], [GroupShape()], lambda keys: self.coordinator.lookup(request, keys, NOW)
+        )
+        found = [asked.answer(key, 1) for key in keys]
         took = thread_time_ns() - began
         assert found == [HIT] * count
         self.coordinator.request_finished(request)
@@ -100,9 +113,9 @@ class Pool:
         """One lookup of keys that neither the pool nor the tier behind it has."""
         keys, request = _typed(self.keys.absent(count)), self.request()
         began = thread_time_ns()
-        found = self.coordinator.lookup(request, keys, NOW)
+        found = self.coordinator.lookup(request, (keys,), NOW)
         took = thread_time_ns() - began
-        assert found.hits == 0
+        assert found.ready_tokens == 0
         assert found.is_settled, "a resident tier knows at once"
         self.coordinator.request_finished(request)
         self.actions()
@@ -111,7 +124,7 @@ class Pool:
     def load(self, count: int) -> int:
         """Prepare and complete a device load of blocks that were looked up before."""
         keys, request = _typed(self.keys.some_resident(count)), self.request()
-        self.coordinator.lookup(request, keys, NOW)
+        self.coordinator.lookup(request, (keys,), NOW)
         began = thread_time_ns()
         prepared = self.coordinator.prepare_load(request, keys)
         self.coordinator.complete_load(prepared.job_id)
@@ -140,7 +153,7 @@ class Pool:
         The keys were looked up before, as by an engine that found it had to compute them.
         """
         keys, request = _typed(self.keys.absent(count)), self.request()
-        self.coordinator.lookup(request, keys, NOW)
+        self.coordinator.lookup(request, (keys,), NOW)
         prepared = self.coordinator.prepare_store(request, keys, NOW)
         assert prepared is not None
         queue: SimpleQueue[Action] = SimpleQueue()
@@ -168,7 +181,7 @@ class IdleSteps:
         self._pool.coordinator.tier_ready("slow", None)
         self._waiting = []
         for _ in range(num_requests):
-            keys, request = tuple(_typed(self._pool.keys.absent(num_keys))), self._pool.request()
+            keys, request = (tuple(_typed(self._pool.keys.absent(num_keys))),), self._pool.request()
             assert not self._pool.coordinator.lookup(request, keys, NOW).is_settled
             self._waiting.append((request, keys))
         self._pool.coordinator.end_step(0, NOW)

@@ -73,7 +73,7 @@ def run_policy(name: str, num_rows: int, trace: Trace) -> int:
 
 def _serve(coordinator: Coordinator, request: str, keys: Sequence[OffloadKey]) -> int:
     coordinator.new_request(RequestInfo(request_id=request), 0.0)
-    found = coordinator.lookup(request, keys, 0.0).hits
+    found = coordinator.lookup(request, [keys], 0.0).ready_tokens
     if found:
         coordinator.complete_load(coordinator.prepare_load(request, keys[:found]).job_id)
     for begin in range(found, len(keys), PIECE):

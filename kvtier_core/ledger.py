@@ -155,6 +155,11 @@ class Ledger:
             del ready[next(i for i, key in enumerate(ready) if key in self._arriving) :]
         return ready
 
+    def are_ready(self, keys: Iterable[OffloadKey]) -> list[bool]:
+        """For each key whether its block is ready. No block is looked at."""
+        blocks, arriving = self._blocks, self._arriving
+        return [key in blocks and key not in arriving for key in keys]
+
     @property
     def blocks(self) -> Collection[Block]:
         """Every arriving or ready block."""
@@ -325,25 +330,6 @@ class Ledger:
                 more[key] = more.get(key, 0) + 1
         leases.update(fresh)
         self._idle -= len(fresh) - len(self._pinned & fresh) - len(self._arriving & fresh)
-
-    def lease_ready(self, key: OffloadKey, granted: set[OffloadKey], in_order: list[OffloadKey]) -> bool:
-        """If the block of one key is ready, see to it that it is leased and in *granted*; whether it is ready.
-
-        A key that was not in *granted* goes to the end of *in_order*, too. For engines that ask key by key:
-        ``ready_prefix`` and ``lease`` without a loop or a second call.
-        """
-        if key not in self._blocks or (self._arriving and key in self._arriving):
-            return False
-        if key not in granted:
-            granted.add(key)
-            in_order.append(key)
-            if key in self.leases:
-                self._more_leases[key] = self._more_leases.get(key, 0) + 1
-            else:
-                self.leases.add(key)
-                if not self._pinned or key not in self._pinned:
-                    self._idle -= 1
-        return True
 
     def unlease(
         self,

@@ -74,13 +74,24 @@ class Prompt:
 
     @property
     def loadable_keys(self) -> tuple[tuple[OffloadKey, ...], ...]:
-        """The keys of each group's blocks within ``max_loadable``: the same object until tokens are added."""
+        """``keys_within(max_loadable)``: the same object until tokens are added."""
         if self._loadable is None:
-            self._loadable = tuple(
-                tuple(keys[: self.max_loadable // shape.tokens_per_block])
-                for keys, shape in zip(self._keys, self._shapes, strict=True)
-            )
+            self._loadable = self.keys_within(self.max_loadable)
         return self._loadable
+
+    def keys_within(self, num_tokens: int) -> tuple[tuple[OffloadKey, ...], ...]:
+        """The keys of each group's blocks within the first *num_tokens* tokens."""
+        return tuple(
+            tuple(keys[: num_tokens // shape.tokens_per_block])
+            for keys, shape in zip(self._keys, self._shapes, strict=True)
+        )
+
+    def needed(self, end: int) -> list[PromptBlock]:
+        """The blocks that the end point *end* needs, in the order of the tokens they end at."""
+        needed = [shape.needed(end) for shape in self._shapes]
+        return [
+            block for block in self.blocks[: self.count_within(end)] if block.number in needed[block.group]
+        ]
 
     def count_within(self, num_tokens: int) -> int:
         """How many of ``blocks`` end within the first *num_tokens* tokens."""

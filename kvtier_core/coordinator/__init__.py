@@ -10,12 +10,13 @@ from kvtier_core.coordinator.actions import (
     TellStepEnd,
     TellTouched,
 )
+from kvtier_core.coordinator.answers import Lookup, PreparedTransfer
 from kvtier_core.coordinator.break_even import RecomputeCost
 from kvtier_core.coordinator.coordinator import Coordinator
-from kvtier_core.coordinator.endpoints import GroupShape
+from kvtier_core.coordinator.endpoints import GroupShape, is_prefix
 from kvtier_core.coordinator.jobs import JobKind
 from kvtier_core.coordinator.results import Finished
-from kvtier_core.coordinator.state import EndPoint, Lookup, PoolLimits, PreparedTransfer
+from kvtier_core.coordinator.state import PoolLimits
 from kvtier_core.coordinator.stats import Counters, TierCounters
 from kvtier_core.coordinator.tier_state import TierSpec
 
@@ -24,7 +25,6 @@ __all__ = [
     "CancelJobs",
     "Coordinator",
     "Counters",
-    "EndPoint",
     "Finished",
     "GroupShape",
     "JobKind",
@@ -40,4 +40,5 @@ __all__ = [
     "TellTouched",
     "TierCounters",
     "TierSpec",
+    "is_prefix",
 ]

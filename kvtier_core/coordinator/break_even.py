@@ -31,7 +31,7 @@ class BreakEven:
         if loaded:
             self._state.tiers[job.tier].load_times.add(loaded, seconds)
 
-    def find_losses(self, groups: Sequence[GroupLookup], end: int, max_tokens: int, now: float) -> list[str]:
+    def find_losses(self, groups: Sequence[GroupLookup], end: int, now: float) -> list[str]:
         """The tiers whose blocks had better be computed than loaded for the end point *end*."""
         if self.recompute is None:
             return []
@@ -41,16 +41,14 @@ class BreakEven:
                 verdict = group.verdicts[index]
                 if isinstance(verdict, str):
                     blocks[verdict] = blocks.get(verdict, 0) + 1
-        return [t for t, n in blocks.items() if self._is_loss(t, n, groups, end, max_tokens, now)]
+        return [t for t, n in blocks.items() if self._is_loss(t, n, groups, end, now)]
 
-    def _is_loss(
-        self, name: str, blocks: int, groups: Sequence[GroupLookup], end: int, max_tokens: int, now: float
-    ) -> bool:
+    def _is_loss(self, name: str, blocks: int, groups: Sequence[GroupLookup], end: int, now: float) -> bool:
         tier = self._state.tiers[name]
         load_s = tier.load_times.predict(blocks)
         if load_s is None:
             return False
-        without = find_end([g.costs_without(name) for g in groups], self._state.ledger.room, max_tokens)
+        without = find_end([g.costs_without(name) for g in groups], self._state.ledger.room)
         recompute_s = self._recompute_s(without, end - without)
         if recompute_s is None or load_s <= recompute_s * self._state.limits.break_even_margin:
             tier.probe_at = None

@@ -17,8 +17,9 @@ from kvtier_core.coordinator.actions import (
     TellNewRequest,
     TellRequestFinished,
 )
+from kvtier_core.coordinator.answers import PreparedTransfer
 from kvtier_core.coordinator.jobs import Job, JobKind
-from kvtier_core.coordinator.state import PreparedTransfer, RequestState, State
+from kvtier_core.coordinator.state import RequestState, State
 from kvtier_core.coordinator.tier_state import TierState
 from kvtier_core.keys import OffloadKey
 from kvtier_core.ledger import ARRIVING, DETACHED, READY, Block

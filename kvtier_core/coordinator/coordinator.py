@@ -15,6 +15,7 @@ from kvtier_core.coordinator.actions import (
     TellStepEnd,
     TellTouched,
 )
+from kvtier_core.coordinator.answers import Lookup, PreparedTransfer
 from kvtier_core.coordinator.break_even import RecomputeCost
 from kvtier_core.coordinator.cascades import Cascades
 from kvtier_core.coordinator.endpoints import GroupShape
@@ -24,14 +25,7 @@ from kvtier_core.coordinator.presence import ResidentSource
 from kvtier_core.coordinator.promotions import Promotions
 from kvtier_core.coordinator.request_level import RequestLevel
 from kvtier_core.coordinator.results import Arrived, Finished, bad_keys, has_moved
-from kvtier_core.coordinator.state import (
-    EndPoint,
-    Lookup,
-    PoolLimits,
-    PreparedTransfer,
-    RequestState,
-    State,
-)
+from kvtier_core.coordinator.state import PoolLimits, RequestState, State
 from kvtier_core.coordinator.stats import Counters
 from kvtier_core.coordinator.tier_state import TierSpec
 from kvtier_core.keys import OffloadKey
@@ -56,7 +50,6 @@ class Coordinator:
     ) -> None:
         self._state = State(Ledger(num_rows, policy), tiers, limits)
         self._lookups = Lookups(self._state, groups)
-        self.lookup_block = self._lookups.lookup_block
         self._promotions = Promotions(self._state)
         self._cascades = Cascades(self._state)
         self._request_level = RequestLevel(self._state, self._cascades)
@@ -123,59 +116,42 @@ class Coordinator:
 
     # -- lookups and device transfers
 
-    def lookup(self, request_id: str, keys: Sequence[OffloadKey], now: float) -> Lookup:
-        """How much of the prefix *keys*, of one group of full attention, can be loaded; starts what would make it more.
+    def lookup(self, request_id: str, keys: Sequence[Sequence[OffloadKey]], now: float) -> Lookup:
+        """How much of a prompt can be loaded; starts what would make it more (C10, C21).
 
-        Keys in a ``tuple`` that is asked about again are not looked at again while the answer is pending (C10, C21).
+        ``keys[i]`` are the blocks of the i-th group that may be loaded, from the prompt's beginning. The same tuples of
+        keys are not looked at again while the answer is pending.
         """
         return self._lookups.lookup(self._state.going_on(request_id), keys, now)
 
-    def lookup_groups(
-        self, request_id: str, keys: Sequence[Sequence[OffloadKey]], max_tokens: int, now: float
-    ) -> EndPoint:
-        """Up to which token, at most *max_tokens*, all groups can be loaded; starts what would make it more.
-
-        ``keys[i]`` are the keys of the i-th group from the prompt's beginning. Tuples are remembered as in ``lookup``.
-        """
-        return self._lookups.lookup_groups(self._state.going_on(request_id), keys, max_tokens, now)
+    def loadable(self, keys: Sequence[Sequence[OffloadKey]]) -> int:
+        """The longest end point of the prompt *keys* that could be loaded at once."""
+        return self._lookups.loadable(keys)
 
     def prepare_load(self, request_id: str, keys: Sequence[OffloadKey]) -> PreparedTransfer:
-        """Pin the leading blocks of *keys* that are still there; after a reset these may be fewer than promised."""
-        ledger = self._state.ledger
-        return self._start_load(request_id, ledger.blocks_of(ledger.ready_prefix(keys)), 0)
+        """Pin the leading blocks of *keys* that are still there; after a reset these may be fewer than promised.
 
-    def prepare_load_groups(
-        self, request_id: str, keys: Sequence[Sequence[OffloadKey]], max_tokens: int
-    ) -> PreparedTransfer:
-        """Pin the blocks of the longest end point, of at most *max_tokens*, that all groups can be loaded up to now.
-
-        Its ``tokens`` say which that is, its keys are what each group needs for it, group by group.
+        Blocks of several groups come in the order of the tokens they end at.
         """
-        end, blocks = self._lookups.ready_blocks(keys, max_tokens)
-        return self._start_load(request_id, blocks, end)
-
-    def _start_load(self, request_id: str, blocks: Sequence[Block], tokens: int) -> PreparedTransfer:
         state = self._state
         request = state.going_on(request_id)
         state.forget_answer(request)
-        if not blocks:
-            return PreparedTransfer(0, (), (), tokens=tokens)
+        held = state.ledger.ready_prefix(keys)
+        if not held:
+            return PreparedTransfer(0, (), ())
+        blocks = state.ledger.blocks_of(held)
         state.ledger.pin(blocks)
-        held = [block.key for block in blocks]
-        in_order, touched = blocks, held
-        if tokens:
-            in_order = self._lookups.in_prompt_order(tokens, blocks)
-            touched = [block.key for block in in_order]
-        if leases.end(state, request, touched) < len(held):
-            leases.use(state, request, in_order, range(-len(in_order), 0))
-        job = state.start_job(JobKind.DEVICE_LOAD, request, touched, in_order, float("inf"))
+        if leases.end(state, request, held) < len(held):
+            leases.use(state, request, blocks, range(-len(blocks), 0))
+        job = state.start_job(JobKind.DEVICE_LOAD, request, held, blocks, float("inf"))
         sources = ["pool"] * len(blocks)
+        touched = held
         if request.waited:
             sources = [
                 block.source if block.source and block.key in request.waited else "pool" for block in blocks
             ]
             loaded = {key for key, source in zip(held, sources, strict=True) if source != "pool"}
-            touched = [key for key in touched if key not in loaded]
+            touched = [key for key in held if key not in loaded]
         state.counters.hits.update(sources)
         if touched:
             state.outbox.extend(
@@ -184,7 +160,7 @@ class Coordinator:
                 if tier.serving
             )
         rows = [block.row for block in blocks]
-        return PreparedTransfer(job.id, held, rows, sources=sources, tokens=tokens)
+        return PreparedTransfer(job.id, held, rows, sources=sources)
 
     def complete_load(self, job_id: int, *, success: bool = True) -> None:
         """A device load ended, well or not: its rows are no longer read."""

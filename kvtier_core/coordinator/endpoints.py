@@ -36,25 +36,30 @@ class GroupCosts:
     rows: Sequence[int]  # (blocks,)
 
 
+def is_prefix(shapes: Sequence[GroupShape]) -> bool:
+    """Whether there is one group, of full attention: then what can be loaded is a prefix of its blocks."""
+    return len(shapes) == 1 and shapes[0].window is None
+
+
 def unit_of(shapes: Sequence[GroupShape]) -> int:
     """Tokens between two end points that are block boundaries of every group."""
     return math.lcm(*(shape.tokens_per_block for shape in shapes))
 
 
-def last_candidate(groups: Sequence[GroupCosts], limit: int) -> int:
-    """The last end point, of at most *limit* tokens, for which every group has blocks."""
+def last_candidate(groups: Sequence[GroupCosts]) -> int:
+    """The last end point for which every group has blocks."""
     unit = unit_of([group.shape for group in groups])
     most = min(len(group.blocked) * group.shape.tokens_per_block for group in groups)
-    return max(0, min(limit, most)) // unit * unit
+    return most // unit * unit
 
 
-def find_end(groups: Sequence[GroupCosts], room: int, limit: int) -> int:
-    """The longest end point, of at most *limit* tokens, whose blocks can be had and together fit into *room* rows.
+def find_end(groups: Sequence[GroupCosts], room: int) -> int:
+    """The longest end point whose blocks can be had and together fit into *room* rows.
 
     0 when there is none. Cost: proportional to the blocks.
     """
     unit = unit_of([group.shape for group in groups])
-    end = last_candidate(groups, limit)
+    end = last_candidate(groups)
     for group in groups:
         if group.shape.window is None and True in group.blocked:
             end = min(end, group.blocked.index(True) * group.shape.tokens_per_block // unit * unit)

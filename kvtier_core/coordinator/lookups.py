@@ -9,19 +9,24 @@ it waits for has happened.
 
 from collections.abc import Sequence
 from operator import itemgetter
-from typing import cast
 
 from kvtier_core.coordinator import leases
+from kvtier_core.coordinator.answers import Lookup
 from kvtier_core.coordinator.break_even import BreakEven
-from kvtier_core.coordinator.endpoints import GroupCosts, GroupShape, find_end, last_candidate, unit_of
+from kvtier_core.coordinator.endpoints import (
+    GroupCosts,
+    GroupShape,
+    find_end,
+    is_prefix,
+    last_candidate,
+    unit_of,
+)
 from kvtier_core.coordinator.group_lookup import GroupLookup, Verdict
-from kvtier_core.coordinator.state import EndPoint, Lookup, RequestState, State
+from kvtier_core.coordinator.state import RequestState, State
 from kvtier_core.coordinator.tier_answers import TierAnswers
 from kvtier_core.keys import OffloadKey
 from kvtier_core.ledger import ARRIVING, READY, Block
 from kvtier_core.values import LookupState, MissReason
-
-_HIT, _PENDING, _RETRY, _MISS = LookupState
 
 _NOWHERE = (MissReason.NOT_STORED, MissReason.EVICTED, MissReason.BELOW_THRESHOLD)
 """Reasons that say of a key that no tier holds it."""
@@ -50,151 +55,82 @@ class Lookups:
     def __init__(self, state: State, shapes: Sequence[GroupShape]) -> None:
         self._state = state
         self._shapes = shapes
-        self._prefix = GroupShape(shapes[0].tokens_per_block)
+        self._is_prefix = is_prefix(shapes)
         self._tiers = TierAnswers(state)
-        self._requests = state.requests
-        self._lease_ready = state.ledger.lease_ready
         self.break_even = BreakEven(state)
 
-    # -- one group's prefix
-
-    def lookup(self, request: RequestState, keys: _Keys, now: float) -> Lookup:
-        """Answer for *keys*, in prefix order. Cost: proportional to the keys; constant while the answer is pending."""
-        remembered = self._recall(request, keys, 0, now)
-        if isinstance(remembered, Lookup):
+    def lookup(self, request: RequestState, keys: Sequence[_Keys], now: float) -> Lookup:
+        """Answer for the keys of each group. Cost: proportional to the keys; constant while the answer is pending."""
+        if request.remembered is not None and (remembered := self._recall(request, keys, now)) is not None:
             return remembered
         request.last_lookup = now
-        found = self._at_once(request, keys, now)
-        if found is not None:
-            request.is_nowhere = request.load_tiers is None and found.reason in _NOWHERE
-            request.wait_until = None
-            return found
-        blocks = self._state.ledger.find_all(keys)
-        if all(blocks):
-            plan = _Plan(0)
-            plan.hold = cast("list[Block]", blocks)
-            found = self._all_held(request, plan.hold)
-        else:
-            group = GroupLookup(self._prefix, keys, blocks)
-            plan = self._plan(request, [group], len(keys) * self._prefix.tokens_per_block, now)
-            found = self._prefix_answer(group, plan)
-        request.is_nowhere = request.load_tiers is None and found.reason in _NOWHERE
+        found = self._at_once(request, keys[0], now) if self._is_prefix else None
+        if found is None:
+            plan = self._plan(request, keys, now)
+            found = self._answer(keys, plan)
+            if not found.is_settled and self._wait_for(request, plan):
+                request.remembered = (tuple(map(tuple, keys)), found)
+            elif found.is_settled and not self._is_prefix:
+                leases.keep_only(self._state, request, [block.key for block in plan.hold])
         if found.is_settled:
             request.wait_until = None
-        elif type(keys) is tuple and self._wait_for(request, plan):
-            request.remembered = (keys, 0, found)
+        request.is_nowhere = request.load_tiers is None and found.reason in _NOWHERE
         return found
 
-    def lookup_block(self, request_id: str, key: OffloadKey, now: float) -> LookupState:
-        """``lookup`` of a single key, for engines that ask key by key: no loop and hardly a call for a ready block."""
-        request = self._requests.get(request_id)
-        if request is None or request.finished:
-            request = self._state.going_on(request_id)  # which says what is wrong
-        if self._lease_ready(key, request.leases, request.promised):
-            request.last_lookup = now
-            return _HIT
-        return self.lookup(request, (key,), now).states[0]
-
     def _at_once(self, request: RequestState, keys: _Keys, now: float) -> Lookup | None:
-        """The answer where the pool's ready blocks are all of it: no block is looked at, and no tier asked.
+        """The answer for a lone prefix where the pool's ready blocks are all of it. No block is looked at.
 
         Either every key has one, or the first that has none is known to be nowhere, so that what follows it is of no
         use. ``None`` where neither is so.
         """
         ledger = self._state.ledger
         ready = ledger.ready_prefix(keys)
-        end = len(ready)
-        if end == len(keys):
-            leases.grant(self._state, request, ready)
-            return Lookup((_HIT,) * end)
-        if ledger.find(keys[end]) is not None:
-            return None
-        reason = self._tiers.sure_miss(request, keys[end], now)
-        if reason is None:
-            return None
+        state, reason = LookupState.HIT, None
+        if len(ready) < len(keys):
+            key = keys[len(ready)]
+            if ledger.find(key) is not None:
+                return None
+            reason = self._tiers.sure_miss(request, key, now)
+            if reason is None:
+                return None
+            state, reason = LookupState.MISS, self._count_miss(request, key, reason)
         leases.grant(self._state, request, ready)
-        return Lookup((*((_HIT,) * end), _MISS), self._count_miss(request, keys[end], reason))
+        tokens = len(ready) * self._shapes[0].tokens_per_block
+        return Lookup(tokens, tokens, state, reason)
 
-    def _all_held(self, request: RequestState, blocks: Sequence[Block]) -> Lookup:
-        """The pool holds every block, or is about to: nothing to ask, and room enough since nothing is new."""
-        leases.grant(self._state, request, [block.key for block in blocks])
-        for block in blocks:
-            if block.state is ARRIVING and block.source:
-                self._share(request, block)
-        return Lookup(tuple([_HIT if block.state is READY else _PENDING for block in blocks]))
+    def _answer(self, keys: Sequence[_Keys], plan: _Plan) -> Lookup:
+        if plan.retry:
+            state = LookupState.RETRY
+        elif plan.promote or any(block.state is not READY for block in plan.hold):
+            state = LookupState.HIT_PENDING
+        else:
+            state = LookupState.HIT if plan.reason is None else LookupState.MISS
+            return Lookup(plan.end, plan.end, state, plan.reason)
+        return Lookup(plan.end, self.loadable(keys), state, plan.reason)
 
-    def _prefix_answer(self, group: GroupLookup, plan: _Plan) -> Lookup:
-        states: list[LookupState] = []
-        for index in group.shape.needed(plan.end):
-            block = group.blocks[index]
-            if block is not None and block.state is READY:
-                states.append(_HIT)
-            elif group.keys[index] in plan.retry:
-                states.append(_RETRY)
-                return Lookup(tuple(states))
-            else:
-                states.append(_PENDING)
-        if plan.reason is not None:
-            states.append(_MISS)
-        return Lookup(tuple(states), plan.reason)
-
-    # -- several groups
-
-    def lookup_groups(
-        self, request: RequestState, keys: Sequence[_Keys], max_tokens: int, now: float
-    ) -> EndPoint:
-        """The longest end point, of at most *max_tokens*, that all groups can be loaded up to. Cost: as ``lookup``."""
-        remembered = self._recall(request, keys, max_tokens, now)
-        if isinstance(remembered, EndPoint):
-            return remembered
-        request.last_lookup = now
-        groups = self._find(keys)
-        plan = self._plan(request, groups, max_tokens, now)
-        settled = not plan.retry and not plan.promote and all(b.state is READY for b in plan.hold)
-        ready = plan.end if settled else self.ready_blocks(keys, max_tokens)[0]
-        found = EndPoint(plan.end, ready, settled, plan.reason)
-        request.is_nowhere = request.load_tiers is None and found.reason in _NOWHERE
-        if settled:
-            request.wait_until = None
-            leases.keep_only(self._state, request, [block.key for block in plan.hold])
-        elif type(keys) is tuple and self._wait_for(request, plan):
-            request.remembered = (keys, max_tokens, found)
-        return found
-
-    def _find(self, keys: Sequence[_Keys]) -> list[GroupLookup]:
-        return [
-            GroupLookup(shape, of_group, self._state.ledger.find_all(of_group))
-            for shape, of_group in zip(self._shapes, keys, strict=True)
-        ]
-
-    def ready_blocks(self, keys: Sequence[_Keys], max_tokens: int) -> tuple[int, list[Block]]:
-        """The longest end point that can be loaded at once, and the blocks it needs, group by group."""
-        groups = self._find(keys)
-        for group in groups:
-            blocked = [block is None or block.state is not READY for block in group.blocks]
-            group.costs = GroupCosts(group.shape, blocked, [0] * len(blocked))
-        end = find_end([group.costs for group in groups], 0, max_tokens)
-        needed = [group.blocks[index] for group in groups for index in group.shape.needed(end)]
-        return end, [block for block in needed if block is not None]
-
-    def in_prompt_order(self, end: int, blocks: Sequence[Block]) -> list[Block]:
-        """What the groups need for the end point *end*, as ``ready_blocks`` lists it, by the token each ends at."""
-        ends = [(index + 1) * shape.tokens_per_block for shape in self._shapes for index in shape.needed(end)]
-        return [block for _, block in sorted(zip(ends, blocks, strict=True), key=itemgetter(0))]
+    def loadable(self, keys: Sequence[_Keys]) -> int:
+        """The longest end point that can be loaded at once."""
+        costs = []
+        for shape, of_group in zip(self._shapes, keys, strict=True):
+            ready = self._state.ledger.are_ready(of_group)
+            costs.append(GroupCosts(shape, [not is_ready for is_ready in ready], [0] * len(ready)))
+        return find_end(costs, room=0)
 
     # -- deciding
 
-    def _plan(
-        self, request: RequestState, groups: Sequence[GroupLookup], max_tokens: int, now: float
-    ) -> _Plan:
+    def _plan(self, request: RequestState, keys: Sequence[_Keys], now: float) -> _Plan:
         state = self._state
+        groups = [
+            GroupLookup(shape, of_group, state.ledger.find_all(of_group))
+            for shape, of_group in zip(self._shapes, keys, strict=True)
+        ]
         judged = [self._judge(request, group, now) for group in groups]
         if not any(None in verdicts for verdicts in judged):
             request.wait_until = None
         for group, verdicts in zip(groups, judged, strict=True):
             following = iter(self._tiers.bound_waiting(request, verdicts, now))
             group.verdicts = [next(following) if block is None else None for block in group.blocks]
-        if len(groups) == 1 and groups[0].shape.window is None:
+        if self._is_prefix:
             groups[0].end_at_first_doubt()
         promotions = state.promotion_room
         if promotions <= 0 and not request.promoting and not request.planned:
@@ -203,14 +139,14 @@ class Lookups:
                     MissReason.PRIMARY_FULL if isinstance(verdict, str) else verdict
                     for verdict in group.verdicts
                 ]
-        end = self._find_end(groups, max_tokens)
-        losses = self.break_even.find_losses(groups, end, max_tokens, now)
+        end = self._find_end(groups)
+        losses = self.break_even.find_losses(groups, end, now)
         if losses:
             self._pass_over(request, groups, losses, now)
-            end = self._find_end(groups, max_tokens)
+            end = self._find_end(groups)
         plan = self._choose(groups, end, promotions)
         if not plan.retry:
-            self._explain(request, groups, plan, max_tokens)
+            self._explain(request, groups, plan)
         self._commit(request, plan)
         return plan
 
@@ -236,12 +172,12 @@ class Lookups:
             for index, verdict in zip(indices, judged, strict=True):
                 group.verdicts[index] = MissReason.BREAK_EVEN if isinstance(verdict, MissReason) else verdict
 
-    def _find_end(self, groups: Sequence[GroupLookup], max_tokens: int) -> int:
+    def _find_end(self, groups: Sequence[GroupLookup]) -> int:
         """The longest end point, were every key there that a tier has not denied yet."""
         ledger = self._state.ledger
         for group in groups:
             group.count_costs(ledger.is_idle)
-        return find_end([group.costs for group in groups], ledger.room, max_tokens)
+        return find_end([group.costs for group in groups], ledger.room)
 
     def _choose(self, groups: Sequence[GroupLookup], end: int, promotions: float) -> _Plan:
         """What to hold and to promote for *end*: nothing behind a key that no tier has spoken about yet.
@@ -253,7 +189,7 @@ class Lookups:
         plan = _Plan(end)
         hold: list[tuple[int, Block]] = []  # by the token each ends at
         rooms = {name: tier.load_room for name, tier in self._state.tiers.items()}
-        is_certain = (len(groups) == 1 and groups[0].shape.window is None) or all(
+        is_certain = self._is_prefix or all(
             group.blocks[index] is not None or group.verdicts[index] is not None
             for group in groups
             for index in group.shape.needed(end)
@@ -281,12 +217,10 @@ class Lookups:
         plan.hold = [block for _, block in sorted(hold, key=itemgetter(0))]
         return plan
 
-    def _explain(
-        self, request: RequestState, groups: Sequence[GroupLookup], plan: _Plan, max_tokens: int
-    ) -> None:
+    def _explain(self, request: RequestState, groups: Sequence[GroupLookup], plan: _Plan) -> None:
         """Why the end point is not the next one: the first key that can't be had, or that there is no room for it."""
         unit = unit_of([group.shape for group in groups])
-        if plan.end >= last_candidate([group.costs for group in groups], max_tokens):
+        if plan.end >= last_candidate([group.costs for group in groups]):
             return
         for group in groups:
             for index in group.shape.needed(plan.end + unit):
@@ -339,15 +273,12 @@ class Lookups:
 
     # -- remembering
 
-    def _recall(
-        self, request: RequestState, keys: object, max_tokens: int, now: float
-    ) -> Lookup | EndPoint | None:
+    def _recall(self, request: RequestState, keys: Sequence[_Keys], now: float) -> Lookup | None:
         """The pending answer to the same question, while nothing that it waits for has happened."""
-        if request.remembered is None:
-            return None
-        asked, limit, answer = request.remembered
+        assert request.remembered is not None
+        asked, answer = request.remembered
         too_late = request.wait_until is not None and now >= request.wait_until
-        if asked is not keys or limit != max_tokens or too_late:
+        if asked != keys or too_late:
             self._state.forget_answer(request)
             return None
         request.last_lookup = now

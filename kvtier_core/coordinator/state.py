@@ -7,10 +7,10 @@ import math
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from kvtier_core.coordinator.actions import Action, SubmitJob, TellRequestFinished
 from kvtier_core.coordinator.admission import Admission
+from kvtier_core.coordinator.answers import Lookup
 from kvtier_core.coordinator.jobs import Job, JobKind, JobTable
 from kvtier_core.coordinator.key_memory import KeyMemory
 from kvtier_core.coordinator.stats import Counters
@@ -18,9 +18,8 @@ from kvtier_core.coordinator.tier_state import TierSpec, TierState
 from kvtier_core.errors import UnknownRequestError
 from kvtier_core.keys import OffloadKey
 from kvtier_core.ledger import ARRIVING, Block, Ledger
-from kvtier_core.values import LookupState, MissReason, RequestInfo, TierJob
+from kvtier_core.values import MissReason, RequestInfo, TierJob
 
-_HIT, _MISS = LookupState.HIT, LookupState.MISS
 _TIER_LOAD = JobKind.TIER_LOAD
 
 
@@ -64,8 +63,8 @@ class RequestState:
     """Keys counted as passed over."""
     missed: dict[OffloadKey, MissReason] = field(default_factory=dict)
     """Keys whose miss has been counted, and why each missed last."""
-    remembered: "tuple[tuple[Any, ...], int, Lookup | EndPoint] | None" = None
-    """The last lookup's keys, limit and pending answer, until something happens that may change it."""
+    remembered: tuple[tuple[tuple[OffloadKey, ...], ...], Lookup] | None = None
+    """The last lookup's keys and pending answer, until something happens that may change it."""
     cascaded: list[tuple[str, Sequence[OffloadKey]]] = field(default_factory=list)
     """Keys of each store job of this epoch, and its tier."""
     whole: dict[str, dict[OffloadKey, bool]] = field(default_factory=dict)
@@ -131,60 +130,6 @@ class PoolLimits:
     """The first pause; each following one is twice as long."""
     breaker_max_pause_s: float = 60.0
     """The longest pause: a tier that works again is back within a minute."""
-
-
-@dataclass(frozen=True, slots=True)
-class Lookup:
-    """The answer to a prefix lookup, key by key up to and including the first that ends the prefix.
-
-    ``states`` is as long as the keys asked for when all of them are there or on their way.
-    """
-
-    states: Sequence[LookupState]
-    reason: MissReason | None = None
-    """Why the last key missed, if it did."""
-
-    @property
-    def hits(self) -> int:
-        """Leading blocks that can be loaded now."""
-        if self.states.count(_HIT) == len(self.states):  # the usual answer, told without a loop
-            return len(self.states)
-        return next(i for i, state in enumerate(self.states) if state is not _HIT)
-
-    @property
-    def is_settled(self) -> bool:
-        """Whether asking again after the next step could give no more: nothing is pending."""
-        final = self.states.count(_HIT)
-        return final == len(self.states) or final + self.states.count(_MISS) == len(self.states)
-
-
-@dataclass(frozen=True, slots=True)
-class EndPoint:
-    """The answer to a lookup over several groups: up to which token all of them can be loaded.
-
-    ``tokens`` is that end once nothing is pending (``is_settled``), and the end hoped for until then. ``ready_tokens``
-    could be loaded when this was found out; that much is promised only when nothing is pending.
-    """
-
-    tokens: int
-    ready_tokens: int
-    is_settled: bool
-    reason: MissReason | None = None
-    """Why it is not longer."""
-
-
-@dataclass(frozen=True, slots=True)
-class PreparedTransfer:
-    """A device transfer to carry out: row ``rows[i]`` is the block of ``keys[i]``; end it by its ``job_id``."""
-
-    job_id: int
-    keys: Sequence[OffloadKey]
-    rows: Sequence[int]
-    evicted: Sequence[OffloadKey] = ()
-    sources: Sequence[str] = ()
-    """For a load: where each block came from, ``pool`` or a tier's name."""
-    tokens: int = 0
-    """For a load of several groups: the end point up to which it loads them all."""
 
 
 class State:

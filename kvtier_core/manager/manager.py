@@ -13,7 +13,6 @@ from typing import Any, assert_never
 from kvtier_core.coordinator import (
     Coordinator,
     Counters,
-    EndPoint,
     Finished,
     GroupShape,
     Lookup,
@@ -197,32 +196,22 @@ class TierManager:
         self._coordinator.request_finished(request_id)
         self._act()
 
-    def lookup(self, request_id: str, keys: Sequence[OffloadKey]) -> Lookup:
-        """How much of the prefix *keys* can be loaded (C10). No I/O, no waiting."""
+    def lookup(self, request_id: str, keys: Sequence[Sequence[OffloadKey]]) -> Lookup:
+        """How much of a prompt can be loaded (C10), by the keys of each group. No I/O, no waiting."""
         self._collect_once()
         answer = self._coordinator.lookup(request_id, keys, self._clock())
         self._act()
         return answer
 
-    def lookup_groups(
-        self, request_id: str, keys: Sequence[Sequence[OffloadKey]], max_tokens: int
-    ) -> EndPoint:
-        """Up to which token all groups can be loaded. No I/O, no waiting."""
-        self._collect_once()
-        answer = self._coordinator.lookup_groups(request_id, keys, max_tokens, self._clock())
-        self._act()
-        return answer
-
-    def prepare_load_groups(
-        self, request_id: str, keys: Sequence[Sequence[OffloadKey]], max_tokens: int
-    ) -> PreparedTransfer:
-        """Pin rows of all groups for a device load; end it with ``complete_load`` when it names keys."""
-        prepared = self._coordinator.prepare_load_groups(request_id, keys, max_tokens)
-        self._act()
-        return prepared
+    def loadable(self, keys: Sequence[Sequence[OffloadKey]]) -> int:
+        """Up to which token of a prompt all groups could be loaded at once."""
+        return self._coordinator.loadable(keys)
 
     def prepare_load(self, request_id: str, keys: Sequence[OffloadKey]) -> PreparedTransfer:
-        """Pin rows for a device load; end it with ``complete_load`` when it names keys."""
+        """Pin rows for a device load; end it with ``complete_load`` when it names keys.
+
+        Blocks of several groups come in the order of the tokens they end at.
+        """
         prepared = self._coordinator.prepare_load(request_id, keys)
         self._act()
         return prepared

@@ -38,24 +38,10 @@ class DeviceBlocks:
             ids.append(given)
         return ids
 
-    def to_load(
-        self, prepared: PreparedTransfer, tokens: int, ids: Sequence[Sequence[int]]
-    ) -> list[GroupTransfer]:
-        """The device load of the first *tokens* tokens: of each group, the blocks that it needs for that."""
-        parts: list[GroupTransfer] = []
-        begin = 0
-        for group, shape in enumerate(self._shapes):
-            needed = shape.needed(tokens)
-            rows = prepared.rows[begin : begin + len(needed)]
-            block_ids = [ids[group][number] for number in needed]
-            parts.append(GroupTransfer(block_ids=block_ids, rows=rows, group=group))
-            begin += len(needed)
-        return parts
-
-    def to_store(
+    def transfers(
         self, prepared: PreparedTransfer, blocks: Sequence[PromptBlock], ids: Sequence[Sequence[int]]
     ) -> list[GroupTransfer]:
-        """The device store of those of *blocks* that have been given rows."""
+        """The device transfer of those of *blocks* that have rows."""
         rows = dict(zip(prepared.keys, prepared.rows, strict=True))
         parts: list[GroupTransfer] = []
         for group in range(len(self._shapes)):
@@ -67,11 +53,11 @@ class DeviceBlocks:
                 )
         return parts
 
-    def hits_of(self, prepared: PreparedTransfer, tokens: int) -> dict[str, int]:
-        """Tokens by where they come from: by the blocks of the first group, as far back as it needs them."""
-        shape = self._shapes[0]
-        blocks = Counter(prepared.sources[: len(shape.needed(tokens))])
-        return {source: count * shape.tokens_per_block for source, count in blocks.items()}
+    def hits_of(self, prepared: PreparedTransfer, blocks: Sequence[PromptBlock]) -> dict[str, int]:
+        """Tokens by where they come from, by the blocks of the first group alone. *prepared* loads *blocks*."""
+        sources = zip(blocks, prepared.sources, strict=True)
+        counts = Counter(source for block, source in sources if block.group == 0)
+        return {source: count * self._shapes[0].tokens_per_block for source, count in counts.items()}
 
     def has(self, block: PromptBlock, loaded_tokens: int, ids: Sequence[Sequence[int]]) -> bool:
         """Whether the device holds *block*: of a window, neither what was not loaded nor what the engine gave up."""

@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Self
 
-from kvtier_core.coordinator import PreparedTransfer, RecomputeCost
+from kvtier_core.coordinator import Lookup, PreparedTransfer, RecomputeCost
 from kvtier_core.errors import ClosedError, UnknownRequestError
 from kvtier_core.keys import RequestIdentity
 from kvtier_core.manager.manager import TierManager
@@ -45,7 +45,6 @@ class EngineSession:
         self._groups = list(manager.namespace.cached_groups)
         """The cached groups' indices in the namespace; everything else here counts the cached ones alone."""
         self._blocks = DeviceBlocks(self._shapes, self._groups)
-        self._is_plain = len(self._shapes) == 1 and self._shapes[0].window is None
         self._device = device
         self._pool = pool
         self._tokens_per_block = tokens_per_block
@@ -114,19 +113,14 @@ class EngineSession:
         while the answer is pending; no I/O.
         """
         self._poll()
-        tokens, is_settled = self._look_up(self._request(request_id))
-        return tokens if is_settled else None
+        found = self._look_up(self._request(request_id))
+        return found.ready_tokens if found.is_settled else None
 
-    def _look_up(self, request: Request) -> tuple[int, bool]:
-        """Tokens that can be loaded now, and whether that is the last word."""
-        request_id, prompt = request.info.request_id, request.prompt
+    def _look_up(self, request: Request) -> Lookup:
+        request_id = request.info.request_id
         if not request.has_begun:
             self._manager.request_begins(request_id)
-        if self._is_plain:
-            found = self._manager.lookup(request_id, prompt.loadable_keys[0])
-            return found.hits * self._shapes[0].tokens_per_block, found.is_settled
-        end = self._manager.lookup_groups(request_id, prompt.loadable_keys, prompt.max_loadable)
-        return end.ready_tokens, end.is_settled
+        return self._manager.lookup(request_id, request.prompt.loadable_keys)
 
     def wait_loadable(self, request_id: str, timeout_s: float = DEFAULT_TIMEOUT_S) -> int:
         """``loadable_tokens`` for an engine without steps: sleeps until it is known, at most *timeout_s*.
@@ -138,7 +132,7 @@ class EngineSession:
             self.end_step()
             left = deadline - time.monotonic()
             if left <= 0:
-                return self._look_up(self._request(request_id))[0]
+                return self._look_up(self._request(request_id)).ready_tokens
             self._manager.wait(left)
         return tokens
 
@@ -161,13 +155,16 @@ class EngineSession:
             raise ValueError(f"a load of request {request_id!r} is under way")
         request.load_tokens = 0
         request.hits.clear()
-        prepared, tokens = self._prepare_load(request, limit)
+        tokens = self._manager.loadable(request.prompt.keys_within(limit))
+        blocks = request.prompt.needed(tokens)
+        prepared = self._manager.prepare_load(request_id, [block.key for block in blocks])
         if not prepared.keys:
             return
+        assert len(prepared.keys) == len(blocks), "a block that could be loaded is gone"
         request.has_begun = True
         try:
-            hits = self._blocks.hits_of(prepared, tokens)
-            self._submit(Direction.LOAD, prepared.job_id, self._blocks.to_load(prepared, tokens, ids))
+            hits = self._blocks.hits_of(prepared, blocks)
+            self._submit(Direction.LOAD, prepared.job_id, self._blocks.transfers(prepared, blocks, ids))
         except BaseException:
             self._manager.complete_load(prepared.job_id, success=False)
             raise
@@ -176,16 +173,6 @@ class EngineSession:
         self._transfers[prepared.job_id] = Transfer(
             direction=Direction.LOAD, request_id=request_id, hits=hits
         )
-
-    def _prepare_load(self, request: Request, limit: int) -> tuple[PreparedTransfer, int]:
-        """Pin what can be loaded now, and the tokens that it comes to."""
-        request_id, keys = request.info.request_id, request.prompt.loadable_keys
-        if self._is_plain:
-            size = self._shapes[0].tokens_per_block
-            prepared = self._manager.prepare_load(request_id, keys[0][: limit // size])
-            return prepared, len(prepared.keys) * size
-        prepared = self._manager.prepare_load_groups(request_id, keys, limit)
-        return prepared, prepared.tokens
 
     def wait_loaded(self, request_id: str, timeout_s: float = DEFAULT_TIMEOUT_S) -> int:
         """Wait for the device load. Returns the tokens that are in the device blocks now; the rest is to be computed.
@@ -248,7 +235,7 @@ class EngineSession:
         offered: int,
     ) -> None:
         try:
-            self._submit(Direction.STORE, prepared.job_id, self._blocks.to_store(prepared, blocks, ids))
+            self._submit(Direction.STORE, prepared.job_id, self._blocks.transfers(prepared, blocks, ids))
         except BaseException:
             self._manager.complete_store(prepared.job_id, success=False)
             raise

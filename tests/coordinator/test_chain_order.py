@@ -143,7 +143,8 @@ def test_r3_groups_leave_by_the_tokens_that_their_blocks_end_at():
     world.finish("r")
     world.new_request("s")
     assert world.lookup_groups("s", [full, window], 16).ready_tokens == 16
-    world.complete_load(world.prepare_load_groups("s", [full, window], 16).job_id)
+    prepared, _ = world.prepare_load_groups("s", [full, window], 16)
+    world.complete_load(prepared.job_id)
     world.finish("s")
     write(world, "t", "wxyz")
     assert held(world, "abcd") == "abcd"

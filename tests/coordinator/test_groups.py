@@ -135,8 +135,8 @@ def test_k12_o3_a_failure_in_group_1_leaves_a_prefix_valid_for_both_and_other_re
     world.answer(world.jobs(JobHook.LOAD)[0], Answer.CORRUPT, make_keys("c", 1))
     for request in ("r", "other"):
         assert settle(world, request) == 8
-        prepared = world.prepare_load_groups(request, keys, 24)
-        assert prepared.tokens == 8
+        prepared, end = world.prepare_load_groups(request, keys, 24)
+        assert end == 8
         assert sorted(prepared.keys) == sorted([*make_keys("ab", 0), *make_keys("ab", 1)])
         world.complete_load(prepared.job_id)
 
@@ -230,8 +230,8 @@ def test_c21_a_load_brings_what_is_promised_or_after_a_reset_a_prefix_valid_for_
     if reset:
         world.reset()
         put(world, "ab", "abcd")
-    prepared = world.prepare_load_groups("r", keys_of(world), 16)
-    assert prepared.tokens == (8 if reset else 16)
+    prepared, end = world.prepare_load_groups("r", keys_of(world), 16)
+    assert end == (8 if reset else 16)
     assert len(prepared.keys) == (4 if reset else 6)
     world.settle()
     world.check_at_rest()
@@ -239,8 +239,8 @@ def test_c21_a_load_brings_what_is_promised_or_after_a_reset_a_prefix_valid_for_
 
 def test_c21_nothing_to_load_is_no_job():
     world = world_of(FULL, WINDOW)
-    prepared = world.prepare_load_groups("r", keys_of(world), 24)
-    assert (prepared.keys, prepared.tokens) == ((), 0)
+    prepared, end = world.prepare_load_groups("r", keys_of(world), 24)
+    assert (prepared.keys, end) == ((), 0)
 
 
 # -- pending answers are remembered
@@ -261,7 +261,7 @@ def test_c21_no_key_is_looked_at_while_an_answer_is_pending(monkeypatch):
     monkeypatch.setattr(world.ledger, "find_all", count)
 
     def ask(times: int) -> list[bool]:
-        return [world.coordinator.lookup("r", keys, world.now).is_settled for _ in range(times)]
+        return [world.coordinator.lookup("r", (keys,), world.now).is_settled for _ in range(times)]
 
     assert ask(10) == [False] * 10
     assert calls == [7], "while the tier has not answered"
@@ -323,7 +323,7 @@ def calls_of_an_idle_step(world: World, requests: list[str], keys: tuple[Offload
 
     def ask() -> None:
         for request in requests:
-            assert not coordinator.lookup(request, keys, world.now).is_settled
+            assert not coordinator.lookup(request, (keys,), world.now).is_settled
 
     ask()
     step()

@@ -22,8 +22,8 @@ def test_a_mutant_lives_only_while_it_is_wanted():
     find_end = endpoints.find_end
     costs = test_endpoints.groups((4, None, "x"))
     with mutants.alive(mutant):
-        assert find_end(costs, 0, 4) == 1
-    assert find_end(costs, 0, 4) == 0
+        assert find_end(costs, 0) == 1
+    assert find_end(costs, 0) == 0
 
 
 @pytest.mark.parametrize("old", ["text that stands nowhere", "return"])

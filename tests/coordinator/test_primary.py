@@ -84,37 +84,14 @@ def test_c10_a_prefix_ends_at_a_key_that_is_nowhere_and_nothing_behind_it_is_ask
     assert world.ledger.leases == set(make_keys("x"))
 
 
-def test_c10_one_key_at_a_time_gets_the_same_answers():
-    world = World(4, ["a"])
-    world.new_request("w", "r")
-    world.put("w", make_keys("ab"))
-    writing = world.prepare_store("w", make_keys("c"))
-    ask = world.coordinator.lookup_block
-    a, b, c, d = make_keys("abcd")
-    assert [ask("r", key, world.now) for key in (a, b, c)] == [HIT, HIT, PENDING]
-    assert ask("r", d, world.now) is RETRY
-    assert world.ledger.leases == {a, b, c}
-    assert ask("r", a, world.now) is HIT
-    assert world.ledger.num_leases(a) == 1
-    world.complete_store(writing.job_id)
-    world.end_step()
-    world.answer_all(JobHook.LOOKUP)
-    assert [ask("r", key, world.now) for key in (c, d)] == [HIT, MISS]
-    world.settle()
-    world.check_at_rest()
-
-
 def test_c13_c26_a_request_that_was_finished_is_promised_nothing_while_its_last_store_is_under_way():
     world = world_with("ab")
     prepared = world.prepare_store("r", make_keys("c"))
     world.finish("r")
     known = world.coordinator
     for use in (
-        lambda: known.lookup("r", make_keys("ab"), world.now),
-        lambda: known.lookup_block("r", make_keys("a")[0], world.now),
-        lambda: known.lookup_groups("r", [make_keys("ab")], 2, world.now),
+        lambda: known.lookup("r", [make_keys("ab")], world.now),
         lambda: known.prepare_load("r", make_keys("ab")),
-        lambda: known.prepare_load_groups("r", [make_keys("ab")], 2),
         lambda: known.prepare_store("r", make_keys("d"), world.now),
     ):
         with pytest.raises(UnknownRequestError, match="'r' was finished"):
@@ -129,7 +106,6 @@ def test_a_request_that_is_not_known_is_named():
     world = World(4)
     for use in (
         lambda: world.lookup("nobody", make_keys("a")),
-        lambda: world.coordinator.lookup_block("nobody", make_keys("a")[0], world.now),
         lambda: world.prepare_load("nobody", make_keys("a")),
         lambda: world.coordinator.prepare_store("nobody", make_keys("a"), world.now),
         lambda: world.coordinator.is_request_level("nobody"),
@@ -292,10 +268,12 @@ def test_c10_c13_a_lookup_of_ready_blocks_promises_them_without_a_look_at_one(mo
     monkeypatch.setattr(world.ledger, "find", looked)
     monkeypatch.setattr(world.ledger, "find_all", looked)
     lookup = world.coordinator.lookup
-    assert list(lookup("r", make_keys("abc"), world.now).states) == [HIT, HIT, HIT]
+    found = lookup("r", [make_keys("abc")], world.now)
+    assert (found.tokens, found.ready_tokens, found.state) == (3, 3, HIT)
     assert world.ledger.leases == set(make_keys("abc"))
     monkeypatch.undo()
-    assert list(lookup("w", make_keys("abx"), world.now).states) == [HIT, HIT, MISS]
+    found = lookup("w", [make_keys("abx")], world.now)
+    assert (found.tokens, found.ready_tokens, found.state) == (2, 2, MISS)
     assert [world.ledger.num_leases(key) for key in make_keys("abc")] == [2, 2, 1]
 
 
@@ -441,7 +419,7 @@ def test_k11_o1_a_thousand_stores_beside_200_000_held_blocks(policy, hold):
     if hold == "pinned":
         coordinator.prepare_load("r", keys[:held])
     else:
-        coordinator.lookup("r", keys[:held], 0.0)
+        coordinator.lookup("r", [keys[:held]], 0.0)
     begin = time.thread_time()
     for key in keys[num_rows:]:
         stored = coordinator.prepare_store("r", [key], 0.0)

@@ -33,10 +33,6 @@ class TinyWorld(RuleBasedStateMachine):
         self.names[request] = f"{request}{self.life}"
         self.world.new_request(self.names[request])
 
-    @rule(request=st.sampled_from(REQUESTS), prefix=st.sampled_from(PREFIXES))
-    def lookup(self, request, prefix):
-        self.world.lookup(self.names[request], GROUPED[prefix][0])
-
     @rule(request=st.sampled_from(REQUESTS), prefix=st.sampled_from(PREFIXES), tokens=st.integers(0, 3))
     def lookup_groups(self, request, prefix, tokens):
         self.world.lookup_groups(self.names[request], GROUPED[prefix], tokens)

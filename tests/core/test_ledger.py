@@ -161,13 +161,9 @@ def test_c13_leases_of_one_key_end_apart(book):
     ready(book, "a")
     ready(book, "b")
     book.lease({key("a")})
-    granted: set[OffloadKey] = set()
-    in_order: list[OffloadKey] = []
-    for name in "aab":
-        assert book.lease_ready(key(name), granted, in_order)
-    book.lease({key("b"), key("a")})
+    for _ in range(2):
+        book.lease({key("b"), key("a")})
     assert [book.num_leases(key(name)) for name in "abx"] == [3, 2, 0]
-    assert (granted, in_order) == ({key("a"), key("b")}, [key("a"), key("b")])
     book.unlease([key("a")])
     book.unlease([key("a")])
     assert book.room == 0
@@ -177,23 +173,6 @@ def test_c13_leases_of_one_key_end_apart(book):
     assert (book.leases, book.room) == (set(), 2)
 
 
-@pytest.mark.parametrize("state", ["absent", "arriving", "ready", "pinned", "leased"])
-def test_c10_one_key_is_promised_when_its_block_is_ready(book, state):
-    block = {"absent": lambda _: None, "arriving": lambda name: arriving(book, name)}.get(
-        state, lambda name: ready(book, name)
-    )("a")
-    if state == "pinned":
-        book.pin([block])
-    elif state == "leased":
-        book.lease({block.key})
-    granted: set[OffloadKey] = set()
-    in_order: list[OffloadKey] = []
-    is_ready = state in ("ready", "pinned", "leased")
-    assert book.lease_ready(key("a"), granted, in_order) is is_ready
-    assert (granted, in_order) == (({key("a")}, [key("a")]) if is_ready else (set(), []))
-    book.check()
-
-
 def test_c10_a_prefix_is_ready_up_to_the_first_block_that_is_not():
     book = ledger(5)
     blocks = [ready(book, name) for name in "abd"]
@@ -201,6 +180,7 @@ def test_c10_a_prefix_is_ready_up_to_the_first_block_that_is_not():
     assert book.ready_prefix([key(name) for name in "abxd"]) == [key("a"), key("b")]
     late = arriving(book, "c")
     assert book.ready_prefix([key(name) for name in "abcd"]) == [key("a"), key("b")]
+    assert book.are_ready([key(name) for name in "abcdx"]) == [True, True, False, True, False]
     book.make_ready([late])
     assert book.ready_prefix([key(name) for name in "abcd"]) == [key(name) for name in "abcd"]
 

@@ -47,7 +47,6 @@ class Run:
         self.oracle = Oracle(num_rows)
         self.granted: list[set[OffloadKey]] = [set(), set(), set()]
         """What each of three requests is promised."""
-        self.in_order: list[list[OffloadKey]] = [[], [], []]
         self.readers: list[list[Block]] = []
         self.writers: list[list[Block]] = []
         self.seen: Counter[str] = Counter()
@@ -60,7 +59,7 @@ class Run:
 
     def step(self) -> None:
         often = (self.reserve, self.write)
-        once = (self.read, self.end_read, self.promise, self.promise_one, self.give_back, self.use)
+        once = (self.read, self.end_read, self.promise, self.give_back, self.use)
         act = self.random.choice((*often, *often, *once, self.detach, self.prefix))
         act()
         self.check()
@@ -140,15 +139,6 @@ class Run:
         self.granted[request] |= keys
         self.oracle.promises.update(keys)
 
-    def promise_one(self) -> None:
-        request, key = self.random.randrange(3), self.random.choice(KEYS)
-        is_new = key not in self.granted[request]
-        is_ready = self.book.lease_ready(key, self.granted[request], self.in_order[request])
-        assert is_ready is (self.oracle.states.get(key) is BlockState.READY)
-        if is_ready and is_new:
-            assert self.in_order[request][-1] == key
-            self.oracle.promises[key] += 1
-
     def give_back(self) -> None:
         request = self.random.randrange(3)
         keys = self.some(sorted(self.granted[request]))
@@ -183,6 +173,7 @@ class Run:
         assert all(self.oracle.states.get(key) is BlockState.READY for key in ready)
         if len(ready) < len(keys):
             assert self.oracle.states.get(keys[len(ready)]) is not BlockState.READY
+        assert self.book.are_ready(keys) == [self.oracle.states.get(key) is BlockState.READY for key in keys]
         assert self.book.holds_any(keys) == any(key in self.oracle.states for key in keys)
 
     def check(self) -> None:

@@ -100,9 +100,9 @@ class Bench:
         """Leading blocks loadable, once nothing is pending."""
         deadline = time.monotonic() + PATIENCE_S
         while True:
-            answer = self.manager.lookup(request_id, [key(n) for n in numbers])
+            answer = self.manager.lookup(request_id, [[key(n) for n in numbers]])
             if answer.is_settled:
-                return answer.hits
+                return answer.ready_tokens // 16
             assert time.monotonic() < deadline, f"still pending: {answer}"
             self.manager.end_step()
             self.manager.wait(1.0)

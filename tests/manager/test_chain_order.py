@@ -64,12 +64,12 @@ class Engine:
         """The blocks of the prompt that can be loaded, once every tier has spoken."""
         request = self.begin()
         deadline = time.monotonic() + PATIENCE_S
-        while not (found := self.manager.lookup(request, keys)).is_settled:
+        while not (found := self.manager.lookup(request, [keys])).is_settled:
             assert time.monotonic() < deadline, found
             self.manager.end_step()
             self.manager.wait(0.05)
         self.manager.request_finished(request)
-        return found.hits
+        return found.ready_tokens // 16
 
     def hits_in_tier(self, keys: Sequence[OffloadKey]) -> int:
         """The blocks of the prompt that the tier brings back into an empty pool."""
@@ -235,7 +235,7 @@ def test_b1_what_a_request_read_from_the_pool_stays_in_the_tier_with_what_it_add
     shared, own = prompt("shared", 32), prompt("own", 48)
     engine.write(shared)
     reader = engine.begin()
-    assert engine.manager.lookup(reader, shared).hits == 32
+    assert engine.manager.lookup(reader, [shared]).ready_tokens == 32 * 16
     engine.manager.complete_load(engine.manager.prepare_load(reader, shared).job_id)
     engine.store(reader, own)
     assert engine.hits_in_tier([*shared, *own]) >= 64 - 2 * PIECE

@@ -54,7 +54,7 @@ class HeldLoad:
         monkeypatch.setattr(Sealer, "check", counting)
 
     def _is_loading(self) -> bool:
-        self.bench.manager.lookup("second", [key(1), key(2)])
+        self.bench.manager.lookup("second", [[key(1), key(2)]])
         return bool(self.tier.held)
 
     def fill(self, position: int) -> None:
@@ -183,7 +183,7 @@ def test_c03_the_result_waits_for_a_check_under_way_on_another_thread(load):
     load.arrived(1)  # meanwhile another thread goes on
     load.answer()
     load.bench.manager.wait(0.2)
-    assert not load.bench.manager.lookup("second", [key(1), key(2)]).is_settled
+    assert not load.bench.manager.lookup("second", [[key(1), key(2)]]).is_settled
     may_go_on.set()
     assert load.bench.load("second", 1, 2) == []
     assert load.bench.manager.counters.tiers["one"].integrity == 1

@@ -171,7 +171,7 @@ def test_c30_a_repeated_load_result_cannot_make_unchecked_bytes_visible(make_ben
     bench.evict_all()
     tier.hold.add("load")
     tier.corrupt = True
-    bench.manager.lookup("a", [make_offload_key((1).to_bytes(32, "big"), 0)])
+    bench.manager.lookup("a", [[make_offload_key((1).to_bytes(32, "big"), 0)]])
     bench.until(lambda: bool(tier.held))
     tier.extra_results.append(JobResult(job_id=tier.held[0][1].id))
     tier.release()
@@ -304,7 +304,7 @@ def test_c30_b16_a_lookup_answer_of_wrong_length_or_type_is_a_fault_and_a_miss(
     bench = make_bench()
     bench.new("a")
     bench.tiers["one"].hold.add("lookup")
-    assert bench.manager.lookup("a", [make_offload_key((1).to_bytes(32, "big"), 0)]).hits == 0
+    assert bench.manager.lookup("a", [[make_offload_key((1).to_bytes(32, "big"), 0)]]).ready_tokens == 0
     bench.until(lambda: bool(bench.tiers["one"].held))
     job = bench.tiers["one"].held.pop()[1]
     bench.tiers["one"].extra_results.append(JobResult(job_id=job.id, present=answer))
@@ -379,7 +379,7 @@ def test_c30_nothing_of_a_tiers_own_making_is_looked_at_outside_its_hook_thread(
     if kind == "store":
         bench.store("a", 2)
     else:
-        bench.manager.lookup("a", [make_offload_key((1).to_bytes(32, "big"), 0)])
+        bench.manager.lookup("a", [[make_offload_key((1).to_bytes(32, "big"), 0)]])
     bench.until(lambda: bool(odd_tier.held))
     job = odd_tier.held.pop()[1]
     odd_tier.extra_results.append(JobResult(job_id=job.id, **odd))

@@ -131,14 +131,14 @@ def test_c24_results_are_taken_in_at_most_once_a_step(make_bench):
     bench.until(lambda: bool(tier.held))
     counters = bench.manager.counters.tiers["one"]
     bench.manager.end_step()
-    bench.manager.lookup("a", [b"\1" * 36])  # the step's one look
+    bench.manager.lookup("a", [[b"\1" * 36]])  # the step's one look
     tier.release()
     bench.wait_for_event()
-    bench.manager.lookup("a", [b"\1" * 36])
+    bench.manager.lookup("a", [[b"\1" * 36]])
     bench.manager.prepare_store("a", [b"\2" * 36])
     assert counters.stored == 0
     bench.manager.end_step()
-    bench.manager.lookup("a", [b"\1" * 36])
+    bench.manager.lookup("a", [[b"\1" * 36]])
     assert counters.stored == 1
 
 
@@ -153,7 +153,7 @@ def test_c29_a_tier_reads_what_it_stores_and_writes_what_it_loads(make_bench):
     tier.release()
     bench.settle()
     bench.evict_all()
-    bench.manager.lookup("a", [tier.blocks[tier.namespace].copy().popitem()[0]])
+    bench.manager.lookup("a", [[tier.blocks[tier.namespace].copy().popitem()[0]]])
     bench.until(lambda: bool(tier.held))
     assert [buffer.readonly for buffer in tier.held[0][1].buffers] == [False]
     tier.release()

@@ -41,7 +41,7 @@ def test_c26_c30_a_second_life_of_an_id_is_told_after_the_end_of_the_first(hold_
     bench.store("r", 3)
     bench.manager.request_finished("r")
     bench.new("r")
-    assert bench.manager.lookup("r", [key(1), key(2)]).hits == 0
+    assert bench.manager.lookup("r", [[key(1), key(2)]]).ready_tokens == 0
     event.set()
     assert bench.load("r", 1, 2) == [True, True]
     bench.store("r", 4)

@@ -37,7 +37,7 @@ def hold_two_loads(bench):
     bench.evict_all()
     tier.hold.add("load")
     for name, number in (("a", 1), ("b", 2)):
-        bench.manager.lookup(name, [key(number)])
+        bench.manager.lookup(name, [[key(number)]])
     bench.until(lambda: len(tier.held) == 2)
     return [job for _, job, _ in tier.held]
 
@@ -52,7 +52,7 @@ def test_c30_c03_a_result_whose_job_changes_makes_no_other_jobs_rows_visible(mak
     bench.until(lambda: first.id not in bench.manager.coordinator.state.jobs)
     assert bench.manager.coordinator.counters.tiers["one"].integrity == 1, "the first was not filled"
     assert second.id in bench.manager.coordinator.state.jobs
-    assert not bench.manager.lookup("b", [key(2)]).is_settled
+    assert not bench.manager.lookup("b", [[key(2)]]).is_settled
     tier.held.pop(0)
     tier.release()
     assert bench.load("b", 2) == [True]

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable, Sequence
 
-from kvtier_core.coordinator import Lookup
 from kvtier_core.coordinator.state import State
 from kvtier_core.coordinator.tier_state import TierState
 from kvtier_core.ledger import BlockState, Ledger
@@ -91,9 +90,8 @@ def check_pending_answers(state: State) -> None:
     for request in state.requests.values():
         if request.remembered is None:
             continue
-        asked, _, answer = request.remembered
-        keys = asked if isinstance(answer, Lookup) else [key for of_group in asked for key in of_group]
-        blocks = state.ledger.find_all(keys)
+        asked, answer = request.remembered
+        blocks = state.ledger.find_all([key for of_group in asked for key in of_group])
         if all(block is not None and block.state is BlockState.READY for block in blocks):
             raise InvariantError(
                 f"{request.info.request_id} would be told {answer} of blocks that are all there"

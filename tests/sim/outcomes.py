@@ -4,13 +4,13 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import fields
 
-from kvtier_core.coordinator import EndPoint, Lookup, TierCounters
+from kvtier_core.coordinator import Lookup, TierCounters
 from kvtier_core.coordinator.breaker import BreakerState
 from kvtier_core.keys import OffloadKey
 from kvtier_core.ledger import Block, BlockState
 from kvtier_core.values import LookupState, MissReason
 from tests.sim.scripted import JobHook, Junk, Payload, RunningJob
-from tests.sim.world import World
+from tests.sim.world import PrefixAnswer, World
 
 OUTCOMES = frozenset(
     [f"lookup {state.value}" for state in LookupState]
@@ -78,7 +78,7 @@ class Watcher:
         assert outcome in OUTCOMES, outcome
         self.seen[outcome] += happened
 
-    def saw_lookup(self, request_id: str, keys: Sequence[OffloadKey], found: Lookup) -> None:
+    def saw_lookup(self, request_id: str, keys: Sequence[OffloadKey], found: PrefixAnswer) -> None:
         """A lookup was answered."""
         for answer in found.states:
             self.note(f"lookup {answer.value}")
@@ -91,7 +91,7 @@ class Watcher:
         if pending:
             self.note("a promotion was shared", self._others_load(request_id, pending))
 
-    def saw_end_point(self, found: EndPoint) -> None:
+    def saw_end_point(self, found: Lookup) -> None:
         """A lookup over several groups was answered."""
         self.note("several groups could be loaded", found.is_settled and found.tokens > 0)
         self.note("several groups have to wait", not found.is_settled)

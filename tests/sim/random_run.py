@@ -12,7 +12,7 @@ from itertools import accumulate
 from operator import itemgetter
 from random import Random
 
-from kvtier_core.coordinator import EndPoint, GroupShape, Lookup
+from kvtier_core.coordinator import GroupShape
 from kvtier_core.keys import OffloadKey, make_offload_key
 from kvtier_core.ledger import BlockState
 from kvtier_core.values import JobResult
@@ -177,15 +177,14 @@ class Simulation:
         if request is None:
             return False
         self.world.begin(request.name)
-        found: Lookup | EndPoint
         if self._is_plain:
-            found = self.world.lookup(request.name, request.keys[0])
-            self.watcher.saw_lookup(request.name, request.keys[0], found)
-            hits = found.hits
+            answer = self.world.lookup(request.name, request.keys[0])
+            self.watcher.saw_lookup(request.name, request.keys[0], answer)
+            found = answer.found
         else:
-            found = self.world.lookup_groups(request.name, request.keys, request.num_tokens)
+            found = self.world.lookup_groups(request.name, request.keys)
             self.watcher.saw_end_point(found)
-            hits = found.ready_tokens
+        hits = found.ready_tokens
         if found.is_settled or self.random.random() < 0.05:
             request.is_running = True
             if hits and self.random.random() < 0.9:
@@ -196,12 +195,7 @@ class Simulation:
         was_reset = self.random.random() < 0.01
         if was_reset:
             self._reset()
-        if self._is_plain:
-            prepared = self.world.prepare_load(request.name, request.keys[0][:hits])
-            loaded = len(prepared.keys)
-        else:
-            prepared = self.world.prepare_load_groups(request.name, request.keys, hits)
-            loaded = prepared.tokens
+        prepared, loaded = self.world.prepare_load_groups(request.name, request.keys, hits)
         self.watcher.note("a reset took what was promised", loaded < hits and was_reset)
         if loaded < hits and is_promised and not was_reset:
             raise InvariantError(f"{request.name} was promised {hits} tokens and got {loaded} (K3-O1)")

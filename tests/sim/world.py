@@ -7,14 +7,14 @@ places that raise ``InvariantError``. It decides nothing that the coordinator de
 
 from collections import Counter
 from collections.abc import Collection, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from operator import itemgetter
 from typing import Any, assert_never
 
 from kvtier_core.coordinator import (
     Action,
     CancelJobs,
     Coordinator,
-    EndPoint,
     Finished,
     GroupShape,
     JobKind,
@@ -28,12 +28,13 @@ from kvtier_core.coordinator import (
     TellStepEnd,
     TellTouched,
     TierSpec,
+    is_prefix,
 )
 from kvtier_core.coordinator.endpoints import unit_of
 from kvtier_core.keys import OffloadKey, make_offload_key
-from kvtier_core.ledger import Ledger
+from kvtier_core.ledger import READY, Block, Ledger
 from kvtier_core.policies import make_policy
-from kvtier_core.values import JobResult, RequestInfo, TierJob
+from kvtier_core.values import JobResult, LookupState, MissReason, RequestInfo, TierJob
 from tests.policies.every import FROM_PLUGINS
 from tests.sim import chain_order, invariants
 from tests.sim.hook_order import HookOrder, InvariantError
@@ -66,6 +67,38 @@ def generous_limits(num_rows: int, **changes: float) -> PoolLimits:
         "device_timeout_s": 60.0,
     }
     return PoolLimits(**{**limits, **changes})
+
+
+@dataclass(frozen=True)
+class PrefixAnswer:
+    """A lookup's answer for one group of full attention, and what it means for each key (C10).
+
+    ``states`` ends with the first key that answers RETRY or MISS.
+    """
+
+    found: Lookup
+    states: Sequence[LookupState]
+
+    @property
+    def hits(self) -> int:
+        """Leading blocks that can be loaded now."""
+        return [*self.states, None].index(next((s for s in self.states if s is not LookupState.HIT), None))
+
+    @property
+    def is_settled(self) -> bool:
+        """As the answer says."""
+        return self.found.is_settled
+
+    @property
+    def reason(self) -> MissReason | None:
+        """As the answer says."""
+        return self.found.reason
+
+
+def _state_of(block: Block | None) -> LookupState:
+    if block is None:
+        return LookupState.RETRY
+    return LookupState.HIT if block.state is READY else LookupState.HIT_PENDING
 
 
 class World:
@@ -176,29 +209,48 @@ class World:
             self.coordinator.request_finished(request_id)
         self._act()
 
-    def lookup(self, request_id: str, keys: Sequence[OffloadKey]) -> Lookup:
-        """Look a prefix up, once."""
-        lent = self._lent()
-        answer = self.coordinator.lookup(request_id, keys, self.now)
-        self._check_lent(lent)
-        self._act()
+    def lookup(self, request_id: str, keys: Sequence[OffloadKey]) -> PrefixAnswer:
+        """Look the prompt *keys* of a model with one group up, once."""
+        found = self.lookup_groups(request_id, (keys,))
+        states = []
+        for block in self.ledger.find_all(keys[: found.tokens // self.groups[0].tokens_per_block]):
+            states.append(_state_of(block))
+            if block is None:
+                break
+        if found.reason is not None:
+            states.append(LookupState.MISS)
+        answer = PrefixAnswer(found, states)
+        if answer.hits * self.groups[0].tokens_per_block != found.ready_tokens:
+            raise InvariantError(f"{found} does not tell how much is ready: {states} (C10)")
         return answer
 
     def lookup_groups(
-        self, request_id: str, keys: Sequence[Sequence[OffloadKey]], max_tokens: int
-    ) -> EndPoint:
-        """Look an end point of all groups up, once."""
+        self, request_id: str, keys: Sequence[Sequence[OffloadKey]], max_tokens: int | None = None
+    ) -> Lookup:
+        """Look an end point of all groups up, once; *max_tokens* leaves keys out."""
+        keys = self._within(keys, max_tokens)
         lent = self._lent()
-        answer = self.coordinator.lookup_groups(request_id, keys, max_tokens, self.now)
+        answer = self.coordinator.lookup(request_id, keys, self.now)
         self._check_lent(lent)
-        unit = unit_of(self.groups)
-        if not 0 <= answer.ready_tokens <= answer.tokens <= max_tokens or answer.tokens % unit:
-            raise InvariantError(f"{answer} is no end point of at most {max_tokens} tokens for {self.groups}")
+        if not 0 <= answer.ready_tokens <= answer.tokens or answer.tokens % unit_of(self.groups):
+            raise InvariantError(f"{answer} is no end point for {self.groups}")
         leased = set(self.coordinator.state.requests[request_id].leases)
-        if answer.is_settled and leased != set(self._needed(keys, answer.tokens)):
+        needed = set(self._needed(keys, answer.tokens))
+        is_kept = leased >= needed if is_prefix(self.groups) else leased == needed
+        if answer.is_settled and not is_kept:
             raise InvariantError(f"{request_id} was promised {answer} and has leases on {leased} (C13, C21)")
         self._act()
         return answer
+
+    def _within(
+        self, keys: Sequence[Sequence[OffloadKey]], max_tokens: int | None
+    ) -> Sequence[Sequence[OffloadKey]]:
+        if max_tokens is None:
+            return keys
+        return tuple(
+            of_group[: max_tokens // shape.tokens_per_block]
+            for shape, of_group in zip(self.groups, keys, strict=True)
+        )
 
     def _lent(self) -> dict[str, int]:
         """The rows that each tier may write."""
@@ -273,23 +325,24 @@ class World:
 
     def prepare_load_groups(
         self, request_id: str, keys: Sequence[Sequence[OffloadKey]], max_tokens: int
-    ) -> PreparedTransfer:
-        """Begin a device load of several groups: it must bring exactly what its end point needs of each."""
-        prepared = self.coordinator.prepare_load_groups(request_id, keys, max_tokens)
-        needed = self._needed(keys, prepared.tokens)
-        if list(prepared.keys) != needed or prepared.tokens > max_tokens:
-            raise InvariantError(
-                f"{prepared} does not bring what its end point needs: {needed} (C21, K12-O3)"
-            )
-        return self._begin_load(request_id, prepared)
+    ) -> tuple[PreparedTransfer, int]:
+        """Begin a device load of what all groups can be loaded up to, and the end point that this is."""
+        keys = self._within(keys, max_tokens)
+        end = self.coordinator.loadable(keys)
+        needed = self._needed(keys, end)
+        prepared = self.prepare_load(request_id, needed)
+        if list(prepared.keys) != needed or end > max_tokens:
+            raise InvariantError(f"{prepared} does not bring what {end} tokens need: {needed} (C21, K12-O3)")
+        return prepared, end
 
     def _needed(self, keys: Sequence[Sequence[OffloadKey]], end: int) -> list[OffloadKey]:
-        """The keys that an end point needs, group by group."""
-        return [
-            of_group[index]
+        """The keys that an end point needs, by the token each ends at."""
+        ends = [
+            ((index + 1) * shape.tokens_per_block, of_group[index])
             for shape, of_group in zip(self.groups, keys, strict=True)
             for index in shape.needed(end)
         ]
+        return [key for _, key in sorted(ends, key=itemgetter(0))]
 
     def _begin_load(self, request_id: str, prepared: PreparedTransfer) -> PreparedTransfer:
         if prepared.keys:
@@ -452,7 +505,7 @@ class World:
         if cascade:
             self.answer_all(JobHook.STORE)
 
-    def fetch(self, request_id: str, keys: Sequence[OffloadKey], *, max_steps: int = 100) -> Lookup:
+    def fetch(self, request_id: str, keys: Sequence[OffloadKey], *, max_steps: int = 100) -> PrefixAnswer:
         """Look up, answering every lookup and load honestly, until asking again could give no more."""
         found = self.lookup(request_id, keys)
         for _ in range(max_steps):

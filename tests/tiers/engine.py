@@ -107,9 +107,9 @@ class TierEngine:
         """Have a request ask for these blocks. How many of the first it gets; all of them are right, or this fails."""
         asked = tuple(keys)
         self.manager.new_request(RequestInfo(request_id=request_id))
-        self.wait_until(lambda: self.manager.lookup(request_id, asked).is_settled)
-        found = self.manager.lookup(request_id, asked)
-        prepared = self.manager.prepare_load(request_id, asked[: found.hits])
+        self.wait_until(lambda: self.manager.lookup(request_id, (asked,)).is_settled)
+        found = self.manager.lookup(request_id, (asked,))
+        prepared = self.manager.prepare_load(request_id, asked[: found.ready_tokens // 16])
         for key, row in zip(prepared.keys, prepared.rows, strict=True):
             assert self._pool.row(row)[:PAYLOAD] == self.maker.make(key)[:PAYLOAD]
         if prepared.keys:

@@ -62,7 +62,7 @@ class Engine:
         tier = TierSpec(name="disk", info=FilesTier.info, limits=TierLimits())
         self._coordinator = Coordinator(16, make_policy("lru", 16), [tier], limits)
         self._coordinator.tier_ready("disk", driver.plugin.resident_presence)
-        self._keys = tuple(keys)
+        self._keys = (tuple(keys),)
         self._ids = map(str, count())
 
     def look_up(self) -> float:

@@ -46,9 +46,9 @@ from kvtier_vllm.facts import Workers
 from kvtier_vllm.failed_start import leaving_nothing
 from kvtier_vllm.neighbours import count_neighbours
 from kvtier_vllm.options import CONFIG_OPTION, read_tier_options
-from kvtier_vllm.order import AskedPrefix
+from kvtier_vllm.order import Asked
 from kvtier_vllm.refusals import CRYPTOGRAPHIC_HASHES, check_workers
-from kvtier_vllm.requests import begin_request
+from kvtier_vllm.requests import begin_request, keys_asked
 
 _log = logging.getLogger("kvtier.vllm")
 _HASH_BYTES = 32
@@ -64,7 +64,7 @@ _RESULTS = {
 @dataclass(eq=False)
 class _Request:
     id: str
-    asked: AskedPrefix
+    asked: Asked
 
 
 @dataclass(frozen=True)
@@ -162,10 +162,8 @@ class KvtierTier(SecondaryTierManager):
     def on_new_request(self, req_context: ReqContext) -> RequestOffloadingContext:
         """A request begins."""
         self._holder.holds_nothing = False
-        positions = getattr(req_context, "_offload_key_positions", None)
         request_id = f"{req_context.req_id}#{next(self._numbers)}"
-        asked = AskedPrefix(positions, lambda keys: self._tiers.lookup(request_id, keys).states)
-        request = _Request(request_id, asked)
+        request = _Request(request_id, keys_asked(self._tiers, request_id, req_context))
         self._requests[id(req_context)] = request
         begin_request(self._tiers, request_id, req_context)
         return RequestOffloadingContext()

@@ -10,7 +10,6 @@ import logging
 from collections import defaultdict, deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from itertools import count
 
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading.metrics import OffloadingConnectorStats
@@ -34,9 +33,9 @@ from kvtier_vllm.client_calls import CALLS
 from kvtier_vllm.figures import Figures
 from kvtier_vllm.idle import Waiters
 from kvtier_vllm.kv_events import EventTranslator
-from kvtier_vllm.order import Asked, AskedGroups, AskedPrefix, Positions
+from kvtier_vllm.order import Asked
 from kvtier_vllm.places import TierPlace
-from kvtier_vllm.requests import begin_request
+from kvtier_vllm.requests import begin_request, keys_asked, positions_of
 from kvtier_vllm.stats import take_stats
 from kvtier_vllm.turns import Turns
 from kvtier_vllm.unfinished import Unfinished
@@ -101,7 +100,7 @@ class KvtierManager(OffloadingManager):
         """A request begins, under an id of our own: vLLM may use one again before its transfers are over."""
         self._holder.holds_nothing = False
         request_id = f"{req_context.req_id}#{next(self._numbers)}"
-        asked = self._asked(request_id, _positions(req_context))
+        asked = keys_asked(self._tiers, request_id, req_context)
         request = _Request(request_id, asked, Turns(is_prefix=self._is_prefix))
         req_context.set_state(request)
         self._live[req_context.req_id] = request
@@ -114,13 +113,6 @@ class KvtierManager(OffloadingManager):
         return RequestOffloadingContext(
             OffloadPolicy.REQUEST_LEVEL if offers_all else OffloadPolicy.CHUNK_LEVEL
         )
-
-    def _asked(self, request_id: str, positions: Positions | None) -> Asked:
-        tiers, shapes = self._tiers, self._tiers.group_shapes
-        if self._is_prefix:
-            return AskedPrefix(positions, lambda keys: tiers.lookup(request_id, keys).states)
-        groups = list(tiers.namespace.cached_groups)
-        return AskedGroups(positions, groups, shapes, partial(tiers.lookup_groups, request_id))
 
     def _allowed(self, chosen: TierFilter) -> Sequence[str] | None:
         """The tiers that a request's ``kv_load_tiers`` lets it load from, ``None`` for all. The pool always answers."""
@@ -216,7 +208,7 @@ class KvtierManager(OffloadingManager):
 
     def _in_prompt_order(self, keys: Collection[OffloadKey], req_context: ReqContext) -> Sequence[OffloadKey]:
         """*keys* by their place in the prompt: vLLM names them group by group, and the last leaves first."""
-        positions = _positions(req_context)
+        positions = positions_of(req_context)
         if self._is_prefix or positions is None:
             return list(keys)
         return sorted(keys, key=lambda key: positions.get(key, 0))
@@ -292,10 +284,6 @@ class KvtierManager(OffloadingManager):
             self._pool.close()
         else:
             _log.warning("a tier did not shut down in %g s: the pool stays mapped", self._shutdown_timeout)
-
-
-def _positions(context: ReqContext) -> Positions | None:
-    return getattr(context, "_offload_key_positions", None)
 
 
 def _request(context: ReqContext) -> _Request:

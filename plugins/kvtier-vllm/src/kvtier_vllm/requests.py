@@ -3,10 +3,12 @@
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 from vllm.v1.kv_offload.base import ReqContext
 
 from kvtier_core import RequestInfo, TierManager
+from kvtier_vllm.order import Asked, Positions
 
 _log = logging.getLogger("kvtier.vllm")
 
@@ -23,3 +25,14 @@ def begin_request(
         info = replace(info, params={})
         tiers.new_request(info, load_tiers=(), store_tiers=())
     return info
+
+
+def positions_of(context: ReqContext) -> Positions | None:
+    """vLLM's own map of a request's keys; ``None`` where it keeps none."""
+    return getattr(context, "_offload_key_positions", None)
+
+
+def keys_asked(tiers: TierManager, request_id: str, context: ReqContext) -> Asked:
+    """The keys of vLLM's request, looked up under *request_id*."""
+    groups = list(tiers.namespace.cached_groups)
+    return Asked(positions_of(context), groups, tiers.group_shapes, partial(tiers.lookup, request_id))

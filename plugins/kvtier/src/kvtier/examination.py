@@ -239,7 +239,7 @@ class _Examination:
         answers: list[Lookup] = []
 
         def settled() -> bool:
-            answers.append(manager.lookup(request.request_id, [self._key]))
+            answers.append(manager.lookup(request.request_id, [[self._key]]))
             manager.end_step()
             return answers[-1].is_settled
 
