@@ -676,6 +676,12 @@ MUTANTS: Sequence[Mutant] = (
         "        if False:\n",
     ),
     _m(
+        "a block that is arriving could be loaded at once",
+        "ledger",
+        "[key in blocks and key not in arriving for key in keys]",
+        "[key in blocks for key in keys]",
+    ),
+    _m(
         "what was kept from an eviction stays promised",
         "ledger",
         "                    self.unlease(kept, known=kept)\n",
