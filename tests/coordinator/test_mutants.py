@@ -5,6 +5,7 @@ import pytest
 from kvtier_core.coordinator import endpoints
 from tests.coordinator import mutants, test_endpoints, test_primary
 from tests.coordinator.mutants import MUTANTS, Mutant
+from tests.coordinator.mutate import changed
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=[mutant.name.replace(" ", "-") for mutant in MUTANTS])
@@ -16,29 +17,47 @@ def test_there_are_many_and_each_has_a_name_of_its_own():
     assert len({mutant.name for mutant in MUTANTS}) == len(MUTANTS) >= 25
 
 
+PLACE = "kvtier_core.coordinator.endpoints:find_end"
+
+
 def test_a_mutant_lives_only_while_it_is_wanted():
-    module = "kvtier_core.coordinator.endpoints"
-    mutant = Mutant(name="nonsense", module=module, old="return 0\n", new="return 1\n")
     find_end = endpoints.find_end
     costs = test_endpoints.groups((4, None, "x"))
-    with mutants.alive(mutant):
+    with changed(PLACE, "return 0", "return 1"):
         assert find_end(costs, 0) == 1
     assert find_end(costs, 0) == 0
 
 
-@pytest.mark.parametrize("old", ["text that stands nowhere", "return"])
-def test_a_mutant_whose_text_is_not_found_once_says_so(old):
-    mutant = Mutant(name="lost", module="kvtier_core.coordinator.endpoints", old=old, new="")
-    with pytest.raises(LookupError, match="write it anew"), mutants.alive(mutant):
+@pytest.mark.parametrize(
+    ("place", "old"),
+    [
+        (PLACE, "nowhere()"),
+        (PLACE, "needed"),
+        (PLACE, "return end + 1"),
+        (PLACE.replace("find_end", "no_such"), "0"),
+        (PLACE.replace("find_end", "GroupShape.no_such"), "0"),
+    ],
+)
+def test_a_mutant_whose_place_is_not_found_once_says_so(place, old):
+    with pytest.raises(LookupError, match=place), changed(place, old, "1"):
         pass
+
+
+def test_statements_may_be_left_out_or_replaced_by_several():
+    place, old = "kvtier_core.coordinator.endpoints:last_candidate", "return most // unit * unit"
+    costs = test_endpoints.groups((4, None, "00"))
+    with changed(place, old, ""):
+        assert endpoints.last_candidate(costs) is None
+    with changed(place, old, "most += 1\nreturn most"):
+        assert endpoints.last_candidate(costs) == 9
 
 
 def test_what_sees_nothing_is_reported_as_a_survivor(monkeypatch, capsys):
     harmless = Mutant(
         name="harmless",
-        module="kvtier_core.coordinator.endpoints",
-        old="        end -= unit\n",
-        new="        end = end - unit\n",
+        place=PLACE,
+        old="end -= unit",
+        new="end = end - unit",
         killer=test_primary.test_c60_a_miss_counts_once_per_request_and_key,
     )
     monkeypatch.setattr(mutants, "MUTANTS", (harmless,))
