@@ -378,27 +378,3 @@ class Ledger:
     def _make_idle(self, blocks: Sequence[Block]) -> None:
         self._idle += len(blocks)
         self._policy.release(blocks)
-
-    # -- for tests and the simulator
-
-    def check(self) -> None:
-        """Assert every invariant. Cost: proportional to the pool."""
-        rows = [block.row for block in (*self._free, *self._blocks.values(), *self._detached)]
-        assert not any(block.pins or block.cascades for block in self._free), "a free row is in use"
-        assert sorted(rows) == list(range(self.num_rows)), "a row is lost or held twice"
-        assert self.leases <= self._blocks.keys(), "a key without a block is promised"
-        assert self._more_leases.keys() <= self.leases, "a key is promised more than once, but not once"
-        idle = 0
-        for key, block in self._blocks.items():
-            assert block.key == key, block
-            assert block.state is not DETACHED, block
-            assert block.state is READY or block.pins == 1, block
-            idle += self.is_idle(block)
-        assert idle == self._idle, "the count of idle blocks is wrong"
-        of_state = {
-            state: {block.key for block in self._blocks.values() if block.state is state and block.pins}
-            for state in (ARRIVING, READY)
-        }
-        assert self._arriving == of_state[ARRIVING], "the keys of arriving blocks are wrong"
-        assert self._pinned == of_state[READY], "the keys of pinned blocks are wrong"
-        assert all(b.state is DETACHED and b.pins > 0 for b in self._detached)

@@ -18,7 +18,7 @@ from kvtier_core.coordinator.jobs import JobKind
 from kvtier_core.coordinator.results import Finished
 from kvtier_core.coordinator.state import PoolLimits
 from kvtier_core.coordinator.stats import Counters, TierCounters
-from kvtier_core.coordinator.tier_state import TierSpec
+from kvtier_core.coordinator.tier_record import TierSpec
 
 __all__ = [
     "Action",

@@ -20,7 +20,7 @@ from kvtier_core.coordinator.actions import (
 from kvtier_core.coordinator.answers import PreparedTransfer
 from kvtier_core.coordinator.jobs import Job, JobKind
 from kvtier_core.coordinator.state import RequestState, State
-from kvtier_core.coordinator.tier_state import TierState
+from kvtier_core.coordinator.tier_record import TierRecord
 from kvtier_core.keys import OffloadKey
 from kvtier_core.ledger import ARRIVING, DETACHED, READY, Block
 from kvtier_core.values import MissReason, RequestInfo
@@ -135,7 +135,7 @@ class Cascades:
         ]
         self._cascade(request, lacking, now)
 
-    def _lacks(self, tier: TierState, request: RequestState, block: Block) -> bool:
+    def _lacks(self, tier: TierRecord, request: RequestState, block: Block) -> bool:
         return tier.name in block.withheld and self._may_cascade(request, tier)
 
     def expire_device_store(self, job: Job) -> None:
@@ -145,11 +145,11 @@ class Cascades:
     # -- onwards to the tiers
 
     @staticmethod
-    def _may_cascade(request: RequestState, tier: TierState) -> bool:
+    def _may_cascade(request: RequestState, tier: TierRecord) -> bool:
         """Whether what *request* stores goes on to *tier*; one that gets whole requests is served elsewhere."""
         return request.may_store_to(tier.name) and tier.name not in request.whole
 
-    def _takes_all(self, tier: TierState, job: Job, now: float) -> bool:
+    def _takes_all(self, tier: TierRecord, job: Job, now: float) -> bool:
         """Whether *tier* is to be given every block of a device store."""
         count = len(job.blocks)
         return (
@@ -161,7 +161,7 @@ class Cascades:
             and (job.request.is_nowhere or not tier.presence.holds_any(job.keys))
         )
 
-    def _cascade_all(self, stored: Job, tiers: Sequence[TierState], now: float) -> None:
+    def _cascade_all(self, stored: Job, tiers: Sequence[TierRecord], now: float) -> None:
         """The usual cascade: every tier gets every block. The blocks change from the writer's pin to the readers'."""
         state = self._state
         blocks, request = stored.blocks, stored.request
@@ -176,7 +176,7 @@ class Cascades:
             self._submit_store(request, tier, stored.keys, blocks, now, stored.rows)
 
     def _cascade(
-        self, request: RequestState, wanted: Iterable[tuple[TierState, Sequence[Block]]], now: float
+        self, request: RequestState, wanted: Iterable[tuple[TierRecord, Sequence[Block]]], now: float
     ) -> None:
         """Give each tier, as part of *request*, those of its blocks that it takes."""
         chosen: dict[str, Sequence[Block]] = {}
@@ -206,18 +206,14 @@ class Cascades:
     def _submit_store(
         self,
         request: RequestState,
-        tier: TierState,
+        tier: TierRecord,
         keys: Sequence[OffloadKey],
         blocks: Sequence[Block],
         now: float,
         rows: Sequence[int] = (),
     ) -> None:
-        deadline = now + tier.limits.store_timeout
-        job = self._state.start_job(JobKind.TIER_STORE, request, keys, blocks, deadline, tier.name)
-        job.rows = rows
+        job = self._state.submit(JobKind.TIER_STORE, request, tier, keys, blocks, now, rows=rows)
         request.cascaded.append((tier.name, job.keys))
-        tier.store_breaker.submitted()
-        self._state.submit(job)
 
     def _seal(
         self,
@@ -236,7 +232,7 @@ class Cascades:
         self._state.ledger.unpin(job.blocks)
 
     def _admit(
-        self, request: RequestState, tier: TierState, blocks: Sequence[Block], now: float
+        self, request: RequestState, tier: TierRecord, blocks: Sequence[Block], now: float
     ) -> Sequence[Block]:
         """The blocks *tier* does not hold, as far as its limits allow; what they don't allow is counted."""
         keys = [block.key for block in blocks]
@@ -262,7 +258,7 @@ class Cascades:
         self._miss(request, tier, wanted[len(chosen) :])
         return chosen
 
-    def _miss(self, request: RequestState, tier: TierState, blocks: Sequence[Block]) -> None:
+    def _miss(self, request: RequestState, tier: TierRecord, blocks: Sequence[Block]) -> None:
         """*tier* does not get *blocks* now."""
         tier.counters.dropped += len(blocks)
         tier.missed.add(request.info, [block.key for block in blocks])
@@ -279,7 +275,7 @@ class Cascades:
                 looks -= len(keys)
                 room -= self._make_up(tier, request, keys, now)
 
-    def _make_up(self, tier: TierState, missed: RequestInfo, keys: Sequence[OffloadKey], now: float) -> int:
+    def _make_up(self, tier: TierRecord, missed: RequestInfo, keys: Sequence[OffloadKey], now: float) -> int:
         """Give *tier* those of *keys* that the pool still holds and it lacks; how many those are.
 
         The request may be over, so that they come as a request of their own, which is over at once.
@@ -299,20 +295,20 @@ class Cascades:
         tier.counters.made_up += len(lacking)
         return len(lacking)
 
-    def _often_enough(self, tier: TierState, blocks: Sequence[Block]) -> Sequence[Block]:
+    def _often_enough(self, tier: TierRecord, blocks: Sequence[Block]) -> Sequence[Block]:
         threshold = tier.store_threshold
         if threshold <= 1:
             return blocks
         return [block for block in blocks if self._state.admission.is_admitted(block.key, threshold)]
 
-    def has_room(self, tier: TierState, block: Block) -> bool:
+    def has_room(self, tier: TierRecord, block: Block) -> bool:
         """Whether *block* may be pinned for *tier* within the limits (C28)."""
         limits = self._state.limits
         return tier.cascade_rows < tier.max_cascade_rows and (
             block.cascades > 0 or self._state.cascade_rows < limits.max_cascade_rows
         )
 
-    def pin(self, tier: TierState, blocks: Sequence[Block]) -> None:
+    def pin(self, tier: TierRecord, blocks: Sequence[Block]) -> None:
         """Pin *blocks* for a store to *tier*."""
         self._state.ledger.pin(blocks)
         tier.cascade_rows += len(blocks)

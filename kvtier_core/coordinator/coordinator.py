@@ -4,7 +4,6 @@ Pure: events and the time come in, answers go out, and what is to be done waits 
 thread, clock, I/O or logging. Used by one thread, the engine's.
 """
 
-from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 
@@ -24,10 +23,10 @@ from kvtier_core.coordinator.lookups import Lookups
 from kvtier_core.coordinator.presence import ResidentSource
 from kvtier_core.coordinator.promotions import Promotions
 from kvtier_core.coordinator.request_level import RequestLevel
-from kvtier_core.coordinator.results import Arrived, Finished, bad_keys, has_moved
+from kvtier_core.coordinator.results import Arrived, Finished, Results
 from kvtier_core.coordinator.state import PoolLimits, RequestState, State
 from kvtier_core.coordinator.stats import Counters
-from kvtier_core.coordinator.tier_state import TierSpec
+from kvtier_core.coordinator.tier_record import TierSpec
 from kvtier_core.keys import OffloadKey
 from kvtier_core.ledger import Block, Ledger
 from kvtier_core.policies.base import EvictionPolicy
@@ -53,6 +52,9 @@ class Coordinator:
         self._promotions = Promotions(self._state)
         self._cascades = Cascades(self._state)
         self._request_level = RequestLevel(self._state, self._cascades)
+        self._results = Results(
+            self._state, self._cascades, self._promotions, self._request_level, self._lookups.break_even
+        )
 
     def set_recompute_cost(self, cost: RecomputeCost | None) -> None:
         """What computing tokens costs the engine; with ``None`` whatever a tier holds is worth loading (C35)."""
@@ -213,32 +215,10 @@ class Coordinator:
 
     def tick(self, now: float, arrived: Arrived = lambda _job_id: ()) -> None:
         """Let pass what has passed its deadline. *arrived* is asked about each load of which that is so."""
-        for job in self._state.take_overdue(now):
-            self._expire(job, now, arrived)
+        while (job := self._state.next_overdue(now)) is not None:
+            self._results.expire(job, arrived, now)
         leases.expire(self._state, now)
         self._cascades.make_up(now)
-
-    def _expire(self, job: Job, now: float, arrived: Arrived) -> None:
-        waiting = list(job.waiters)
-        self._state.forget_answers_of(job)
-        if job.kind is JobKind.DEVICE_STORE:
-            self._cascades.expire_device_store(job)
-            self._request_level.lost(job.blocks)
-            return
-        tier = self._state.tiers[job.tier]
-        tier.counters.timeouts += 1
-        tier.breaker_of(job.kind).failed(now)
-        if job.kind is JobKind.TIER_STORE:
-            self._cascades.expire(job)
-            self._request_level.give_late(now)
-        elif job.kind is JobKind.TIER_LOAD:
-            self._lookups.break_even.note(job, len(job.keys), tier.limits.load_timeout)
-            self._promotions.expire(job, arrived(job.id), now, waiting)
-            self._request_level.arrived(job.blocks, None, now)
-        else:
-            # Not remembered of the tier: whoever asks next may be answered.
-            tier.presence.unask(job.keys, job.id)
-            self._promotions.note_lost(job, dict.fromkeys(job.keys, MissReason.TIER_SLOW), now, waiting)
 
     # -- results
 
@@ -249,56 +229,16 @@ class Coordinator:
         self._cascades.finish_sealing(job)
 
     def on_finished(self, finished: Finished, now: float) -> None:
-        """A tier handed out a result. One that fits no job of that tier is a fault of the tier (C30)."""
-        state = self._state
-        tier = state.tiers[finished.tier]
-        result = finished.result
-        job = state.jobs.get(result.job_id)
-        if job is None or job.tier != finished.tier:
-            self.on_fault(finished.tier, now)
-            return
-        state.end_job(job.id)
-        waiting = list(job.waiters)
-        state.forget_answers_of(job)
-        bad = bad_keys(job, finished)
-        if bad is None:
-            tier.counters.faults += 1
-            bad = dict.fromkeys(job.keys, MissReason.TIER_FAILED)
-        says_nothing = job.kind is JobKind.LOOKUP and len(bad) == len(job.keys)
-        faulty = says_nothing or MissReason.TIER_FAILED in bad.values()
-        seconds = None
-        if not job.overdue:
-            seconds = tier.count_time(job, now)
-            breaker = tier.breaker_of(job.kind)
-            if faulty and not job.stale:
-                breaker.failed(now)
-            elif not faulty and (job.kind is JobKind.LOOKUP or has_moved(job, bad, result)):
-                breaker.succeeded()
-            else:  # a reset ended it, or nothing moved
-                breaker.withdrawn()
-        if job.kind is JobKind.LOOKUP:
-            tier.counters.timeouts += MissReason.TIER_SLOW in bad.values() and not job.overdue
-            if not job.stale:
-                tier.presence.take_answer(job, result, bad, now)
-        elif job.kind is JobKind.TIER_STORE:
-            self._cascades.finish(job, bad, result.held, now)
-            self._request_level.give_late(now)
-        else:
-            why = Counter(bad.values())
-            tier.counters.integrity += why[MissReason.INTEGRITY]
-            tier.counters.load_missing += why[MissReason.NOT_STORED]
-            tier.counters.load_failed += why[MissReason.TIER_FAILED]
-            if seconds is not None and not faulty:
-                self._lookups.break_even.note(job, len(job.keys) - len(bad), seconds)
-            self._promotions.finish(job, bad, now, waiting)
-            self._request_level.arrived(job.blocks, None, now)
+        """A tier handed out a result, which is for one of its jobs or none."""
+        self._results.finish(finished, now)
 
     def on_fault(self, tier_name: str, now: float, *, of_job: bool = False) -> None:
-        """A hook raised or answered nonsense; *of_job*: in a result, whose failure the breakers hear of by itself."""
+        """A hook raised or answered nonsense; with *of_job* the job's result will tell the breakers."""
         tier = self._state.tiers[tier_name]
-        tier.counters.faults += 1
-        for breaker in () if of_job else tier.breakers:
-            breaker.failed(now)
+        if of_job:
+            tier.counters.faults += 1
+        else:
+            self._results.fault(tier, now)
 
     # -- reset
 
@@ -340,7 +280,7 @@ class Coordinator:
     def _withdraw(self, job: Job) -> None:
         """Nobody waits for *job* any more, and its result will say nothing about the tier."""
         self._state.give_up(job)
-        self._state.tiers[job.tier].breaker_of(job.kind).withdrawn()
+        self._state.tiers[job.tier].service(job.kind).breaker.withdrawn()
 
     def tier_ready(self, tier_name: str, resident: ResidentSource | None) -> None:
         """A tier serves the current namespace from now on, with this source of its presence set."""
@@ -397,7 +337,3 @@ class Coordinator:
     def state(self) -> State:
         """The whole state, for tests, the simulator and reports. Reading only."""
         return self._state
-
-    def check(self) -> None:
-        """Assert every invariant. Cost: proportional to the pool."""
-        self._state.check()

@@ -133,7 +133,7 @@ class Presence:
     def take_answer(
         self, job: Job, result: JobResult, bad: Mapping[OffloadKey, MissReason], now: float
     ) -> None:
-        """The tier answered the question *job*, but for what ``bad_answers`` gave as *bad*; late or not.
+        """The tier answered the question *job*, but for its *bad* keys; late or not.
 
         What it could not tell in time is unknown as before; what it failed to ask about is not asked again for a while.
         """
@@ -174,27 +174,3 @@ class Presence:
         self._answers.clear()
         self._lost.clear()
         self._asked.clear()
-
-
-def bad_answers(job: Job, result: JobResult) -> dict[OffloadKey, MissReason] | None:
-    """What *result* does not tell of the keys that *job* asks about; ``None`` for a result that makes no sense (C22b).
-
-    ``TIER_FAILED`` are keys that the tier could not ask about, ``TIER_SLOW`` those that it had no answer for in time. A
-    prefix ends at the first key that is not there: what follows needs no answer.
-    """
-    failed = set(result.failed)
-    if not failed <= set(job.keys):
-        return None
-    if (result.error is not None and not failed) or (result.present is None and failed):
-        return dict.fromkeys(job.keys, MissReason.TIER_FAILED)
-    answers = result.present
-    if not isinstance(answers, Sequence) or len(answers) != len(job.keys):
-        return None
-    if not all(there is None or isinstance(there, bool) for there in answers):
-        return None
-    bad = dict.fromkeys(result.failed, MissReason.TIER_FAILED)
-    end = answers.index(False) if job.is_prefix and False in answers else len(answers)
-    for key, there in zip(job.keys[:end], answers, strict=False):
-        if there is None:
-            bad.setdefault(key, MissReason.TIER_SLOW)
-    return bad

@@ -27,12 +27,8 @@ class Promotions:
             for name, blocks in request.planned.items():
                 tier = state.tiers[name]
                 keys = [block.key for block in blocks]
-                job = state.start_job(
-                    JobKind.TIER_LOAD, request, keys, blocks, now + tier.limits.load_timeout, name
-                )
+                state.submit(JobKind.TIER_LOAD, request, tier, keys, blocks, now)
                 request.promoting += 1
-                tier.load_breaker.submitted()
-                state.submit(job)
             request.planned.clear()
         state.planning.clear()
         state.sharing.clear()

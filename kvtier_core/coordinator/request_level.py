@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 
 from kvtier_core.coordinator.cascades import Cascades
 from kvtier_core.coordinator.state import RequestState, State
-from kvtier_core.coordinator.tier_state import TierState
+from kvtier_core.coordinator.tier_record import TierRecord
 from kvtier_core.keys import OffloadKey
 from kvtier_core.ledger import READY, Block
 
@@ -120,7 +120,7 @@ class RequestLevel:
                 if tier.late and tier.late[0][0] is request:
                     break
 
-    def _take(self, tier: TierState, request: RequestState, now: float) -> list[Block]:
+    def _take(self, tier: TierRecord, request: RequestState, now: float) -> list[Block]:
         """Take the blocks of *request* at the head of the queue that have room, pinned; drop what is gone."""
         may_store = tier.may_store(now)
         chosen: list[Block] = []

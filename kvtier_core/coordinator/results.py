@@ -1,12 +1,28 @@
-"""What a tier's result says of its job: which keys were not moved, and why, and whether any bytes moved. Pure."""
+"""What comes of a job: its result, or its deadline, as changes of the shared state.
 
+A result that makes no sense is a fault of its tier, and counts as if every key had failed. Part of a batch is kept:
+what a result does not name as bad counts (C22b, C23).
+"""
+
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
+from kvtier_core.coordinator.break_even import BreakEven
+from kvtier_core.coordinator.cascades import Cascades
 from kvtier_core.coordinator.jobs import Job, JobKind
-from kvtier_core.coordinator.presence import bad_answers
+from kvtier_core.coordinator.promotions import Promotions
+from kvtier_core.coordinator.request_level import RequestLevel
+from kvtier_core.coordinator.state import State
+from kvtier_core.coordinator.tier_record import TierRecord
 from kvtier_core.keys import OffloadKey
 from kvtier_core.values import JobResult, MissReason
+
+Bad = Mapping[OffloadKey, MissReason]
+"""The keys of a job that were not moved, or not told of, and why."""
+
+Arrived = Callable[[int], Collection[OffloadKey]]
+"""Says which keys of a load are in their rows, whole and checked, though its tier has not answered the job."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,12 +34,102 @@ class Finished:
     corrupt: Sequence[OffloadKey] = ()
 
 
-Arrived = Callable[[int], Collection[OffloadKey]]
-"""Says which keys of a load are in their rows, whole and checked, though its tier has not answered the job."""
+class Results:
+    """Ends jobs on the shared state."""
+
+    def __init__(
+        self,
+        state: State,
+        cascades: Cascades,
+        promotions: Promotions,
+        request_level: RequestLevel,
+        break_even: BreakEven,
+    ) -> None:
+        self._state = state
+        self._cascades = cascades
+        self._promotions = promotions
+        self._request_level = request_level
+        self._break_even = break_even
+
+    def finish(self, finished: Finished, now: float) -> None:
+        """A tier handed out a result. One that fits no job of that tier is a fault of the tier (C30)."""
+        state = self._state
+        tier = state.tiers[finished.tier]
+        job = state.jobs.get(finished.result.job_id)
+        if job is None or job.tier != finished.tier:
+            self.fault(tier, now)
+            return
+        state.end_job(job.id)
+        waiting = list(job.waiters)
+        state.forget_answers_of(job)
+        bad = bad_keys(job, finished)
+        if bad is None:
+            tier.counters.faults += 1
+            bad = dict.fromkeys(job.keys, MissReason.TIER_FAILED)
+        seconds = None if job.overdue else self._note_service(tier, job, bad, finished.result, now)
+        if job.kind is JobKind.LOOKUP:
+            tier.counters.timeouts += MissReason.TIER_SLOW in bad.values() and not job.overdue
+            if not job.stale:
+                tier.presence.take_answer(job, finished.result, bad, now)
+        elif job.kind is JobKind.TIER_STORE:
+            self._cascades.finish(job, bad, finished.result.held, now)
+            self._request_level.give_late(now)
+        else:
+            why = Counter(bad.values())
+            tier.counters.integrity += why[MissReason.INTEGRITY]
+            tier.counters.load_missing += why[MissReason.NOT_STORED]
+            tier.counters.load_failed += why[MissReason.TIER_FAILED]
+            if seconds is not None and not why[MissReason.TIER_FAILED]:
+                self._break_even.note(job, len(job.keys) - len(bad), seconds)
+            self._promotions.finish(job, bad, now, waiting)
+            self._request_level.arrived(job.blocks, None, now)
+
+    @staticmethod
+    def _note_service(tier: TierRecord, job: Job, bad: Bad, result: JobResult, now: float) -> float:
+        """What the result of *job*, which came in time, says of the tier. The seconds that it took."""
+        service = tier.service(job.kind)
+        says_nothing = job.kind is JobKind.LOOKUP and len(bad) == len(job.keys)
+        faulty = says_nothing or MissReason.TIER_FAILED in bad.values()
+        if faulty and not job.stale:
+            service.breaker.failed(now)
+        elif not faulty and (job.kind is JobKind.LOOKUP or _has_moved(job, bad, result)):
+            service.breaker.succeeded()
+        else:  # a reset ended it, or nothing moved
+            service.breaker.withdrawn()
+        return service.count_time(job, now)
+
+    def expire(self, job: Job, arrived: Arrived, now: float) -> None:
+        """The deadline of *job* passed. *arrived* is asked what has come of a load."""
+        waiting = list(job.waiters)
+        self._state.forget_answers_of(job)
+        if job.kind is JobKind.DEVICE_STORE:
+            self._cascades.expire_device_store(job)
+            self._request_level.lost(job.blocks)
+            return
+        tier = self._state.tiers[job.tier]
+        tier.counters.timeouts += 1
+        tier.service(job.kind).breaker.failed(now)
+        if job.kind is JobKind.TIER_STORE:
+            self._cascades.expire(job)
+            self._request_level.give_late(now)
+        elif job.kind is JobKind.TIER_LOAD:
+            self._break_even.note(job, len(job.keys), tier.loads.timeout_s)
+            self._promotions.expire(job, arrived(job.id), now, waiting)
+            self._request_level.arrived(job.blocks, None, now)
+        else:  # nothing is remembered of the tier: the next request that asks may be answered
+            tier.presence.unask(job.keys, job.id)
+            self._promotions.note_lost(job, dict.fromkeys(job.keys, MissReason.TIER_SLOW), now, waiting)
+
+    @staticmethod
+    def fault(tier: TierRecord, now: float) -> None:
+        """A tier did what says nothing about one job: raised in a hook, or answered nonsense."""
+        tier.counters.faults += 1
+        for service in tier.services:
+            service.breaker.failed(now)
 
 
-def has_moved(job: Job, bad: Mapping[OffloadKey, MissReason], result: JobResult) -> bool:
-    """Whether bytes moved: that a block is not there, or was there before, may be known without the storage."""
+def _has_moved(job: Job, bad: Bad, result: JobResult) -> bool:
+    """Whether bytes moved. That a block is absent, or was there before, may be known without the storage."""
     absent = [key for key, reason in bad.items() if reason is MissReason.NOT_STORED]
     return not set(job.keys) <= {*absent, *result.held}
 
@@ -32,7 +138,7 @@ def bad_keys(job: Job, finished: Finished) -> dict[OffloadKey, MissReason] | Non
     """Why which keys of *job* were not moved, or told of; ``None`` for a result that makes no sense."""
     result = finished.result
     if job.kind is JobKind.LOOKUP:
-        return bad_answers(job, result)
+        return _bad_answers(job, result)
     bad = dict.fromkeys(result.missing, MissReason.NOT_STORED)
     bad.update(dict.fromkeys(finished.corrupt, MissReason.INTEGRITY))
     bad.update(dict.fromkeys(result.failed, MissReason.TIER_FAILED))
@@ -40,4 +146,27 @@ def bad_keys(job: Job, finished: Finished) -> dict[OffloadKey, MissReason] | Non
         return None
     if result.error is not None and not bad:
         return dict.fromkeys(job.keys, MissReason.TIER_FAILED)
+    return bad
+
+
+def _bad_answers(job: Job, result: JobResult) -> dict[OffloadKey, MissReason] | None:
+    """``TIER_FAILED`` are keys that the tier could not ask about, ``TIER_SLOW`` those it had no answer for in time.
+
+    A prefix ends at the first key that is not there: what follows needs no answer.
+    """
+    failed = set(result.failed)
+    if not failed <= set(job.keys):
+        return None
+    if (result.error is not None and not failed) or (result.present is None and failed):
+        return dict.fromkeys(job.keys, MissReason.TIER_FAILED)
+    answers = result.present
+    if not isinstance(answers, Sequence) or len(answers) != len(job.keys):
+        return None
+    if not all(there is None or isinstance(there, bool) for there in answers):
+        return None
+    bad = dict.fromkeys(result.failed, MissReason.TIER_FAILED)
+    end = answers.index(False) if job.is_prefix and False in answers else len(answers)
+    for key, there in zip(job.keys[:end], answers, strict=False):
+        if there is None:
+            bad.setdefault(key, MissReason.TIER_SLOW)
     return bad

@@ -4,7 +4,6 @@ Used by one thread. Nothing here decides; the modules beside it do.
 """
 
 import math
-from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -14,10 +13,10 @@ from kvtier_core.coordinator.answers import Lookup
 from kvtier_core.coordinator.jobs import Job, JobKind, JobTable
 from kvtier_core.coordinator.key_memory import KeyMemory
 from kvtier_core.coordinator.stats import Counters
-from kvtier_core.coordinator.tier_state import TierSpec, TierState
+from kvtier_core.coordinator.tier_record import TierRecord, TierSpec
 from kvtier_core.errors import UnknownRequestError
 from kvtier_core.keys import OffloadKey
-from kvtier_core.ledger import ARRIVING, Block, Ledger
+from kvtier_core.ledger import Block, Ledger
 from kvtier_core.values import MissReason, RequestInfo, TierJob
 
 _TIER_LOAD = JobKind.TIER_LOAD
@@ -141,7 +140,7 @@ class State:
         self.slowest_lookup_s = max((spec.limits.lookup_timeout for spec in tiers), default=0.0)
         """An answer must outlive the wait for the slowest tier, or a request could wait for ever for all at once."""
         self.tiers = {
-            spec.name: TierState(spec, ledger.num_rows, limits, self.slowest_lookup_s) for spec in tiers
+            spec.name: TierRecord(spec, ledger.num_rows, limits, self.slowest_lookup_s) for spec in tiers
         }
         self.requests: dict[str, RequestState] = {}
         self.jobs = JobTable()
@@ -199,33 +198,58 @@ class State:
         blocks: Sequence[Block],
         deadline: float,
         tier: str = "",
-        *,
-        is_prefix: bool = False,
     ) -> Job:
         """Enter a job into the table, under a number never used before."""
         # A tuple: a tier that changed its job's keys would change ours.
-        job = Job(self.next_job, kind, tier, request, tuple(keys), blocks, deadline, is_prefix=is_prefix)
+        job = Job(self.next_job, kind, tier, request, tuple(keys), blocks, deadline)
         self.next_job += 1
         self.jobs.add(job)
-        if tier:
-            self.tiers[tier].has_jobs_this_step = True
         if kind is _TIER_LOAD:
             for block in blocks:
                 block.writer = job.id
+        return job
+
+    def submit(
+        self,
+        kind: JobKind,
+        request: RequestState,
+        tier: TierRecord,
+        keys: Sequence[OffloadKey],
+        blocks: Sequence[Block],
+        now: float,
+        *,
+        is_prefix: bool = False,
+        rows: Sequence[int] = (),
+    ) -> Job:
+        """Start a job of *tier*, and hand it over. *rows* are those of *blocks*, where they have been listed."""
+        service = tier.service(kind)
+        job = self.start_job(kind, request, keys, blocks, now + service.timeout_s, tier.name)
+        job.is_prefix = is_prefix
+        job.rows = rows
+        service.breaker.submitted()
+        tier.has_jobs_this_step = True
+        self.outbox.append(SubmitJob(tier.name, kind, self.tier_job(job)))
         return job
 
     def end_job(self, job_id: int) -> Job:
         """A job is over: take it out of the table. Raises ``KeyError`` when there is none of this number."""
         job = self.jobs.end(job_id)
         if job.overdue and job.tier:
-            self.tiers[job.tier].count_unanswered(job.kind, -1)
+            self.tiers[job.tier].service(job.kind).unanswered -= 1
         return job
 
     def give_up(self, job: Job) -> None:
         """Nobody waits for *job* any more; where it is a tier's, its answer is owed all the same."""
         self.jobs.give_up(job)
         if job.tier:
-            self.tiers[job.tier].count_unanswered(job.kind, 1)
+            self.tiers[job.tier].service(job.kind).unanswered += 1
+
+    def next_overdue(self, now: float) -> Job | None:
+        """A job whose deadline has passed, given up; ``None`` when there is no other."""
+        job = self.jobs.next_due(now)
+        if job is not None:
+            self.give_up(job)
+        return job
 
     def follow(self, request: RequestState, block: Block) -> None:
         """Tiers are to get *block*, which is arriving, as part of *request* once it is ready."""
@@ -270,10 +294,6 @@ class State:
                 if key in self.unsure:
                     self.forget_answers(dict(self.unsure[key]))
 
-    def submit(self, job: Job) -> None:
-        """Hand *job* to its tier."""
-        self.outbox.append(SubmitJob(job.tier, job.kind, self.tier_job(job)))
-
     @staticmethod
     def tier_job(job: Job) -> TierJob:
         """The part of *job* that its tier sees."""
@@ -285,14 +305,6 @@ class State:
             deadline=job.deadline,
             is_prefix=job.is_prefix,
         )
-
-    def take_overdue(self, now: float) -> list[Job]:
-        """Give up and return the jobs whose deadline has passed."""
-        due: list[Job] = []
-        while (job := self.jobs.next_due(now)) is not None:
-            self.give_up(job)
-            due.append(job)
-        return due
 
     def detach(self, blocks: Iterable[Block]) -> None:
         """Part keys and rows; what was promised of the keys is no more.
@@ -318,38 +330,3 @@ class State:
         for name in self.tiers:
             not_stored = tuple(key for key, given in request.whole.get(name, {}).items() if not given)
             self.outbox.append(TellRequestFinished(name, request.info, not_stored))
-
-    def check(self) -> None:
-        """Assert that the books agree with one another. Cost: proportional to the pool."""
-        self.ledger.check()
-        live = [job for job in self.jobs.values() if not job.overdue]
-        assert self.jobs.num_awaited == len(live)
-        assert self.jobs.storing_rows == sum(len(j.blocks) for j in live if j.kind is JobKind.DEVICE_STORE)
-        planned = [b for r in self.requests.values() for blocks in r.planned.values() for b in blocks]
-        loading = [b for job in live if job.kind is JobKind.TIER_LOAD for b in job.blocks]
-        assert self.promoting_rows == len(loading) + len(planned)
-        assert self.quarantined_rows == sum(tier.quarantined_rows for tier in self.tiers.values())
-        cascading = [b for job in live if job.kind is JobKind.TIER_STORE for b in job.blocks]
-        assert self.cascade_rows == len(set(cascading))
-        for name, tier in self.tiers.items():
-            mine = [job for job in self.jobs.values() if job.tier == name]
-            stores = [j for j in mine if j.kind is JobKind.TIER_STORE and not j.overdue]
-            assert tier.cascade_rows == sum(len(j.blocks) for j in stores)
-            quarantined = [j for j in mine if j.kind is JobKind.TIER_LOAD and j.overdue]
-            assert tier.quarantined_rows == sum(len(j.blocks) for j in quarantined)
-            owed = Counter(j.kind for j in mine if j.overdue)
-            assert tier.unanswered_lookups == owed[JobKind.LOOKUP]
-            assert tier.unanswered_stores == owed[JobKind.TIER_STORE]
-            assert tier.loading_rows == sum(b.source == name for b in (*loading, *planned))
-        assert {r for r in self.requests.values() if r.planned} == set(self.planning)
-        assert self.sharing.keys() <= set(planned)
-        waiting = {r for job in live for r in job.waiters} | set(self.awaiting_step)
-        assert waiting >= {r for r in self.requests.values() if r.remembered is not None}
-        assert all(b.state is ARRIVING for b in self.following)
-        late = Counter(r for requests in self.following.values() for r in requests)
-        late.update(r for tier in self.tiers.values() for r, _ in tier.late)
-        assert late == Counter({r: r.late for r in self.requests.values() if r.late})
-        granted = Counter(key for request in self.requests.values() for key in request.leases)
-        assert self.ledger.leases == granted.keys(), "what is promised is not what requests were promised"
-        assert all(self.ledger.num_leases(key) == count for key, count in granted.items())
-        assert all(request.leases <= set(request.promised) for request in self.requests.values())

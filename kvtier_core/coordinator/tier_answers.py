@@ -11,7 +11,7 @@ from kvtier_core.coordinator.group_lookup import Verdict
 from kvtier_core.coordinator.jobs import JobKind
 from kvtier_core.coordinator.presence import Answer
 from kvtier_core.coordinator.state import RequestState, State
-from kvtier_core.coordinator.tier_state import TierState
+from kvtier_core.coordinator.tier_record import TierRecord
 from kvtier_core.keys import OffloadKey
 from kvtier_core.values import MissReason
 
@@ -86,7 +86,7 @@ class TierAnswers:
         return verdicts
 
     def _known(
-        self, request: RequestState, tier: TierState, keys: Sequence[OffloadKey], now: float
+        self, request: RequestState, tier: TierRecord, keys: Sequence[OffloadKey], now: float
     ) -> list[Answer]:
         """What *tier* is known to hold, as far as *request* is concerned; what it may not be asked about has failed."""
         answers = tier.presence.classify(keys, now)
@@ -101,7 +101,7 @@ class TierAnswers:
 
     @staticmethod
     def _merge(
-        tiers: Sequence[TierState], known: Sequence[Sequence[Answer]], keys: Sequence[OffloadKey], now: float
+        tiers: Sequence[TierRecord], known: Sequence[Sequence[Answer]], keys: Sequence[OffloadKey], now: float
     ) -> list[Verdict]:
         verdicts: list[Verdict] | None = None
         for tier, answers in zip(tiers, known, strict=True):
@@ -115,7 +115,7 @@ class TierAnswers:
     def _ask(
         self,
         request: RequestState,
-        tier: TierState,
+        tier: TierRecord,
         keys: Sequence[OffloadKey],
         answers: Sequence[Answer],
         now: float,
@@ -126,18 +126,13 @@ class TierAnswers:
         unknown = tier.presence.not_asked(keys, answers)
         if not unknown:
             return
-        deadline = now + tier.limits.lookup_timeout
-        job = self._state.start_job(
-            JobKind.LOOKUP, request, unknown, (), deadline, tier.name, is_prefix=is_prefix
-        )
+        job = self._state.submit(JobKind.LOOKUP, request, tier, unknown, (), now, is_prefix=is_prefix)
         tier.presence.ask(job.keys, job.id)
-        tier.lookup_breaker.submitted()
-        self._state.submit(job)
 
     @staticmethod
     def _without_lost(
         request: RequestState,
-        tier: TierState,
+        tier: TierRecord,
         keys: Sequence[OffloadKey],
         answers: Sequence[Answer],
         now: float,

@@ -364,12 +364,12 @@ class TierManager:
             name: {
                 "identity": str(self._tiers.identities[name]),
                 "serving": tier.serving,
-                "lookups": tier.lookup_breaker.state.value,
-                "loads": tier.load_breaker.state.value,
-                "stores": tier.store_breaker.state.value,
+                "lookups": tier.lookups.breaker.state.value,
+                "loads": tier.loads.breaker.state.value,
+                "stores": tier.stores.breaker.state.value,
                 "quarantined_rows": tier.quarantined_rows,
-                "unanswered_lookups": tier.unanswered_lookups,
-                "unanswered_stores": tier.unanswered_stores,
+                "unanswered_lookups": tier.lookups.unanswered,
+                "unanswered_stores": tier.stores.unanswered,
                 "load_seconds": tier.load_times.describe(),
                 "passed_over": tier.probe_at is not None,
             }

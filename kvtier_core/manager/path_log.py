@@ -9,7 +9,7 @@ import logging
 from collections.abc import Mapping
 
 from kvtier_core.coordinator.breaker import BreakerState
-from kvtier_core.coordinator.tier_state import TierState
+from kvtier_core.coordinator.tier_record import TierRecord
 from kvtier_core.manager.guard import TierIdentity
 
 _KINDS = ("lookups", "loads", "stores")
@@ -27,19 +27,17 @@ class PathLog:
         self._owing: dict[str, list[str]] = {}
         self._timeouts: dict[str, int] = {}
 
-    def look(self, tiers: Mapping[str, TierState]) -> None:
+    def look(self, tiers: Mapping[str, TierRecord]) -> None:
         """Log changes. Cost: a few comparisons a tier."""
         for name, tier in tiers.items():
-            breakers = zip(_KINDS, tier.breakers, strict=True)
-            out = [kind for kind, breaker in breakers if breaker.state is not _CLOSED]
+            services = dict(zip(_KINDS, tier.services, strict=True))
+            out = [kind for kind, service in services.items() if service.breaker.state is not _CLOSED]
             if out != self._out.get(name, []):
                 self._tell_path(self._identities[name], out)
                 self._out[name] = out
-            owing = [
-                kind for kind, owes in (("lookups", tier.owes_lookups), ("stores", tier.owes_stores)) if owes
-            ]
+            owing = [kind for kind in ("lookups", "stores") if services[kind].owes]
             if owing != self._owing.get(name, []):
-                self._tell_owing(self._identities[name], owing, tier.max_unanswered)
+                self._tell_owing(self._identities[name], owing, tier.stores.max_unanswered)
                 self._owing[name] = owing
             late = tier.counters.timeouts
             if late != self._timeouts.get(name, 0):

@@ -173,8 +173,8 @@ MUTANTS: Sequence[Mutant] = (
     ),
     _m(
         "a job that moved nothing shows that a tier is well",
-        "coordinator.coordinator:Coordinator.on_finished",
-        "not faulty and (job.kind is JobKind.LOOKUP or has_moved(job, bad, result))",
+        "coordinator.results:Results._note_service",
+        "not faulty and (job.kind is JobKind.LOOKUP or _has_moved(job, bad, result))",
         "not faulty",
         partial(test_cascades.test_a_breaker_stays_open_while_nothing_moves, JobHook.STORE),
     ),
@@ -253,15 +253,15 @@ MUTANTS: Sequence[Mutant] = (
     ),
     _m(
         "a tier is asked however many answers it owes",
-        "coordinator.tier_state:TierState.may_ask",
-        "self.owes_lookups",
+        "coordinator.tier_record:TierRecord.may_ask",
+        "self.lookups.owes",
         "False",
         test_faults.test_c31_a_tier_that_answers_no_lookup_is_asked_no_more_than_its_limit,
     ),
     _m(
         "a tier gets stores however many answers it owes",
-        "coordinator.tier_state:TierState.may_store",
-        "self.owes_stores",
+        "coordinator.tier_record:TierRecord.may_store",
+        "self.stores.owes",
         "False",
         test_faults.test_c31_a_tier_that_answers_no_store_gets_no_more_than_its_limit_and_serves_what_it_holds,
     ),
@@ -381,7 +381,7 @@ MUTANTS: Sequence[Mutant] = (
     # -- results
     _m(
         "another tier's result is believed",
-        "coordinator.coordinator:Coordinator.on_finished",
+        "coordinator.results:Results.finish",
         "job is None or job.tier != finished.tier",
         "job is None",
     ),
@@ -411,9 +411,9 @@ MUTANTS: Sequence[Mutant] = (
     ),
     _m(
         "a lookup's answer from before a reset is believed",
-        "coordinator.coordinator:Coordinator.on_finished",
-        "if not job.stale:\n    tier.presence.take_answer(job, result, bad, now)",
-        "if True:\n    tier.presence.take_answer(job, result, bad, now)",
+        "coordinator.results:Results.finish",
+        "if not job.stale:\n    tier.presence.take_answer(job, finished.result, bad, now)",
+        "if True:\n    tier.presence.take_answer(job, finished.result, bad, now)",
         test_reset.test_k7_o4_a_lookup_of_an_earlier_epoch_says_nothing_about_the_new_one,
     ),
     # -- reset

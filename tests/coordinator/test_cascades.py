@@ -304,8 +304,10 @@ def test_a_breaker_stays_open_while_nothing_moves(hook):
     if hook is JobHook.LOAD:
         world.put("r", make_keys("ab"))
         world.reset(tiers=False)
-    breaker = world.coordinator.state.tiers["a"].breaker_of(
-        JobKind.TIER_STORE if hook is JobHook.STORE else JobKind.TIER_LOAD
+    breaker = (
+        world.coordinator.state.tiers["a"]
+        .service(JobKind.TIER_STORE if hook is JobHook.STORE else JobKind.TIER_LOAD)
+        .breaker
     )
 
     def job_of(request: str, keys: str) -> int:

@@ -243,7 +243,7 @@ def test_c31_k3_o4_what_a_tier_leaves_unanswered_costs_the_engine_no_time(monkey
 
 def state(world: World) -> BreakerState:
     """The state of the load breaker of tier "a"."""
-    return world.coordinator.state.tiers["a"].load_breaker.state
+    return world.coordinator.state.tiers["a"].loads.breaker.state
 
 
 def fail_loads(world: World, keys: str) -> None:

@@ -34,7 +34,7 @@ def test_c31_c34_stores_that_resets_end_do_not_take_a_healthy_tier_out_of_the_pa
         (job,) = world.jobs(JobHook.STORE)
         world.reset()
         world.answer(job, Answer.FAILED)
-    breaker = world.coordinator.state.tiers["a"].breaker_of(JobKind.TIER_STORE)
+    breaker = world.coordinator.state.tiers["a"].service(JobKind.TIER_STORE).breaker
     assert breaker.state is BreakerState.CLOSED
 
 

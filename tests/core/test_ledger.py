@@ -6,6 +6,7 @@ from kvtier_core.errors import PluginError
 from kvtier_core.keys import OffloadKey, make_offload_key
 from kvtier_core.ledger import Block, BlockState, Ledger
 from kvtier_core.policies import CheckedPolicy, EvictionPolicy, make_policy
+from tests.sim.books import check_ledger
 
 
 def key(name: str) -> OffloadKey:
@@ -42,7 +43,7 @@ def book():
     """A ledger of two rows, checked at the end."""
     book = ledger()
     yield book
-    book.check()
+    check_ledger(book)
 
 
 def test_c11_every_row_is_handed_out_once(book):
@@ -106,7 +107,7 @@ def test_c13_a_policy_that_falls_over_leaves_the_books_whole_and_is_named_at_the
     ready(book, "d")
     with pytest.raises(PluginError, match=f"'mine' of a test raised ZeroDivisionError in {method} "):
         book.reserve([key("x")], keep=[key("a")])
-    book.check()
+    check_ledger(book)
     assert (book.leases, book.room) == (set(), 3)
 
 
@@ -126,12 +127,12 @@ def test_c13_a_block_is_idle_only_when_every_pin_and_lease_is_gone(book, holds):
     block = ready(book, "a")
     for hold in holds:
         getattr(book, hold)(held_by(book, hold, block))
-        book.check()
+        check_ledger(book)
     for hold in holds:
         assert not book.is_idle(block)
         assert book.reserve([key("x"), key("y")]) is None
         getattr(book, f"un{hold}")(held_by(book, hold, block))
-        book.check()
+        check_ledger(book)
     assert book.is_idle(block)
     assert book.room == 2
 
@@ -144,7 +145,7 @@ def test_c13_a_block_pinned_and_leased_is_counted_once_in_whatever_order_both_en
     for hold in (first, "lease" if first == "pin" else "pin"):
         assert book.room == 1
         getattr(book, f"un{hold}")(held_by(book, hold, block))
-        book.check()
+        check_ledger(book)
     assert book.room == 2
 
 
@@ -216,7 +217,7 @@ def test_c13_c23_the_pins_of_a_detached_block_say_nothing_about_the_next_one_of_
     new = ready(book, "a")
     book.lease({key("a")})
     book.unpin([old])
-    book.check()
+    check_ledger(book)
     assert (book.room, book.is_idle(new)) == (1, False)
     book.unlease([key("a")])
     assert (book.room, book.is_idle(new)) == (2, True)
@@ -249,7 +250,7 @@ def test_the_check_sees_a_lost_row():
     block = arriving(book, "a")
     del book._blocks[block.key]
     with pytest.raises(AssertionError, match="lost"):
-        book.check()
+        check_ledger(book)
 
 
 def test_the_check_sees_a_free_row_in_use():
@@ -257,14 +258,14 @@ def test_the_check_sees_a_free_row_in_use():
     block = arriving(book, "a")
     book._free.append(block)
     with pytest.raises(AssertionError, match="free row"):
-        book.check()
+        check_ledger(book)
 
 
 def test_the_check_sees_a_pinned_candidate():
     book = ledger()
     ready(book, "a").pins = 1
     with pytest.raises(AssertionError, match="count of idle"):
-        book.check()
+        check_ledger(book)
 
 
 @pytest.mark.parametrize("books", ["_arriving", "_pinned"])
@@ -273,4 +274,4 @@ def test_the_check_sees_a_key_in_the_wrong_book(books):
     ready(book, "a")
     getattr(book, books).add(key("a"))
     with pytest.raises(AssertionError, match="keys of"):
-        book.check()
+        check_ledger(book)

@@ -8,6 +8,7 @@ import pytest
 from kvtier_core.keys import OffloadKey, make_offload_key
 from kvtier_core.ledger import Block, BlockState, Ledger
 from tests.policies.every import EVERY
+from tests.sim.books import check_ledger
 
 KEYS = [make_offload_key(bytes([number]) * 32, number % 2) for number in range(14)]
 
@@ -178,7 +179,7 @@ class Run:
 
     def check(self) -> None:
         book, oracle = self.book, self.oracle
-        book.check()
+        check_ledger(book)
         assert {block.key: block.state for block in book.blocks} == oracle.states
         assert (book.num_free, book.room, book.num_detached) == (
             oracle.num_free,
@@ -211,7 +212,7 @@ class Run:
         reserved = self.book.reserve(new)
         assert reserved is not None
         assert sorted(reserved.evicted) == sorted(held)
-        self.book.check()
+        check_ledger(self.book)
 
 
 @pytest.mark.parametrize("policy", ["lru", "arc", "s3fifo"])

@@ -16,6 +16,7 @@ from kvtier_core.tier_settings import TierLimits, TierSettings
 from kvtier_core.transfer.pool import Pool, PoolGeometry
 from kvtier_core.values import RequestInfo, TierContext, TierInfo
 from kvtier_testing.faulty import FaultyTier
+from tests.sim.books import check_books
 
 PAYLOAD = 4000
 PATIENCE_S = 20.0
@@ -130,7 +131,7 @@ class Bench:
             assert time.monotonic() < deadline, "the condition did not come about"
             self.manager.end_step()
             self.manager.wait(0.2)
-            self.manager.coordinator.check()
+            check_books(self.manager.coordinator.state)
 
     def wait_for_event(self) -> None:
         """Wait until the tiers have reported something, without taking it in."""

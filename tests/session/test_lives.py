@@ -8,6 +8,7 @@ from kvtier_core.namespace import GroupSpec
 from kvtier_testing.faulty import FaultyTier
 from tests.session.grouped import PAYLOAD, GroupedToy
 from tests.session.toy import PATIENCE_S
+from tests.sim.books import check_books
 
 GROUPS = (
     GroupSpec(layers=("0",), block_bytes=PAYLOAD),
@@ -52,7 +53,7 @@ def step_until(toy: GroupedToy, condition: Callable[[], bool]) -> None:
 def is_at_rest(toy: GroupedToy) -> bool:
     """Whether nothing is pinned, leased or under way."""
     state = toy.session._manager.coordinator.state
-    state.check()
+    check_books(state)
     return not state.jobs and not state.ledger.leases and not any(block.pins for block in state.ledger.blocks)
 
 

@@ -10,6 +10,7 @@ import pytest
 from kvtier_core.errors import ClosedError, UnknownRequestError
 from kvtier_core.keys import RequestIdentity
 from tests.session.toy import PATIENCE_S, TOKENS
+from tests.sim.books import check_books
 
 PROMPT = list(range(1, 18))  # 4 blocks and one token
 
@@ -130,7 +131,7 @@ def test_k4_abort_waits_for_the_device_and_leaves_nothing_pinned(make_toy):
     toy.session.abort("a", PATIENCE_S)
     assert toy.session.flush(PATIENCE_S)
     state = toy.session._manager.coordinator.state
-    state.check()
+    check_books(state)
     assert not state.requests
     assert not state.ledger.leases
     assert all(not block.pins for block in state.ledger.blocks)

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 
 from kvtier_core.coordinator.state import State
-from kvtier_core.coordinator.tier_state import TierState
+from kvtier_core.coordinator.tier_record import TierRecord
 from kvtier_core.ledger import BlockState, Ledger
 from tests.sim.hook_order import InvariantError
 from tests.sim.scripted import Content, DeviceTransfer, JobHook, Payload, RunningJob
@@ -25,15 +25,15 @@ def check_limits(state: State) -> None:
         )
     # Each store has a row at least, so that no more than this can have been under way when the last was allowed.
     owing = {
-        name: tier.unanswered_stores
+        name: tier.stores.unanswered
         for name, tier in state.tiers.items()
-        if tier.unanswered_stores >= tier.max_unanswered + tier.max_cascade_rows
+        if tier.stores.unanswered >= tier.stores.max_unanswered + tier.max_cascade_rows
     }
     if owing:
         raise InvariantError(f"tiers got stores though they left so many unanswered: {owing} (C31)")
 
 
-def check_lent(tier: TierState, before: int) -> None:
+def check_lent(tier: TierRecord, before: int) -> None:
     """A lookup before which *tier* was lent *before* rows for loads lent no more than it may be trusted with (C31)."""
     lent = tier.loading_rows + tier.quarantined_rows
     if lent > max(before, tier.max_quarantined_rows) and not tier.loads_in_time:

@@ -132,7 +132,7 @@ class Watcher:
         loading = state.promoting_rows + state.quarantined_rows
         self.note("loads of all tiers hold what they may", loading == state.limits.max_loading_rows)
         for name, tier in state.tiers.items():
-            for index, breaker in enumerate(tier.breakers):
+            for index, breaker in enumerate(service.breaker for service in tier.services):
                 if breaker.state is self._breakers.get((name, index), BreakerState.CLOSED):
                     continue
                 self._breakers[name, index] = breaker.state
@@ -141,7 +141,7 @@ class Watcher:
             self.note("a block waited for a tier that was behind", bool(tier.late))
             is_full = tier.quarantined_rows >= tier.max_quarantined_rows
             self.note("the quarantine was full", is_full)
-            self.note("a tier got no more until it answered", tier.owes_lookups or tier.owes_stores)
+            self.note("a tier got no more until it answered", tier.lookups.owes or tier.stores.owes)
             waits = tier.load_room <= 0 and not is_full
             self.note("a tier was lent no more until a load comes in time", waits)
 

@@ -37,6 +37,7 @@ from kvtier_core.policies import make_policy
 from kvtier_core.values import JobResult, LookupState, MissReason, RequestInfo, TierJob
 from tests.policies.every import FROM_PLUGINS
 from tests.sim import chain_order, invariants
+from tests.sim.books import check_books
 from tests.sim.hook_order import HookOrder, InvariantError
 from tests.sim.scripted import (
     Answer,
@@ -601,7 +602,7 @@ class World:
         The coordinator's books agree; the limits on rows hold; no row is written by one transfer while another may
         touch it; every block that answers HIT has exactly its own bytes of this epoch.
         """
-        self.coordinator.check()
+        check_books(self.coordinator.state)
         invariants.check_limits(self.coordinator.state)
         invariants.check_rows_in_use(self.running.values(), self.transfers.values())
         invariants.check_pending_answers(self.coordinator.state)

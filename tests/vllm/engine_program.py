@@ -291,7 +291,10 @@ class Engine:
     def books(self, tiers=None):
         tiers = tiers or self.manager._tiers
         state = tiers.coordinator.state
-        state.check()
+        sys.path.append(str(Path(__file__).parents[2]))  # this program runs apart from the tests
+        from tests.sim.books import check_books
+
+        check_books(state)
         blocks = list(state.ledger.blocks)
         return {
             "pins": sum(block.pins for block in blocks),
