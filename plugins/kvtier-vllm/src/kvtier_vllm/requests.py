@@ -28,7 +28,7 @@ def begin_request(
 
 
 def positions_of(context: ReqContext) -> Positions | None:
-    """vLLM's own map of a request's keys; ``None`` where it keeps none."""
+    """VLLM's own map of a request's keys; ``None`` where it keeps none."""
     return getattr(context, "_offload_key_positions", None)
 
 
