@@ -1,33 +1,32 @@
-"""The engine session: the per-request state machine that an engine drives, without caring about tiers.
+"""The engine session: the steps of each request that an engine drives, without knowing the tiers.
 
 A request's life::
 
-    new_request -> loadable_tokens (None: not known yet) -> load -> wait_loaded
-                -> computed, append, computed, ... -> finish | abort        (preempt: back to loadable_tokens)
+    begin -> match (None: not known yet) -> load -> wait_loaded
+          -> computed, append, computed, ... -> end | abort        (preempt: back to match)
 
-An engine with steps calls ``end_step`` after each; one without uses ``wait_loadable``, ``wait`` and ``flush``, which
+An engine with steps calls ``end_step`` after each. One without uses ``wait_matched``, ``wait`` and ``flush``, which
 sleep, never spin. All methods belong to one thread, the engine's.
 
-The session always leaves one token to compute, and it decides nothing about tiers: that is the coordinator's.
+The session always leaves one token to compute. It decides nothing about tiers: that is the coordinator's.
 """
 
 import os
 import time
-from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Self
 
-from kvtier_core.coordinator import Lookup, PreparedTransfer, RecomputeCost
+from kvtier_core.coordinator import Lookup, RecomputeCost
 from kvtier_core.errors import ClosedError, UnknownRequestError
 from kvtier_core.keys import RequestIdentity
 from kvtier_core.manager.manager import TierManager
-from kvtier_core.prompts import Prompt, PromptBlock
+from kvtier_core.prompts import Prompt
 from kvtier_core.session.device_blocks import BlockIds, DeviceBlocks
-from kvtier_core.session.request import Request, Transfer
+from kvtier_core.session.request import Request
 from kvtier_core.session.stats import describe
+from kvtier_core.session.transfers import Transfer, Transfers
 from kvtier_core.transfer.device import Device
 from kvtier_core.transfer.direction import Direction
-from kvtier_core.transfer.plan import GroupTransfer
 from kvtier_core.transfer.pool import Pool
 from kvtier_core.transfer.waiting import bounded
 from kvtier_core.values import RequestInfo
@@ -51,25 +50,23 @@ class EngineSession:
         self._piece = max(1, min(pool.geometry.num_rows // 8, manager.max_store_room))
         """Blocks stored by one device transfer at most, so that a small pool takes a part rather than nothing."""
         self._requests: dict[str, Request] = {}
-        self._transfers: dict[int, Transfer] = {}
-        self._hit_tokens: Counter[str] = Counter()
+        self._transfers = Transfers(manager, device)
         self._closing = False
         self._closed = False
         self._process = os.getpid()
 
     def set_recompute_cost(self, cost: RecomputeCost | None) -> None:
-        """What computing tokens costs: seconds a token, or a function of (first token, number of tokens).
+        """Say what computing tokens costs: seconds a token, or a function of (first token, number of tokens).
 
-        Blocks that a tier would take longer to load, by what its loads take, are not loaded (C35). The function is
-        called on the engine's thread, in lookups; while it raises or returns no time, which is logged once, everything
-        is loaded that can be, as with ``None``, the default. Raises ``ValueError`` for what is neither a function nor a
-        time of at least 0.
+        Blocks that a tier would take longer to load are not loaded (C35). The function is called on the engine's
+        thread, in lookups. While it raises or returns no time, which is logged once, everything is loaded that can be,
+        as with ``None``, the default. Raises ``ValueError`` for what is neither a function nor a time of at least 0.
         """
         self._manager.set_recompute_cost(cost)
 
     # -- a request's life
 
-    def new_request(
+    def begin(
         self,
         request_id: str,
         token_ids: Sequence[int],
@@ -101,12 +98,10 @@ class EngineSession:
         request = self._requests.get(request_id)
         if request is None:
             self._ensure_open()
-            raise UnknownRequestError(
-                f"request {request_id!r} is not known: it was never begun, or is finished"
-            )
+            raise UnknownRequestError(f"request {request_id!r} is not known: it never began, or has ended")
         return request
 
-    def loadable_tokens(self, request_id: str) -> int | None:
+    def match(self, request_id: str) -> int | None:
         """How many leading tokens can be loaded: whole blocks of every group, at most all tokens but one.
 
         ``None`` while more may come: end the step and ask again. Cost: proportional to the request's blocks, constant
@@ -122,13 +117,13 @@ class EngineSession:
             self._manager.request_begins(request_id)
         return self._manager.lookup(request_id, request.prompt.loadable_keys)
 
-    def wait_loadable(self, request_id: str, timeout_s: float = DEFAULT_TIMEOUT_S) -> int:
-        """``loadable_tokens`` for an engine without steps: sleeps until it is known, at most *timeout_s*.
+    def wait_matched(self, request_id: str, timeout_s: float = DEFAULT_TIMEOUT_S) -> int:
+        """``match`` for an engine without steps: sleeps until it is known, at most *timeout_s*.
 
-        When the time is up, what is loadable by then.
+        When the time is up, what can be loaded by then.
         """
         deadline = _deadline(timeout_s)
-        while (tokens := self.loadable_tokens(request_id)) is None:
+        while (tokens := self.match(request_id)) is None:
             self.end_step()
             left = deadline - time.monotonic()
             if left <= 0:
@@ -162,17 +157,11 @@ class EngineSession:
             return
         assert len(prepared.keys) == len(blocks), "a block that could be loaded is gone"
         request.has_begun = True
-        try:
-            hits = self._blocks.hits_of(prepared, blocks)
-            self._submit(Direction.LOAD, prepared.job_id, self._blocks.transfers(prepared, blocks, ids))
-        except BaseException:
-            self._manager.complete_load(prepared.job_id, success=False)
-            raise
         request.load_job = prepared.job_id
         request.load_tokens = tokens
-        self._transfers[prepared.job_id] = Transfer(
-            direction=Direction.LOAD, request_id=request_id, hits=hits
-        )
+        hits = self._blocks.hits_of(prepared, blocks)
+        transfer = Transfer(direction=Direction.LOAD, request=request, hits=hits)
+        self._transfers.start(prepared, transfer, self._blocks.transfers(prepared, blocks, ids))
 
     def wait_loaded(self, request_id: str, timeout_s: float = DEFAULT_TIMEOUT_S) -> int:
         """Wait for the device load. Returns the tokens that are in the device blocks now; the rest is to be computed.
@@ -181,7 +170,7 @@ class EngineSession:
         """
         request = self._request(request_id)
         if request.load_job is not None:
-            self._wait_device(Direction.LOAD, [request.load_job], timeout_s)
+            self._wait_device(Direction.LOAD, request_id, timeout_s)
         return request.load_tokens
 
     def computed(self, request_id: str, num_tokens: int, block_ids: BlockIds, *, wait_s: float = 0.0) -> None:
@@ -223,31 +212,15 @@ class EngineSession:
             if request.offered == begin:  # else a store failed meanwhile: the next call begins there
                 request.offered = end
             if prepared.keys:
-                self._store(request_id, prepared, blocks, ids, begin)
+                transfer = Transfer(direction=Direction.STORE, request=request, offered=begin)
+                self._transfers.start(prepared, transfer, self._blocks.transfers(prepared, blocks, ids))
             begin = end
-
-    def _store(
-        self,
-        request_id: str,
-        prepared: PreparedTransfer,
-        blocks: Sequence[PromptBlock],
-        ids: Sequence[Sequence[int]],
-        offered: int,
-    ) -> None:
-        try:
-            self._submit(Direction.STORE, prepared.job_id, self._blocks.transfers(prepared, blocks, ids))
-        except BaseException:
-            self._manager.complete_store(prepared.job_id, success=False)
-            raise
-        self._transfers[prepared.job_id] = Transfer(
-            direction=Direction.STORE, request_id=request_id, offered=offered
-        )
 
     def _wait_for_store_room(self, blocks: int, deadline: float) -> None:
         while self._manager.store_room < blocks and (left := deadline - time.monotonic()) > 0:
             self.wait(left)
 
-    def finish(self, request_id: str) -> None:
+    def end(self, request_id: str) -> None:
         """The request is done. Its device blocks may be reused after ``wait_stored``."""
         self._poll()
         self._request(request_id)
@@ -259,22 +232,22 @@ class EngineSession:
 
         Raises ``TimeoutError`` when they take longer; the request is over all the same.
         """
-        self.finish(request_id)
+        self.end(request_id)
         self._wait_request(request_id, timeout_s)
 
     def preempt(self, request_id: str, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
-        """The engine takes the request's device blocks: wait for its device transfers. It may be looked up again.
+        """The engine takes the request's device blocks: wait for its device transfers. It may be matched again.
 
         Raises ``TimeoutError`` when they take longer: the blocks must not be reused then.
         """
         self._wait_request(request_id, timeout_s)
-        self._request(request_id).begin_anew()
+        self._request(request_id).forget_device()
         self._manager.request_begins(request_id)
 
     def wait_stored(self, request_id: str, timeout_s: float = DEFAULT_TIMEOUT_S) -> bool:
-        """Wait until no device store of this request is under way, also after ``finish``. Whether that was in time."""
+        """Wait until no device store of this request is under way, also after ``end``. Whether that was in time."""
         try:
-            self._wait_device(Direction.STORE, self._jobs_of(request_id, Direction.STORE), timeout_s)
+            self._wait_device(Direction.STORE, request_id, timeout_s)
         except TimeoutError:
             return False
         return True
@@ -304,13 +277,27 @@ class EngineSession:
             self.wait(left)
         return True
 
+    def _wait_request(self, request_id: str, timeout_s: float) -> None:
+        deadline = _deadline(timeout_s)
+        for direction in Direction:
+            self._wait_device(direction, request_id, max(0.0, deadline - time.monotonic()))
+
+    def _wait_device(self, direction: Direction, request_id: str, timeout_s: float) -> None:
+        self._ensure_open()
+        self._transfers.wait(direction, request_id, timeout_s)
+
+    def _poll(self) -> None:
+        self._ensure_open()
+        self._transfers.take_in()
+
+    # -- reset and end
+
     def reset_cache(self, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
         """Nothing stored so far answers any more, in any tier (C34). Waits for device copies alone, no tier.
 
-        Requests go on with what their device blocks hold, which is not stored any more, unless they are preempted and
-        begin anew, or look up only now. Device copies that were asked for are waited for: afterwards the engine may
-        give its KV memory up. Raises ``TimeoutError`` when they take longer than *timeout_s*;
-        the cache is reset all the same.
+        Requests go on with what their device blocks hold, which is not stored any more, unless they are preempted, or
+        matched only now. Device copies that were asked for are waited for: afterwards the engine may give its KV memory
+        up. Raises ``TimeoutError`` when they take longer than *timeout_s*; the cache is reset all the same.
         """
         self._ensure_open()
         self._manager.reset_cache()
@@ -357,11 +344,11 @@ class EngineSession:
     # -- reports
 
     def request_hits(self, request_id: str) -> dict[str, int]:
-        """Tokens loaded for this request by where they came from: ``pool`` or a tier's name. Before ``finish``."""
+        """Tokens loaded for this request by where they came from: ``pool`` or a tier's name. Before ``end``."""
         return dict(self._request(request_id).hits)
 
     def explain(self, request_id: str) -> list[dict[str, Any]]:
-        """Why this request could not load more: where its lookups ended, in the order of the prompt. Before ``finish``.
+        """Why this request could not load more: where its lookups ended, in the order of the prompt. Before ``end``.
 
         Each entry has the first token of the block that missed (``from_token``), its KV group's index in the namespace
         (``group``) and the ``reason`` (a value of ``MissReason``).
@@ -380,56 +367,7 @@ class EngineSession:
 
     def stats(self) -> dict[str, Any]:
         """Counters since the start, and each tier's state, ready for JSON."""
-        return describe(self._manager, self._pool.geometry.row_bytes, self._hit_tokens)
-
-    # -- the device
-
-    def _submit(self, direction: Direction, job_id: int, parts: Sequence[GroupTransfer]) -> None:
-        """Hand a transfer to the device."""
-        submit = self._device.submit_load if direction is Direction.LOAD else self._device.submit_store
-        submit(job_id, parts)
-
-    def _jobs_of(self, request_id: str, direction: Direction) -> list[int]:
-        return [
-            job
-            for job, transfer in self._transfers.items()
-            if transfer.direction is direction and transfer.request_id == request_id
-        ]
-
-    def _wait_request(self, request_id: str, timeout_s: float) -> None:
-        deadline = _deadline(timeout_s)
-        for direction in Direction:
-            left = max(0.0, deadline - time.monotonic())
-            self._wait_device(direction, self._jobs_of(request_id, direction), left)
-
-    def _wait_device(self, direction: Direction, jobs: Sequence[int], timeout_s: float) -> None:
-        self._ensure_open()
-        if not self._device.wait(direction, jobs, timeout_s):
-            raise TimeoutError(
-                f"the device has not finished {direction.value} jobs {list(jobs)} within {timeout_s:g} s"
-            )
-        self._poll()
-
-    def _poll(self) -> None:
-        """Take in what the device finished."""
-        self._ensure_open()
-        for result in self._device.get_finished():
-            transfer = self._transfers.pop(result.job_id)
-            request = self._requests.get(transfer.request_id)
-            if transfer.direction is Direction.STORE:
-                self._manager.complete_store(result.job_id, success=result.ok)
-                if request is not None and not result.ok:
-                    request.offered = min(request.offered, transfer.offered)
-                continue
-            self._manager.complete_load(result.job_id, success=result.ok)
-            if result.ok:
-                self._hit_tokens.update(transfer.hits)
-            if request is not None and request.load_job == result.job_id:
-                request.load_job = None
-                if result.ok:
-                    request.hits.update(transfer.hits)
-                else:
-                    request.load_tokens = 0
+        return describe(self._manager, self._pool.geometry.row_bytes, self._transfers.hit_tokens)
 
 
 def _deadline(timeout_s: float) -> float:

@@ -161,13 +161,13 @@ class GroupedToy:
         """A whole request; the tokens that did not have to be computed."""
         session, ids = self.session, self.ids(len(tokens))
         self.device.blocks.clear()
-        session.new_request(request_id, tokens)
-        session.load(request_id, session.wait_loadable(request_id, PATIENCE_S), ids)
+        session.begin(request_id, tokens)
+        session.load(request_id, session.wait_matched(request_id, PATIENCE_S), ids)
         loaded = session.wait_loaded(request_id, PATIENCE_S)
         self.check(tokens, ids, loaded)
         self.compute(tokens, ids, loaded)
         session.computed(request_id, len(tokens), ids)
-        session.finish(request_id)
+        session.end(request_id)
         assert session.flush(PATIENCE_S)
         return loaded
 

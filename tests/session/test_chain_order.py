@@ -24,10 +24,10 @@ def test_r3_500_and_600_unread_blocks_in_1000_rows_leave_most_of_the_first_promp
     with open_session(settings, namespace_of(layout, "0"), layout) as session:
         for name, blocks in (("first", 500), ("second", 600)):
             tokens = [FIRST_TOKEN[name] + position for position in range(blocks * TOKENS)]
-            session.new_request(name, tokens)
+            session.begin(name, tokens)
             for end in range(PIECE, blocks + PIECE, PIECE):
                 session.computed(name, min(end, blocks) * TOKENS, list(range(blocks)))
                 assert session.flush(PATIENCE_S)
-            session.finish(name)
-        session.new_request("again", [FIRST_TOKEN["first"] + position for position in range(500 * TOKENS)])
-        assert session.wait_loadable("again", PATIENCE_S) >= 394 * TOKENS
+            session.end(name)
+        session.begin("again", [FIRST_TOKEN["first"] + position for position in range(500 * TOKENS)])
+        assert session.wait_matched("again", PATIENCE_S) >= 394 * TOKENS

@@ -26,17 +26,17 @@ def test_r14_c60_what_a_tier_evicted_before_a_restart_is_not_said_to_be_never_st
 
     with open_session(settings, namespace, kv) as session:
         for number, prompt in enumerate(prompts):
-            session.new_request(str(number), prompt)
-            session.load(str(number), session.wait_loadable(str(number), PATIENCE_S), [0, 1])
+            session.begin(str(number), prompt)
+            session.load(str(number), session.wait_matched(str(number), PATIENCE_S), [0, 1])
             session.wait_loaded(str(number), PATIENCE_S)
             session.computed(str(number), len(prompt), [0, 1])
-            session.finish(str(number))
+            session.end(str(number))
             assert session.wait_stored(str(number), PATIENCE_S)
             assert session.flush(PATIENCE_S)
         assert session.stats()["tiers"]["disk"]["stored_blocks"] == len(prompts)
 
     with open_session(settings, namespace, kv) as session:
-        session.new_request("again", prompts[0])
-        assert session.wait_loadable("again", PATIENCE_S) == 0
+        session.begin("again", prompts[0])
+        assert session.wait_matched("again", PATIENCE_S) == 0
         assert session.explain("again") == [{"from_token": 0, "group": 0, "reason": "not_stored"}]
-        session.finish("again")
+        session.end("again")

@@ -85,15 +85,15 @@ def test_k12_o3_a_device_failure_in_group_1_means_recompute_and_other_requests_g
     toy.run("a", PROMPT)
     session, ids = toy.session, toy.ids(len(PROMPT))
     toy.device.failing_groups = {1}
-    session.new_request("b", PROMPT)
-    session.load("b", session.wait_loadable("b", PATIENCE_S), ids)
+    session.begin("b", PROMPT)
+    session.load("b", session.wait_matched("b", PATIENCE_S), ids)
     assert session.wait_loaded("b", PATIENCE_S) == 0
     assert session.request_hits("b") == {}
     toy.compute(PROMPT, ids)
     session.computed("b", len(PROMPT), ids)
     toy.device.failing_groups = set()
     assert toy.run("c", PROMPT) == 24
-    session.finish("b")
+    session.end("b")
 
 
 def test_k12_o3_a_tiers_bad_block_in_group_1_leaves_a_prefix_valid_for_both(make_toy):
@@ -101,12 +101,12 @@ def test_k12_o3_a_tiers_bad_block_in_group_1_leaves_a_prefix_valid_for_both(make
     toy.run("a", PROMPT)
     toy.empty_pool()
     [tier] = toy._tiers.values()
-    toy.session.new_request("probe", PROMPT)
+    toy.session.begin("probe", PROMPT)
     bad = toy.session._requests["probe"].prompt.loadable_keys[1][3]
     stored = tier.blocks[toy.namespace.name]
     stored[bad] = bytes(len(stored[bad]))
     assert toy.run("b", PROMPT) == 12
-    assert toy.session.wait_loadable("probe", PATIENCE_S) == 24, "b has computed it anew"
+    assert toy.session.wait_matched("probe", PATIENCE_S) == 24, "b has computed it anew"
 
 
 def test_k12_what_a_window_did_not_load_is_not_stored(make_toy):
@@ -115,15 +115,15 @@ def test_k12_what_a_window_did_not_load_is_not_stored(make_toy):
     toy.device.stored.clear()
     session, ids = toy.session, toy.ids(len(PROMPT) + 8)
     toy.device.blocks.clear()
-    session.new_request("b", PROMPT, params={"do_remote_decode": True})
-    session.load("b", session.wait_loadable("b", PATIENCE_S), ids)
+    session.begin("b", PROMPT, params={"do_remote_decode": True})
+    session.load("b", session.wait_matched("b", PATIENCE_S), ids)
     assert session.wait_loaded("b", PATIENCE_S) == 24
     session.reset_cache()
     session.preempt("b", PATIENCE_S)  # its blocks are gone, and the pool's too
     toy.compute(PROMPT, ids)
     ids[1][:3] = [-1, -1, -1]  # the engine gave these up when they left the window
     session.computed("b", len(PROMPT), ids)
-    session.finish("b")
+    session.end("b")
     assert session.flush(PATIENCE_S)
     assert sorted(toy.device.stored) == [0, 1, 2, 3, 4, 5, APART + 3, APART + 4, APART + 5]
 
@@ -138,42 +138,42 @@ def test_k12_generated_tokens_are_stored_for_every_group(make_toy):
     toy = make_toy(FULL, WIDE)
     session = toy.session
     ids = toy.ids(40)
-    session.new_request("a", PROMPT[:7])
+    session.begin("a", PROMPT[:7])
     tokens = PROMPT[:7]
     for token in range(50, 60):
         tokens.append(token)
         session.append("a", [token])
         toy.compute(tokens, ids)
         session.computed("a", len(tokens), ids)
-    session.finish("a")
+    session.end("a")
     assert session.flush(PATIENCE_S)
     assert toy.run("b", tokens) == 16
 
 
 def test_k12_block_ids_of_several_groups_are_named_by_group(make_toy):
     toy = make_toy(FULL, OTHER)
-    toy.session.new_request("a", PROMPT)
+    toy.session.begin("a", PROMPT)
     with pytest.raises(ValueError, match=r"KV groups \[0, 1\]: name the device blocks of each"):
         toy.session.computed("a", 25, [0, 1, 2, 3, 4, 5])
     with pytest.raises(ValueError, match="only 2 device blocks given of KV group 1"):
         toy.session.computed("a", 25, {0: [0, 1, 2, 3, 4, 5], 1: [7, 8]})
     with pytest.raises(ValueError, match="only 0 device blocks of KV group 1"):
         toy.session.load("a", 24, {0: [0, 1, 2, 3, 4, 5]})
-    toy.session.finish("a")
+    toy.session.end("a")
 
 
 def test_c25_whole_requests_of_several_groups_are_given_whole(make_toy):
     toy = make_toy(FULL, WINDOW)
     session, ids = toy.session, toy.ids(len(PROMPT))
-    session.new_request("a", PROMPT, store_tiers=[])
+    session.begin("a", PROMPT, store_tiers=[])
     toy.compute(PROMPT, ids)
     session.computed("a", 25, ids)
     assert session.stats()["tiers"]["one"]["stored_blocks"] == 0
-    session.new_request("b", PROMPT, params={"do_remote_decode": True})
-    session.load("b", session.wait_loadable("b", PATIENCE_S), ids)
+    session.begin("b", PROMPT, params={"do_remote_decode": True})
+    session.load("b", session.wait_matched("b", PATIENCE_S), ids)
     session.wait_loaded("b", PATIENCE_S)
     session.computed("b", 25, ids)
-    session.finish("b")
+    session.end("b")
     assert session.flush(PATIENCE_S)
     # Of the window, what was loaded; of the prefix, all.
     assert session.stats()["tiers"]["one"]["stored_blocks"] == 8

@@ -59,38 +59,38 @@ def is_at_rest(toy: GroupedToy) -> bool:
 
 def test_an_engine_with_steps_asks_once_a_step_and_never_waits(toy):
     session = toy.session
-    session.new_request("a", PROMPT)
+    session.begin("a", PROMPT)
     answers: list[int | None] = []
 
     def is_known() -> bool:
-        answers.append(session.loadable_tokens("a"))
+        answers.append(session.match("a"))
         return answers[-1] is not None
 
     step_until(toy, is_known)
     assert answers[-1] == 24
     assert set(answers[:-1]) == {None}
-    session.finish("a")
+    session.end("a")
 
 
 def test_c21_several_requests_share_a_promotion(toy):
     session, loads = toy.session, count(toy, "submit_load")
     tier_of(toy).hold.add("load")
     for name in "abc":
-        session.new_request(name, PROMPT)
+        session.begin(name, PROMPT)
 
     def asked() -> bool:
-        assert [session.loadable_tokens(name) for name in "abc"] == [None] * 3
+        assert [session.match(name) for name in "abc"] == [None] * 3
         return bool(tier_of(toy).held)
 
     step_until(toy, asked)
     tier_of(toy).hold.clear()
     tier_of(toy).release()
     for name in "abc":
-        assert session.wait_loadable(name, PATIENCE_S) == 24
+        assert session.wait_matched(name, PATIENCE_S) == 24
         session.load(name, 24, toy.ids(len(PROMPT)))
         assert session.wait_loaded(name, PATIENCE_S) == 24
         toy.check(PROMPT, toy.ids(len(PROMPT)), 24)
-        session.finish(name)
+        session.end(name)
     assert count(toy, "submit_load") - loads <= 2, "at most the two waves that half of the pool allows"
     step_until(toy, lambda: is_at_rest(toy))
 
@@ -98,23 +98,23 @@ def test_c21_several_requests_share_a_promotion(toy):
 def test_c21_k4_whoever_waits_keeps_the_promotion_of_a_request_that_was_aborted(toy):
     session = toy.session
     tier_of(toy).hold.add("load")
-    session.new_request("goes", PROMPT)
-    step_until(toy, lambda: session.loadable_tokens("goes") is None and bool(tier_of(toy).held))
-    session.new_request("stays", PROMPT)
-    assert session.loadable_tokens("stays") is None
+    session.begin("goes", PROMPT)
+    step_until(toy, lambda: session.match("goes") is None and bool(tier_of(toy).held))
+    session.begin("stays", PROMPT)
+    assert session.match("stays") is None
     session.abort("goes", PATIENCE_S)
     tier_of(toy).hold.clear()
     tier_of(toy).release()
-    assert session.wait_loadable("stays", PATIENCE_S) == 24
-    session.finish("stays")
+    assert session.wait_matched("stays", PATIENCE_S) == 24
+    session.end("stays")
     step_until(toy, lambda: is_at_rest(toy))
 
 
 def test_k4_a_request_aborted_while_it_waits_leaves_nothing_behind(toy):
     session = toy.session
     tier_of(toy).hold.add("load")
-    session.new_request("a", PROMPT)
-    step_until(toy, lambda: session.loadable_tokens("a") is None and bool(tier_of(toy).held))
+    session.begin("a", PROMPT)
+    step_until(toy, lambda: session.match("a") is None and bool(tier_of(toy).held))
     session.abort("a", PATIENCE_S)
     tier_of(toy).hold.clear()
     tier_of(toy).release()
@@ -124,8 +124,8 @@ def test_k4_a_request_aborted_while_it_waits_leaves_nothing_behind(toy):
 @pytest.mark.parametrize("end", ["preempt", "abort"])
 def test_k4_o1_device_blocks_are_given_back_only_when_the_load_into_them_is_over(toy, end):
     session, ids = toy.session, toy.ids(len(PROMPT))
-    session.new_request("a", PROMPT)
-    session.load("a", session.wait_loadable("a", PATIENCE_S), ids)
+    session.begin("a", PROMPT)
+    session.load("a", session.wait_matched("a", PATIENCE_S), ids)
     toy.device.is_stuck = True
     with pytest.raises(TimeoutError, match="load jobs"):
         session.preempt("a", 0.01)
@@ -134,9 +134,9 @@ def test_k4_o1_device_blocks_are_given_back_only_when_the_load_into_them_is_over
     if end == "preempt":
         toy.device.is_stuck = False
         session.preempt("a", PATIENCE_S)
-        session.load("a", session.wait_loadable("a", PATIENCE_S), ids)
+        session.load("a", session.wait_matched("a", PATIENCE_S), ids)
         assert session.wait_loaded("a", PATIENCE_S) == 24
-        session.finish("a")
+        session.end("a")
     else:
         with pytest.raises(TimeoutError, match="load jobs"):
             session.abort("a", 0.01)
@@ -147,12 +147,12 @@ def test_k4_o1_device_blocks_are_given_back_only_when_the_load_into_them_is_over
 def test_k5_o4_a_failed_load_is_recomputed_and_the_next_request_is_fine(toy):
     session, ids = toy.session, toy.ids(len(PROMPT))
     toy.device.failing_groups = {0}
-    session.new_request("a", PROMPT)
-    session.load("a", session.wait_loadable("a", PATIENCE_S), ids)
+    session.begin("a", PROMPT)
+    session.load("a", session.wait_matched("a", PATIENCE_S), ids)
     assert session.wait_loaded("a", PATIENCE_S) == 0
     toy.compute(PROMPT, ids)
     session.computed("a", len(PROMPT), ids)
-    session.finish("a")
+    session.end("a")
     toy.device.failing_groups = set()
     assert toy.run("b", PROMPT) == 24
     step_until(toy, lambda: is_at_rest(toy))
@@ -160,23 +160,23 @@ def test_k5_o4_a_failed_load_is_recomputed_and_the_next_request_is_fine(toy):
 
 def test_k8_o3_leases_of_a_request_that_never_loads_end_with_it(toy):
     session = toy.session
-    session.new_request("a", PROMPT)
-    assert session.wait_loadable("a", PATIENCE_S) == 24
+    session.begin("a", PROMPT)
+    assert session.wait_matched("a", PATIENCE_S) == 24
     assert not is_at_rest(toy)
-    session.finish("a")
+    session.end("a")
     step_until(toy, lambda: is_at_rest(toy))
 
 
 def test_k3_o1_what_was_said_to_be_loadable_stays_while_others_store(toy):
     session = toy.session
-    session.new_request("a", PROMPT)
-    assert session.wait_loadable("a", PATIENCE_S) == 24
+    session.begin("a", PROMPT)
+    assert session.wait_matched("a", PATIENCE_S) == 24
     for number in range(30):
         toy.run(f"other-{number}", [500 + number] * 5)
     session.load("a", 24, toy.ids(len(PROMPT)))
     assert session.wait_loaded("a", PATIENCE_S) == 24
     toy.check(PROMPT, toy.ids(len(PROMPT)), 24)
-    session.finish("a")
+    session.end("a")
 
 
 # -- why a request misses
@@ -185,10 +185,10 @@ def test_k3_o1_what_was_said_to_be_loadable_stays_while_others_store(toy):
 def test_c60_a_request_can_be_asked_why_it_missed(toy):
     session = toy.session
     prompt = [*PROMPT[:16], *([9] * 9)]
-    session.new_request("a", prompt)
-    assert session.wait_loadable("a", PATIENCE_S) == 16
+    session.begin("a", prompt)
+    assert session.wait_matched("a", PATIENCE_S) == 16
     assert session.explain("a") == [{"from_token": 16, "group": 0, "reason": "not_stored"}]
-    session.finish("a")
+    session.end("a")
 
 
 def test_c60_c35_a_request_that_computes_faster_is_told_so(toy):
@@ -198,12 +198,12 @@ def test_c60_c35_a_request_that_computes_faster_is_told_so(toy):
         toy.empty_pool()
     assert session.stats()["tiers"]["one"]["load_seconds"]["per_block"] >= 0
     session.set_recompute_cost(0.0)
-    session.new_request("a", PROMPT)
-    assert session.wait_loadable("a", PATIENCE_S) == 0
+    session.begin("a", PROMPT)
+    assert session.wait_matched("a", PATIENCE_S) == 0
     assert {miss["reason"] for miss in session.explain("a")} == {"break_even"}
     assert session.stats()["tiers"]["one"]["passed_over_blocks"] >= 6
     assert session.stats()["tiers"]["one"]["passed_over"] is True
-    session.finish("a")
+    session.end("a")
     session.set_recompute_cost(lambda start, count: 1000.0 * count)
     assert toy.run("b", PROMPT) == 24
 

@@ -13,7 +13,7 @@ IDS = list(range(5))
 def computing(toy) -> None:
     """A request has computed its prompt; its two stores wait in the device's lane for the compute to end."""
     toy.gate.clear()
-    toy.session.new_request("a", PROMPT)
+    toy.session.begin("a", PROMPT)
     toy.compute(PROMPT, IDS)
     toy.session.computed("a", 17, IDS)
 
@@ -50,6 +50,6 @@ def test_v13_a_reset_that_waited_in_vain_says_that_kv_memory_is_still_used(make_
         toy.session.reset_cache(0.01)
     toy.gate.set()
     assert toy.session.wait_stored("a", PATIENCE_S)
-    toy.session.finish("a")
+    toy.session.end("a")
     toy.wipe()
     assert toy.run("b", PROMPT) == 0

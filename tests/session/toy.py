@@ -58,13 +58,13 @@ class Toy:
     def run(self, request_id: str, tokens: list[int], identity: RequestIdentity = NOBODY) -> int:
         """A whole request; the tokens that did not have to be computed."""
         session, block_ids = self.session, list(range(-(-len(tokens) // TOKENS)))
-        session.new_request(request_id, tokens, identity)
-        session.load(request_id, session.wait_loadable(request_id, PATIENCE_S), block_ids)
+        session.begin(request_id, tokens, identity)
+        session.load(request_id, session.wait_matched(request_id, PATIENCE_S), block_ids)
         loaded = session.wait_loaded(request_id, PATIENCE_S)
         assert self.holds(tokens, block_ids, loaded), "wrong bytes"
         self.compute(tokens, block_ids, loaded)
         session.computed(request_id, len(tokens), block_ids)
-        session.finish(request_id)
+        session.end(request_id)
         assert session.wait_stored(request_id, PATIENCE_S)
         self.wipe()
         return loaded

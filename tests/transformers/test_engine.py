@@ -307,7 +307,7 @@ class SlowSession:
     def __getattr__(self, name):
         def record(*_args, **_options):
             self.calls.append(name)
-            return {"wait_loadable": 32, "wait_loaded": 0, "wait_stored": self.stores_end}.get(name)
+            return {"wait_matched": 32, "wait_loaded": 0, "wait_stored": self.stores_end}.get(name)
 
         return record
 
@@ -356,10 +356,10 @@ def test_c26_calls_of_one_request_come_in_order(model):
     engine, _kv, session = slow_engine(model)
     engine.generate(tokens(40), max_tokens=3)
     assert session.calls == [
-        *["new_request", "wait_loadable", "load"],
+        *["begin", "wait_matched", "load"],
         *["computed", "end_step"],
         *["append", "computed", "end_step"] * 2,
-        *["request_hits", "explain", "finish"],
+        *["request_hits", "explain", "end"],
     ]
 
 

@@ -251,7 +251,7 @@ class Engine:
                 self._check_model()
                 self._wait_for_blocks()
                 request_id = next(self._ids)
-                self._session.new_request(request_id, prompt_ids, RequestIdentity(salt=salt))
+                self._session.begin(request_id, prompt_ids, RequestIdentity(salt=salt))
                 self._last_request = request_id
                 try:
                     length = self._load(request_id, len(prompt_ids))
@@ -264,7 +264,7 @@ class Engine:
                     self._session.abort(request_id)  # raises when this request's transfers do not end
                     self._copies_lost = False
                     raise
-                self._session.finish(request_id)
+                self._session.end(request_id)
             finally:
                 self._kv.end_cache()
                 self._has_sequence = False
@@ -317,7 +317,7 @@ class Engine:
     def _load(self, request_id: str, prompt_tokens: int) -> int:
         """Load what the tiers have of the prompt's beginning; return how many tokens that is."""
         # One token is always left to compute: the logits come from computing it.
-        loadable = min(self._session.wait_loadable(request_id, self._wait_timeout_s), prompt_tokens - 1)
+        loadable = min(self._session.wait_matched(request_id, self._wait_timeout_s), prompt_tokens - 1)
         loadable -= loadable % self._kv.tokens_per_block
         if not loadable:
             return 0
