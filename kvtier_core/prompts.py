@@ -21,7 +21,7 @@ class PromptBlock(NamedTuple):
     key: OffloadKey
 
 
-class Prompt:
+class HashedPrompt:
     """The tokens of one request so far."""
 
     def __init__(

@@ -3,7 +3,7 @@
 from collections import Counter
 from dataclasses import dataclass, field
 
-from kvtier_core.prompts import Prompt
+from kvtier_core.prompts import HashedPrompt
 from kvtier_core.values import RequestInfo
 
 
@@ -12,7 +12,7 @@ class Request:
     """One request, between ``begin`` and ``end``."""
 
     info: RequestInfo
-    prompt: Prompt
+    prompt: HashedPrompt
     offered: int = 0
     """Leading blocks of the prompt that are in the pool already or have been offered to it."""
     has_begun: bool = False

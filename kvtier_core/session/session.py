@@ -20,7 +20,7 @@ from kvtier_core.coordinator import Lookup, RecomputeCost
 from kvtier_core.errors import ClosedError, UnknownRequestError
 from kvtier_core.keys import RequestIdentity
 from kvtier_core.manager.manager import TierManager
-from kvtier_core.prompts import Prompt
+from kvtier_core.prompts import HashedPrompt
 from kvtier_core.session.device_blocks import BlockIds, DeviceBlocks
 from kvtier_core.session.request import Request
 from kvtier_core.session.stats import describe
@@ -85,7 +85,7 @@ class EngineSession:
         """
         self._poll()
         info = RequestInfo(request_id=request_id, num_tokens=len(token_ids), params=dict(params or {}))
-        prompt = Prompt(identity, self._tokens_per_block, self._shapes, self._groups)
+        prompt = HashedPrompt(identity, self._tokens_per_block, self._shapes, self._groups)
         prompt.extend(token_ids)
         self._manager.new_request(info, load_tiers=load_tiers, store_tiers=store_tiers)
         self._requests[request_id] = Request(info, prompt)

@@ -6,15 +6,15 @@ from hypothesis import strategies as st
 
 from kvtier_core.coordinator import GroupShape
 from kvtier_core.keys import RequestIdentity, get_offload_group_idx, hash_blocks, make_offload_key
-from kvtier_core.prompts import Prompt
+from kvtier_core.prompts import HashedPrompt
 
 SHAPES = (GroupShape(4), GroupShape(12), GroupShape(8, window=10))
 INDICES = (0, 2, 5)
 NOBODY = RequestIdentity()
 
 
-def prompt_of(*pieces: list[int]) -> Prompt:
-    prompt = Prompt(NOBODY, 4, SHAPES, INDICES)
+def prompt_of(*pieces: list[int]) -> HashedPrompt:
+    prompt = HashedPrompt(NOBODY, 4, SHAPES, INDICES)
     for piece in pieces:
         prompt.extend(piece)
     return prompt

@@ -14,7 +14,7 @@ Positions = Mapping[OffloadKey, int]
 """vLLM's own map of a request's keys, which grows in prompt order, group by group."""
 
 
-class Shape(Protocol):
+class GroupShapeLike(Protocol):
     """How one group's blocks cover the tokens."""
 
     @property
@@ -27,7 +27,7 @@ class Shape(Protocol):
         ...
 
 
-class Found(Protocol):
+class LookupLike(Protocol):
     """What one lookup found."""
 
     @property
@@ -56,8 +56,8 @@ class Asked:
         self,
         positions: Positions | None,
         groups: Sequence[int],
-        shapes: Sequence[Shape],
-        ask: Callable[[Sequence[Sequence[OffloadKey]]], Found],
+        shapes: Sequence[GroupShapeLike],
+        ask: Callable[[Sequence[Sequence[OffloadKey]]], LookupLike],
     ) -> None:
         self._positions = positions
         self._number = {group: number for number, group in enumerate(groups)}
