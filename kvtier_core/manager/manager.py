@@ -188,7 +188,7 @@ class TierManager:
         self._coordinator.request_preempted(request_id)
 
     def may_store(self, request_id: str) -> bool:
-        """Whether ``prepare_store`` may give rows: neither a reset nor a preemption came since the request began."""
+        """Whether ``reserve_store`` may give rows: neither a reset nor a preemption came since the request began."""
         return self._coordinator.may_store(request_id)
 
     def request_finished(self, request_id: str) -> None:
@@ -207,8 +207,8 @@ class TierManager:
         """Up to which token of a prompt all groups could be loaded at once."""
         return self._coordinator.loadable(keys)
 
-    def prepare_load(self, request_id: str, keys: Sequence[OffloadKey]) -> PreparedTransfer:
-        """Pin rows for a device load; end it with ``complete_load`` when it names keys.
+    def reserve_load(self, request_id: str, keys: Sequence[OffloadKey]) -> PreparedTransfer:
+        """Pin rows for a device load; end it with ``commit_load`` when it names keys.
 
         Blocks of several groups come in the order of the tokens they end at.
         """
@@ -216,12 +216,12 @@ class TierManager:
         self._act()
         return prepared
 
-    def complete_load(self, job_id: int, *, success: bool = True) -> None:
+    def commit_load(self, job_id: int, *, success: bool = True) -> None:
         """A device load ended, well or not."""
         self._coordinator.complete_load(job_id, success=success)
 
-    def prepare_store(self, request_id: str, keys: Sequence[OffloadKey]) -> PreparedTransfer | None:
-        """Rows for a device store (C11); end it with ``complete_store`` when it names keys.
+    def reserve_store(self, request_id: str, keys: Sequence[OffloadKey]) -> PreparedTransfer | None:
+        """Rows for a device store (C11); end it with ``commit_store`` when it names keys.
 
         ``None`` when the room can't be made; no keys when nothing is new, or while ``may_store`` says no.
         """
@@ -230,7 +230,7 @@ class TierManager:
         self._act()
         return prepared
 
-    def complete_store(self, job_id: int, *, success: bool) -> None:
+    def commit_store(self, job_id: int, *, success: bool) -> None:
         """A device store ended."""
         self._coordinator.complete_store(job_id, success=success, now=self._clock())
         self._act()

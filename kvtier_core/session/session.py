@@ -152,7 +152,7 @@ class EngineSession:
         request.hits.clear()
         tokens = self._manager.loadable(request.prompt.keys_within(limit))
         blocks = request.prompt.needed(tokens)
-        prepared = self._manager.prepare_load(request_id, [block.key for block in blocks])
+        prepared = self._manager.reserve_load(request_id, [block.key for block in blocks])
         if not prepared.keys:
             return
         assert len(prepared.keys) == len(blocks), "a block that could be loaded is gone"
@@ -206,7 +206,7 @@ class EngineSession:
                 if self._blocks.has(block, request.load_tokens, ids)
             ]
             self._wait_for_store_room(len(blocks), deadline)
-            prepared = self._manager.prepare_store(request_id, [block.key for block in blocks])
+            prepared = self._manager.reserve_store(request_id, [block.key for block in blocks])
             if prepared is None:
                 return
             if request.offered == begin:  # else a store failed meanwhile: the next call begins there

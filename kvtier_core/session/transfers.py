@@ -57,11 +57,11 @@ class Transfers:
     def _complete(self, job_id: int, transfer: Transfer, *, success: bool) -> None:
         request = transfer.request
         if transfer.direction is Direction.STORE:
-            self._manager.complete_store(job_id, success=success)
+            self._manager.commit_store(job_id, success=success)
             if not success:
                 request.offered = min(request.offered, transfer.offered)
             return
-        self._manager.complete_load(job_id, success=success)
+        self._manager.commit_load(job_id, success=success)
         if success:
             self.hit_tokens.update(transfer.hits)
         if request.load_job == job_id:

@@ -90,12 +90,12 @@ class Bench:
 
     def store(self, request_id: str, *numbers: int) -> None:
         """A device store, start to end."""
-        prepared = self.manager.prepare_store(request_id, [key(n) for n in numbers])
+        prepared = self.manager.reserve_store(request_id, [key(n) for n in numbers])
         assert prepared is not None
         for held, row in zip(prepared.keys, prepared.rows, strict=True):
             self.pool.row(row)[:PAYLOAD] = content(int.from_bytes(held[:32], "big"))
         if prepared.keys:
-            self.manager.complete_store(prepared.job_id, success=True)
+            self.manager.commit_store(prepared.job_id, success=True)
 
     def lookup(self, request_id: str, *numbers: int) -> int:
         """Leading blocks loadable, once nothing is pending."""
@@ -111,13 +111,13 @@ class Bench:
     def load(self, request_id: str, *numbers: int) -> list[bool]:
         """Look up and load; whether each loaded block has the right bytes."""
         hits = self.lookup(request_id, *numbers)
-        prepared = self.manager.prepare_load(request_id, [key(n) for n in numbers[:hits]])
+        prepared = self.manager.reserve_load(request_id, [key(n) for n in numbers[:hits]])
         right = [
             bytes(self.pool.row(row)[:PAYLOAD]) == content(number)
             for number, row in zip(numbers, prepared.rows, strict=False)
         ]
         if prepared.keys:
-            self.manager.complete_load(prepared.job_id)
+            self.manager.commit_load(prepared.job_id)
         return right
 
     def settle(self) -> None:

@@ -44,10 +44,10 @@ class Engine:
 
     def store(self, request: str, keys: Sequence[OffloadKey]) -> None:
         for begin in range(0, len(keys), PIECE):
-            prepared = self.manager.prepare_store(request, keys[begin : begin + PIECE])
+            prepared = self.manager.reserve_store(request, keys[begin : begin + PIECE])
             assert prepared is not None, "no room in the pool"
             if prepared.keys:
-                self.manager.complete_store(prepared.job_id, success=True)
+                self.manager.commit_store(prepared.job_id, success=True)
             self.manager.end_step()
             self.settle()
 
@@ -236,6 +236,6 @@ def test_b1_what_a_request_read_from_the_pool_stays_in_the_tier_with_what_it_add
     engine.write(shared)
     reader = engine.begin()
     assert engine.manager.lookup(reader, [shared]).ready_tokens == 32 * 16
-    engine.manager.complete_load(engine.manager.prepare_load(reader, shared).job_id)
+    engine.manager.commit_load(engine.manager.reserve_load(reader, shared).job_id)
     engine.store(reader, own)
     assert engine.hits_in_tier([*shared, *own]) >= 64 - 2 * PIECE

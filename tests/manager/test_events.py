@@ -61,8 +61,8 @@ def test_c16_a_failed_device_store_gives_no_event(make_bench):
     bench = make_bench()
     bench.manager.take_events()
     bench.new("a")
-    prepared = bench.manager.prepare_store("a", [key(1)])
-    bench.manager.complete_store(prepared.job_id, success=False)
+    prepared = bench.manager.reserve_store("a", [key(1)])
+    bench.manager.commit_store(prepared.job_id, success=False)
     assert bench.manager.take_events() == []
 
 
@@ -96,10 +96,10 @@ def test_c16_events_replay_into_a_bounded_tier_over_a_reset(memory_manager):
 
     def store(*numbers):
         manager.new_request(RequestInfo(request_id=f"{numbers}"))
-        prepared = manager.prepare_store(f"{numbers}", [key(n) for n in numbers])
+        prepared = manager.reserve_store(f"{numbers}", [key(n) for n in numbers])
         for number, row in zip(numbers, prepared.rows, strict=True):
             pool.row(row)[:PAYLOAD] = content(number)
-        manager.complete_store(prepared.job_id, success=True)
+        manager.commit_store(prepared.job_id, success=True)
         manager.request_finished(f"{numbers}")
 
     def expect(*numbers):

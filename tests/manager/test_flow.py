@@ -102,9 +102,9 @@ def test_c26_hooks_of_a_request_come_in_order_also_when_it_finishes_with_a_store
     bench = make_bench()
     tier = bench.tiers["one"]
     bench.new("a")
-    prepared = bench.manager.prepare_store("a", [b"\0" * 36])
+    prepared = bench.manager.reserve_store("a", [b"\0" * 36])
     bench.manager.request_finished("a")
-    bench.manager.complete_store(prepared.job_id, success=True)
+    bench.manager.commit_store(prepared.job_id, success=True)
     assert tier.wait_for_call("on_request_finished")
     mine = [hook for hook, request in tier.calls if request == "a"]
     assert mine == ["on_new_request", "submit_store", "on_request_finished"]
@@ -119,7 +119,7 @@ def test_c24_results_are_taken_in_before_a_store_decides_what_to_evict(make_benc
     bench.until(lambda: bool(tier.held))
     tier.release()
     bench.wait_for_event()
-    assert bench.manager.prepare_store("a", [b"\1" * 36]) is not None
+    assert bench.manager.reserve_store("a", [b"\1" * 36]) is not None
 
 
 def test_c24_results_are_taken_in_at_most_once_a_step(make_bench):
@@ -135,7 +135,7 @@ def test_c24_results_are_taken_in_at_most_once_a_step(make_bench):
     tier.release()
     bench.wait_for_event()
     bench.manager.lookup("a", [[b"\1" * 36]])
-    bench.manager.prepare_store("a", [b"\2" * 36])
+    bench.manager.reserve_store("a", [b"\2" * 36])
     assert counters.stored == 0
     bench.manager.end_step()
     bench.manager.lookup("a", [[b"\1" * 36]])

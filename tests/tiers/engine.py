@@ -95,12 +95,12 @@ class TierEngine:
     def start_store(self, request_id: str, keys: Sequence[OffloadKey]) -> None:
         """Have a request compute these blocks."""
         self.manager.new_request(RequestInfo(request_id=request_id))
-        prepared = self.manager.prepare_store(request_id, keys)
+        prepared = self.manager.reserve_store(request_id, keys)
         assert prepared is not None
         for key, row in zip(prepared.keys, prepared.rows, strict=True):
             self._pool.row(row)[:PAYLOAD] = self.maker.make(key)[:PAYLOAD]
         if prepared.keys:
-            self.manager.complete_store(prepared.job_id, success=True)
+            self.manager.commit_store(prepared.job_id, success=True)
         self.manager.request_finished(request_id)
 
     def load(self, request_id: str, keys: Sequence[OffloadKey]) -> int:
@@ -109,11 +109,11 @@ class TierEngine:
         self.manager.new_request(RequestInfo(request_id=request_id))
         self.wait_until(lambda: self.manager.lookup(request_id, (asked,)).is_settled)
         found = self.manager.lookup(request_id, (asked,))
-        prepared = self.manager.prepare_load(request_id, asked[: found.ready_tokens // 16])
+        prepared = self.manager.reserve_load(request_id, asked[: found.ready_tokens // 16])
         for key, row in zip(prepared.keys, prepared.rows, strict=True):
             assert self._pool.row(row)[:PAYLOAD] == self.maker.make(key)[:PAYLOAD]
         if prepared.keys:
-            self.manager.complete_load(prepared.job_id)
+            self.manager.commit_load(prepared.job_id)
         if found.reason is not None:
             self.reasons.add(found.reason)
         self.manager.request_finished(request_id)

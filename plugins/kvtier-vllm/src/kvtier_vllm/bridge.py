@@ -205,7 +205,7 @@ class KvtierTier(SecondaryTierManager):
             return
         request = self._requests[id(job_metadata.req_context)]
         chunks = dict(zip(job_metadata.keys, job_metadata.chunk_ids.tolist(), strict=True))
-        prepared = self._tiers.prepare_store(request.id, list(chunks))
+        prepared = self._tiers.reserve_store(request.id, list(chunks))
         if prepared is None:
             self._done.append(JobResult(job_id=job_metadata.job_id, success=False))
             return
@@ -214,7 +214,7 @@ class KvtierTier(SecondaryTierManager):
             return
 
         def finish(ok: bool) -> JobResult:
-            self._tiers.complete_store(prepared.job_id, success=ok)
+            self._tiers.commit_store(prepared.job_id, success=ok)
             return JobResult(job_id=job_metadata.job_id, success=ok)
 
         pairs = [(chunks[key], row) for key, row in zip(prepared.keys, prepared.rows, strict=True)]
@@ -224,14 +224,14 @@ class KvtierTier(SecondaryTierManager):
         """Copy the blocks from kvtier's pool; the ones a reset took meanwhile are left out."""
         request = self._requests[id(job_metadata.req_context)]
         keys = list(job_metadata.keys)
-        prepared = self._tiers.prepare_load(request.id, keys)
+        prepared = self._tiers.reserve_load(request.id, keys)
         held = list(prepared.keys)
         if not held:
             self._done.append(JobResult(job_id=job_metadata.job_id, success=False, successful_keys=()))
             return
 
         def finish(ok: bool) -> JobResult:
-            self._tiers.complete_load(prepared.job_id)
+            self._tiers.commit_load(prepared.job_id)
             is_whole = ok and len(held) == len(keys)
             return JobResult(job_id=job_metadata.job_id, success=is_whole, successful_keys=held if ok else ())
 

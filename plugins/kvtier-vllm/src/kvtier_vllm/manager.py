@@ -154,7 +154,7 @@ class KvtierManager(OffloadingManager):
         Raises ``RuntimeError`` when one is gone all the same: vLLM can't take back the load, so the engine must stop.
         """
         request = _request(req_context)
-        prepared = self._tiers.prepare_load(request.id, self._in_prompt_order(keys, req_context))
+        prepared = self._tiers.reserve_load(request.id, self._in_prompt_order(keys, req_context))
         if len(prepared.keys) != len(keys):
             raise RuntimeError(
                 f"request {req_context.req_id!r}: {len(keys)} blocks were promised and {len(prepared.keys)} are "
@@ -169,7 +169,7 @@ class KvtierManager(OffloadingManager):
 
     def complete_load(self, keys: Collection[OffloadKey], req_context: ReqContext) -> None:
         """All workers have loaded."""
-        self._tiers.complete_load(self._loads.pop(_request(req_context)))
+        self._tiers.commit_load(self._loads.pop(_request(req_context)))
 
     # -- stores
 
@@ -182,7 +182,7 @@ class KvtierManager(OffloadingManager):
         then, and of what a window left behind, the device blocks are others' by now.
         """
         request = _request(req_context)
-        prepared = self._tiers.prepare_store(request.id, self._in_prompt_order(keys, req_context))
+        prepared = self._tiers.reserve_store(request.id, self._in_prompt_order(keys, req_context))
         if prepared is None:
             return None
         if prepared.keys:
@@ -202,7 +202,7 @@ class KvtierManager(OffloadingManager):
         """All workers have stored."""
         name = _request(req_context), frozenset(keys)
         jobs = self._stores[name]
-        self._tiers.complete_store(jobs.popleft(), success=success)
+        self._tiers.commit_store(jobs.popleft(), success=success)
         if not jobs:
             del self._stores[name]
 
@@ -246,9 +246,9 @@ class KvtierManager(OffloadingManager):
     def _release_settled(self) -> None:
         for direction, job in self._unfinished.take_settled():
             if direction is Direction.LOAD:
-                self._tiers.complete_load(job)
+                self._tiers.commit_load(job)
             else:
-                self._tiers.complete_store(job, success=False)
+                self._tiers.commit_store(job, success=False)
 
     # -- reset and end
 

@@ -219,10 +219,10 @@ class _Examination:
     def _store(self, manager: TierManager, pool: Pool) -> None:
         request = RequestInfo(request_id="store")
         manager.new_request(request)
-        prepared = manager.prepare_store(request.request_id, [self._key])
+        prepared = manager.reserve_store(request.request_id, [self._key])
         assert prepared is not None, "an empty pool has room"
         pool.row(prepared.rows[0])[: self._payload_bytes] = self._content
-        manager.complete_store(prepared.job_id, success=True)
+        manager.commit_store(prepared.job_id, success=True)
         manager.request_finished(request.request_id)
         manager.end_step()
         self._wait(manager, lambda: not manager.has_pending_work)
@@ -244,14 +244,14 @@ class _Examination:
             return answers[-1].is_settled
 
         self._wait(manager, settled)
-        prepared = manager.prepare_load(request.request_id, [self._key])
+        prepared = manager.reserve_load(request.request_id, [self._key])
         if not prepared.keys:
             if answers[-1].reason is MissReason.TIER_SLOW:
                 self._step = "answer in time"
                 raise _StepFailed("it took longer than limits.lookup_timeout or limits.load_timeout allow")
             raise _StepFailed(self._messages.last or "the block that was just stored is not found")
         same = pool.row(prepared.rows[0])[: self._payload_bytes] == self._content
-        manager.complete_load(prepared.job_id)
+        manager.commit_load(prepared.job_id)
         manager.request_finished(request.request_id)
         assert same, "a block whose proof held has other bytes"
 
