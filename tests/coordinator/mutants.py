@@ -584,7 +584,12 @@ MUTANTS: Sequence[Mutant] = (
         "len(keys) - self._count_leased(keys)",
         "len(keys)",
     ),
-    _m("a load's blocks keep their leases", "coordinator.leases:end", "_unlease(state, request, leased, _ABOVE_ALL + request.read)", ""),
+    _m(
+        "a load's blocks keep their leases",
+        "coordinator.leases:end",
+        "_unlease(state, request, leased, _ABOVE_ALL + request.read)",
+        "",
+    ),
     _m(
         "a held block that was met is forgotten",
         "policies.order:Order._take_each",
