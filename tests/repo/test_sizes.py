@@ -10,11 +10,7 @@ ROOT = Path(__file__).parents[2]
 FILES = sorted([*ROOT.glob("kvtier_core/**/*.py"), *ROOT.glob("plugins/*/src/**/*.py")])
 MAX_FILE, MAX_FUNCTION = 400, 60
 
-TOO_LONG = {
-    "kvtier_core/manager/blocking/instance.py",
-    "plugins/kvtier-disk/src/kvtier_disk/extents/index.py",
-    "plugins/kvtier-disk/src/kvtier_disk/extents/upkeep.py",
-}
+TOO_LONG = {"kvtier_core/manager/blocking/instance.py"}
 """Files that are too long, or have a function that is. This list only shrinks."""
 
 
