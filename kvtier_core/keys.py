@@ -54,7 +54,7 @@ class MultimodalInput:
 
 @dataclass(frozen=True, kw_only=True)
 class RequestIdentity:
-    """What keeps requests with the same tokens apart. Equal identities may share blocks, others never do."""
+    """Keeps requests with the same tokens apart. Equal identities may share blocks, others never do."""
 
     salt: str | None = None
     lora: str | None = None

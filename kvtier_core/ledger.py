@@ -12,10 +12,9 @@ A *pin* is held by a job or a device transfer that touches the row's bytes; a *l
 the block of a key. Both keep a ready block from being evicted. Leases are counted by key, and end when key and row
 part.
 
-What a lookup needs to know stands in tables of keys, so that promising a thousand ready blocks looks at none of them: a
-block lies anywhere in memory, and a look at it costs as much as finding its key. Methods take many blocks at once, in
-prefix order, so that their cost on the engine's thread is a few attribute accesses a block; the tail of a prefix is
-evicted before its head.
+Tables of keys hold all that a lookup needs, so that promising a thousand ready blocks looks at none of them: a block
+lies anywhere in memory, and a look at it costs as much as finding its key. Methods take many blocks at once, in prefix
+order. The tail of a prefix is evicted before its head.
 """
 
 import enum
@@ -130,7 +129,7 @@ class Ledger:
         self._idle = 0
         """Ready blocks that nobody holds."""
         self.note: Note | None = None
-        """Hears of every key that became readable or ceased to be, where somebody wants to (C16)."""
+        """Called for every key that becomes readable or ceases to be, where it is set (C16)."""
         self.find = self._blocks.get
         """The block that holds a key now, arriving or ready, or ``None``: the dict's own method, without a frame."""
 

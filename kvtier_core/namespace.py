@@ -16,7 +16,7 @@ from kvtier_core.keys import HASH_ALGORITHM
 from kvtier_core.proof import FORMAT_VERSION
 
 _UNKNOWN = "unknown-"
-"""What the random digest of unknown weights begins with."""
+"""The random digest of unknown weights begins with this."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,7 +39,7 @@ _GROUP_DEFAULTS = {item.name: item.default for item in fields(GroupSpec) if item
 
 @dataclass(frozen=True, kw_only=True)
 class Namespace:
-    """What an engine declares about its KV bytes. ``name`` is the fingerprint that tiers keep apart.
+    """An engine's declaration of its KV bytes. ``name`` is the fingerprint that tiers keep apart.
 
     ``kv_dtype`` is the resolved dtype (``"float16"``), never ``"auto"``. ``weights_digest=None`` means unknown: a
     random value takes its place. ``parallel`` holds sizes and rank where the bytes depend on them. ``epoch`` is the
@@ -107,7 +107,7 @@ class Namespace:
         return f"{readable}-{hashlib.sha256(canonical.encode()).hexdigest()[:32]}"
 
     def describe(self) -> Mapping[str, Any]:
-        """The readable description that a persistent tier keeps beside its data."""
+        """The readable description that a persistent tier keeps with its data."""
         return asdict(self)
 
     def next_epoch(self) -> "Namespace":

@@ -39,7 +39,7 @@ class Sealer:
         self._namespace = xxhash.xxh3_128_digest(namespace.encode())
 
     def _end(self, key: OffloadKey, row: memoryview, payload_bytes: int) -> bytes:
-        """What follows the payload: padding and proof."""
+        """The padding and proof that follow the payload."""
         proof = _PROOF.pack(
             _MAGIC,
             FORMAT_VERSION,
@@ -72,6 +72,6 @@ class Sealer:
         return end == self._end(key, row, payload_bytes)
 
     def proves(self, key: OffloadKey, row: memoryview) -> bool:
-        """``check``, for whoever does not know how large the payload is: *row* says so itself."""
+        """``check`` where the payload's size is not known: *row* says it."""
         (payload_bytes,) = _LENGTH.unpack_from(row, len(row) - PROOF_BYTES + 8)
         return payload_bytes <= len(row) - PROOF_BYTES and self.check(key, row, payload_bytes)

@@ -17,7 +17,7 @@ from kvtier_core.transfer.direction import Direction as Direction  # noqa: PLC04
 
 
 class LookupState(enum.Enum):
-    """What the primary tier answers for one key (C10)."""
+    """The primary tier's answer for one key (C10)."""
 
     HIT = "hit"
     """In the pool, and leased to the asking request."""
@@ -45,7 +45,7 @@ class MissReason(enum.Enum):
 
 
 class OffloadPolicy(enum.Enum):
-    """What a tier wants of a request's blocks (C25)."""
+    """Which of a request's blocks a tier wants (C25)."""
 
     BLOCK_LEVEL = "block_level"
     REQUEST_LEVEL = "request_level"
@@ -53,7 +53,7 @@ class OffloadPolicy(enum.Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class TierInfo:
-    """What a tier type is, known without opening it.
+    """Facts of a tier type that are known without opening it.
 
     ``bounded_by`` says who keeps the tier inside its capacity: the core (which then evicts by policy through
     ``delete``) or the tier itself (which then reports what it dropped through its context). ``default_capacity`` is
@@ -151,9 +151,8 @@ class TierJob:
     """Of a load: may be told the positions of blocks whose buffers are filled and will not be touched any more.
 
     Their proofs are checked while others still load. Those that are right count even where the job passes its deadline;
-    the others are lost then. A block that is named again is checked with the result. What is
-    written into a right one later may be served, as after the result. From any thread; returns at once. The result is
-    due all the same.
+    the others are lost then. A block that is named again is checked with the result. Bytes written into a right one
+    later may be served, as after the result. From any thread; returns at once. The result is due all the same.
     """
     is_prefix: bool = False
     """Of a lookup: the keys follow one another, and behind the first that is not there no answer is needed.
@@ -222,7 +221,7 @@ def _no_report(_keys: Sequence[OffloadKey]) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class TierContext:
-    """What the core tells a tier instance about where it lives. Kept by the tier, shared with nobody.
+    """A tier instance's surroundings, as the core gives them. Kept by the tier, shared with nobody.
 
     ``namespace`` is safe as a directory or object name; one instance on the blocking interface serves one
     namespace all its life. ``description`` is that namespace in readable form, for a file beside the data.

@@ -1,4 +1,4 @@
-"""What the deciding part asks the acting part to do. Plain data, in the order in which it is to be done.
+"""Actions: the coordinator's orders to the manager, as plain data, in the order in which they are carried out.
 
 Order that must hold for each tier: a request's ``TellNewRequest`` comes before its jobs, its ``TellRequestFinished``
 after its last job. Loads may overtake stores, and nothing else may overtake anything.

@@ -27,7 +27,7 @@ class BreakEven:
         self.recompute: RecomputeCost | None = None
 
     def note(self, job: Job, loaded: int, seconds: float) -> None:
-        """A load of *job*'s tier brought *loaded* blocks in so many seconds, or passed its deadline after them."""
+        """A load of *job*'s tier brought *loaded* blocks in *seconds*, or passed its deadline after them."""
         if loaded:
             self._state.tiers[job.tier].load_times.add(loaded, seconds)
 

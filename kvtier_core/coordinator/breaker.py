@@ -37,7 +37,7 @@ class Breaker:
             self.state = BreakerState.PROBING
 
     def withdrawn(self) -> None:
-        """A job will say nothing about the tier any more. Were it the probe, the next job takes its place."""
+        """A job will say nothing about the tier any more. If it was the probe, the next job takes its place."""
         if self.state is BreakerState.PROBING:
             self.state = BreakerState.OPEN
 

@@ -1,8 +1,8 @@
 """Stores decide which rows new blocks get, and which tiers a stored block goes on to (the cascade).
 
-A tier that is behind, out of the path or at its limit is left out and counted: a cache may forget. It gets what it
-missed once it is idle, as far as the pool still holds that (C28). A cascade that
-passes its deadline is unpinned; should the tier read the row later, the proof gives the changed bytes away.
+A tier that is behind, out of the path or at its limit is left out and counted: a cache may forget. Once it is idle it
+gets those blocks that the pool still holds (C28). A cascade that passes its deadline is unpinned. If the tier reads the
+row later, the proof gives the changed bytes away.
 """
 
 import math
@@ -51,7 +51,7 @@ class Cascades:
     ) -> PreparedTransfer | None:
         """Rows for those of *keys* that the pool does not hold and admits, in order; ``None`` when there is no room.
 
-        With *admit_all* the pool takes what was offered too seldom, too.
+        With *admit_all* the pool also takes what was offered too seldom.
         """
         state = self._state
         if len(set(keys)) < len(keys):  # a block named twice would have two places in the order of eviction
@@ -234,7 +234,7 @@ class Cascades:
     def _admit(
         self, request: RequestState, tier: TierRecord, blocks: Sequence[Block], now: float
     ) -> Sequence[Block]:
-        """The blocks *tier* does not hold, as far as its limits allow; what they don't allow is counted."""
+        """The blocks that *tier* lacks and its limits allow; the others that it lacks are counted."""
         keys = [block.key for block in blocks]
         lacking = blocks
         if tier.presence.holds_any(keys):

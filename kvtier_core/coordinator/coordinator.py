@@ -57,7 +57,7 @@ class Coordinator:
         )
 
     def set_recompute_cost(self, cost: RecomputeCost | None) -> None:
-        """What computing tokens costs the engine; with ``None`` whatever a tier holds is worth loading (C35)."""
+        """Set what computing tokens costs the engine; with ``None`` whatever a tier holds is worth loading (C35)."""
         self._lookups.break_even.recompute = cost
 
     # -- requests
@@ -74,7 +74,7 @@ class Coordinator:
         state = self._state
         if info.request_id in state.requests:
             raise ValueError(f"request {info.request_id!r} is still known: request ids must be unique")
-        info = replace(info)  # by this very object the request is told from later ones of its id
+        info = replace(info)  # this very object tells the request from later ones of its id
         request = RequestState(info, load_tiers, store_tiers, now)
         state.requests[info.request_id] = request
         if info.wants_remote_decode:
@@ -101,7 +101,7 @@ class Coordinator:
         self._state.going_on(request_id).may_store = True
 
     def request_preempted(self, request_id: str) -> None:
-        """The engine took the request's device blocks: nothing is stored for it until it begins anew (C04)."""
+        """The engine took the request's device blocks: nothing is stored for it until ``request_begins`` (C04)."""
         self._state.going_on(request_id).may_store = False
 
     def may_store(self, request_id: str) -> bool:
@@ -214,7 +214,7 @@ class Coordinator:
                 self._state.outbox.append(TellStepEnd(tier.name, step))
 
     def tick(self, now: float, arrived: Arrived = lambda _job_id: ()) -> None:
-        """Let pass what has passed its deadline. *arrived* is asked about each load of which that is so."""
+        """Give up the jobs whose deadline has passed. *arrived* is asked what has come of the loads among them."""
         while (job := self._state.next_overdue(now)) is not None:
             self._results.expire(job, arrived, now)
         leases.expire(self._state, now)
@@ -291,7 +291,7 @@ class Coordinator:
     # -- what the acting part reads
 
     def take_actions(self) -> list[Action]:
-        """What is to be done, in order; each action is handed out once."""
+        """The actions since the last call, in order."""
         actions, self._state.outbox = self._state.outbox, []
         return actions
 

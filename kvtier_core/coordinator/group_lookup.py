@@ -22,7 +22,7 @@ class GroupLookup:
         self.blocks = blocks
         """The pool's block of each key, arriving or ready."""
         self.verdicts: list[Verdict] = []
-        """What the tiers say of each key that the pool does not hold; ``None`` for the others."""
+        """The tiers' verdict on each key that the pool does not hold; ``None`` for the others."""
         self.costs = GroupCosts(shape, (), ())
 
     def end_at_first_doubt(self) -> None:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class JobKind(enum.Enum):
-    """What a job moves, and between whom."""
+    """The kinds of jobs."""
 
     LOOKUP = "lookup"
     SEAL = "seal"

@@ -18,7 +18,7 @@ class LoadTimes:
         self._model: tuple[float, float] | None = None
 
     def add(self, blocks: int, seconds: float) -> None:
-        """A load of so many blocks took so long."""
+        """A load of *blocks* took *seconds*."""
         self._samples.append((blocks, seconds))
         self._model = None
 
@@ -44,7 +44,7 @@ class LoadTimes:
         return None if self.model is None else dict(zip(("fixed", "per_block"), self.model, strict=True))
 
     def predict(self, blocks: int) -> float | None:
-        """Seconds that a load of so many blocks would take; ``None`` while too little is known."""
+        """Seconds that a load of *blocks* would take; ``None`` while too little is known."""
         if self.model is None:
             return None
         fixed, per_block = self.model

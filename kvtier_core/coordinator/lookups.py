@@ -35,7 +35,7 @@ _Keys = Sequence[OffloadKey]
 
 
 class _Plan:
-    """What one lookup comes to: the end point, what to hold and to promote for it, and what it waits for."""
+    """The outcome of one lookup: the end point, what to hold and to promote for it, and what it waits for."""
 
     __slots__ = ("end", "hold", "promote", "reason", "retry", "unknown")
 
@@ -151,7 +151,7 @@ class Lookups:
         return plan
 
     def _judge(self, request: RequestState, group: GroupLookup, now: float) -> list[Verdict]:
-        """What the tiers say of the group's blocks that the pool lacks."""
+        """The tiers' verdicts on the group's blocks that the pool lacks."""
         absent = [key for key, block in zip(group.keys, group.blocks, strict=True) if block is None]
         return self._tiers.judge(request, absent, now, is_prefix=group.shape.window is None)
 
@@ -180,11 +180,10 @@ class Lookups:
         return find_end([group.costs for group in groups], ledger.room)
 
     def _choose(self, groups: Sequence[GroupLookup], end: int, promotions: float) -> _Plan:
-        """What to hold and to promote for *end*: nothing behind a key that no tier has spoken about yet.
+        """Choose the blocks to hold and to promote for *end*: none behind a key that no tier has spoken about yet.
 
-        While there is such a key the end point may still move. A lone prefix is needed all the same as far as it is
-        known; of anything else nothing is promoted then. What finds no room among the *promotions*, or at its tier,
-        waits, and all that comes after it.
+        While there is such a key the end point may still move. Only a lone prefix is promoted then, up to that key. A
+        block that finds no room among the *promotions*, or at its tier, waits, and all that come after it wait.
         """
         plan = _Plan(end)
         hold: list[tuple[int, Block]] = []  # by the token each ends at
@@ -260,7 +259,7 @@ class Lookups:
             self._state.sharing.setdefault(block, {})[request] = None
 
     def _count_miss(self, request: RequestState, key: OffloadKey, reason: MissReason) -> MissReason:
-        """Why *key* missed, as far as it is known, counted once per request and key."""
+        """Why *key* missed, counted once per request and key."""
         if reason is MissReason.NOT_STORED:
             if key in self._state.evicted:
                 reason = MissReason.EVICTED

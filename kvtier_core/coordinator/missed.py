@@ -1,4 +1,4 @@
-"""What a tier was to get and did not, one entry for each store that was dropped. Pure."""
+"""The blocks that a tier did not get, one entry for each store that was dropped. Pure."""
 
 from collections import deque
 from collections.abc import Sequence

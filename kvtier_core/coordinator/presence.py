@@ -1,4 +1,4 @@
-"""What the deciding part knows about one tier's contents. Pure; time comes in; every memory here is bounded.
+"""Presence: what is known of one tier's contents. Pure; time comes in; every memory here is bounded.
 
 Three sources, strongest first: keys that could not be loaded lately (absent, with the reason, until something
 changes), the tier's resident presence set where it has one, and answers to questions asked ahead.
@@ -72,7 +72,7 @@ class _Expiring(Generic[V]):
 
 
 class Presence:
-    """One tier's contents as far as they are known without asking."""
+    """One tier's contents, known without asking."""
 
     def __init__(self, *, complete: bool, ttl_s: float, miss_ttl_s: float, limit: int) -> None:
         self.resident: ResidentSource | None = None
@@ -135,7 +135,8 @@ class Presence:
     ) -> None:
         """The tier answered the question *job*, but for its *bad* keys; late or not.
 
-        What it could not tell in time is unknown as before; what it failed to ask about is not asked again for a while.
+        Keys that it could not tell of in time stay unknown. Those it failed to ask about are not asked again for a
+        while.
         """
         self.unask(job.keys, job.id)
         for key, reason in bad.items():

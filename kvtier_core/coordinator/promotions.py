@@ -103,7 +103,7 @@ class Promotions:
         self.note_lost(job, lost, now, waiting)
 
     def _make_ready(self, job: Job, blocks: Sequence[Block], pins: int = 0) -> None:
-        """*blocks* of *job* have come; they keep so many *pins*."""
+        """*blocks* of *job* have come; they keep *pins* pins."""
         self._state.ledger.make_ready(blocks, pins)
         self._state.tiers[job.tier].counters.loaded += len(blocks)
         for block in blocks:
@@ -112,7 +112,7 @@ class Promotions:
     def note_lost(
         self, job: Job, lost: Mapping[OffloadKey, MissReason], now: float, waiting: Iterable[RequestState]
     ) -> None:
-        """Let nobody who waited for *job* wait for its *lost* keys again, however soon others may ask anew (K6)."""
+        """No request that waited for *job* waits for its *lost* keys again, however soon others may ask (K6)."""
         miss_ttl = self._state.tiers[job.tier].limits.miss_ttl
         until = now + max(miss_ttl, self._state.limits.load_again_after_s)
         noted = {key: (until, reason) for key, reason in lost.items()}

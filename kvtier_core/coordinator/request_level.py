@@ -109,7 +109,7 @@ class RequestLevel:
             tier.late.extend((request, block.key) for block in taken)
 
     def give_late(self, now: float) -> None:
-        """Hand out what waits, oldest first, as far as there is room now."""
+        """Hand out the blocks that wait, oldest first, until there is no room."""
         for tier in self._state.tiers.values():
             while tier.late:
                 request = tier.late[0][0]
@@ -140,7 +140,7 @@ class RequestLevel:
         return chosen
 
     def reset(self) -> None:
-        """A new cache epoch: nothing of the old one is given any more, and all may be given anew."""
+        """A new cache epoch: nothing of the old one is given any more, and every key may be given again."""
         self._state.following.clear()
         for tier in self._state.tiers.values():
             tier.counters.dropped += len(tier.late)

@@ -1,4 +1,4 @@
-"""What comes of a job: its result, or its deadline, as changes of the shared state.
+"""The ends of jobs, by their result or their deadline, as changes of the shared state.
 
 A result that makes no sense is a fault of its tier, and counts as if every key had failed. Part of a batch is kept:
 what a result does not name as bad counts (C22b, C23).
@@ -86,7 +86,7 @@ class Results:
 
     @staticmethod
     def _note_service(tier: TierRecord, job: Job, bad: Bad, result: JobResult, now: float) -> float:
-        """What the result of *job*, which came in time, says of the tier. The seconds that it took."""
+        """Tell the tier's breaker of the result of *job*, which came in time. The seconds that it took."""
         service = tier.service(job.kind)
         says_nothing = job.kind is JobKind.LOOKUP and len(bad) == len(job.keys)
         faulty = says_nothing or MissReason.TIER_FAILED in bad.values()

@@ -1,6 +1,6 @@
 """The state that the parts of the coordinator share: requests, jobs, tiers, limits, the outbox. Pure data.
 
-Used by one thread. Nothing here decides; the modules beside it do.
+Used by one thread. Nothing here decides: the other modules do.
 """
 
 import math
@@ -71,7 +71,7 @@ class RequestState:
     late: int = 0
     """Blocks that such tiers get later: they are on their way into the pool, or a tier is behind."""
     may_store: bool = True
-    """Whether what its device blocks hold may be stored: a reset or a preemption ends that until it begins anew."""
+    """Whether its device blocks may be stored: not after a reset or a preemption, until it begins again."""
     finished: bool = False
 
     def deepen(self, count: int) -> range:
@@ -154,9 +154,9 @@ class State:
         self.no_lease_lapses_before = 0.0
         """The clock's time up to which ``leases.expire`` has nothing to do."""
         self.following: dict[Block, dict[RequestState, None]] = {}
-        """Arriving blocks, and the requests beside the one that stores them as part of which tiers get them, too."""
+        """Arriving blocks, and the requests, other than the one that stores them, as part of which tiers get them."""
         self.sharing: dict[Block, dict[RequestState, None]] = {}
-        """Blocks reserved in this step, and the requests that wait for each beside the one that reserved it."""
+        """Blocks reserved in this step, and the requests, other than the one that reserved it, that wait for each."""
         self.planning: dict[RequestState, None] = {}
         """Requests that have reservations in ``planned``."""
         self.awaiting_step: dict[RequestState, None] = {}
@@ -265,13 +265,13 @@ class State:
 
     @property
     def promotion_room(self) -> float:
-        """Rows that may still be reserved for promotions, as far as the pool is concerned (C21, C31)."""
+        """Rows that the pool's limits still allow for promotions (C21, C31)."""
         limits = self.limits
         loading = self.promoting_rows + self.quarantined_rows
         return min(limits.max_promotion_rows - self.promoting_rows, limits.max_loading_rows - loading)
 
     def forget_answer(self, request: RequestState) -> None:
-        """The pending answer of *request* is found anew when it is asked for."""
+        """The next lookup of *request* looks again."""
         request.remembered = None
         for key in request.unsure:
             unsure = self.unsure[key]

@@ -1,4 +1,4 @@
-"""What the tiers are known to hold of some keys, as one verdict a key; what is unknown is asked, in one job a tier.
+"""Verdicts: which tier holds a key, from what is known. What is unknown is asked, in one job a tier.
 
 A verdict names the first tier in configured order that holds the key, once the tiers before it have said no or may
 not be waited for any longer. Decides nothing about rows.
@@ -88,7 +88,7 @@ class TierAnswers:
     def _known(
         self, request: RequestState, tier: TierRecord, keys: Sequence[OffloadKey], now: float
     ) -> list[Answer]:
-        """What *tier* is known to hold, as far as *request* is concerned; what it may not be asked about has failed."""
+        """What *request* may take *tier* to hold. Keys that the tier may not be asked about have failed."""
         answers = tier.presence.classify(keys, now)
         if tier.name in request.not_loaded:
             answers = self._without_lost(request, tier, keys, answers, now)

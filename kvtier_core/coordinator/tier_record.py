@@ -1,4 +1,4 @@
-"""What the coordinator keeps of one tier: what it holds, whether it is in the path, how much of the pool it has.
+"""One tier from the coordinator's side: its contents, whether it is in the path, how much of the pool it has.
 
 Pure data and its limits; the modules that decide change it.
 """
@@ -50,7 +50,7 @@ class Service:
 
     @property
     def owes(self) -> bool:
-        """Whether there are so many of these that no more jobs go. Loads are bounded by their rows instead."""
+        """Whether no more jobs go until some of these are answered. Loads are bounded by their rows instead."""
         return self.unanswered >= self.max_unanswered
 
     def count_time(self, job: Job, now: float) -> float:
@@ -94,7 +94,7 @@ class TierRecord:
         self.missed = Missed(num_rows)
         self.load_times = LoadTimes()
         self.probe_at: float | None = None
-        """When it gets a load though that would be a loss; ``None`` while it is not passed over (C35)."""
+        """When it gets a load as a probe; ``None`` while it is not passed over (C35)."""
         self.has_jobs_this_step = False
         """It was given a job since the last end of a step."""
         self.serving = False

@@ -1,3 +1,3 @@
-"""What an engine drives, request by request."""
+"""The engine session: requests, step by step."""
 
 from kvtier_core.session.session import EngineSession as EngineSession

@@ -1,4 +1,4 @@
-"""What the session keeps of a request."""
+"""A request, from the session's side."""
 
 from collections import Counter
 from dataclasses import dataclass, field
