@@ -171,9 +171,17 @@ def plan_tier(settings: Settings, name: str, row_bytes: int) -> TierBuild:
 
 
 def open_manager(
-    settings: Settings, namespace: Namespace, pool: Pool, *, open_timeout_s: float = 60.0
+    settings: Settings,
+    namespace: Namespace,
+    pool: Pool,
+    *,
+    open_timeout_s: float = 60.0,
+    as_one_prefix: bool = False,
 ) -> TierManager:
     """Open the tiers on *pool*, for an engine that moves blocks between device and pool by itself.
+
+    With *as_one_prefix* the keys of all groups are looked up as one prefix, in the order in which the engine asks: it
+    finds the end point itself.
 
     The pool stays the caller's, to be closed after the manager's ``shutdown``. Raises ``ConfigError``, ``PluginError``
     or ``TierOpenError``; then no tier is left open but one that does not confirm its shutdown, for whose sake the pool
@@ -188,6 +196,7 @@ def open_manager(
         policy=make_policy(settings.pool.policy, geometry.num_rows, settings.policies),
         limits=_limits(settings, geometry.num_rows),
         reset_tiers=settings.on_reset == "all",
+        as_one_prefix=as_one_prefix,
     )
     try:
         if settings.pool.prefault:

@@ -43,7 +43,7 @@ class TierManager:
     Whatever takes a request's id raises ``UnknownRequestError`` for one that never began or is over.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - all of them by name
         self,
         *,
         pool: Pool,
@@ -52,6 +52,7 @@ class TierManager:
         policy: EvictionPolicy[Block],
         limits: PoolLimits,
         reset_tiers: bool = True,
+        as_one_prefix: bool = False,
         clock: Callable[[], float] = time.monotonic,
         log: logging.Logger | None = None,
     ) -> None:
@@ -81,9 +82,10 @@ class TierManager:
             )
             for build in tiers
         ]
-        self.group_shapes = [
+        shapes = [
             GroupShape(namespace.tokens_of(group), group.window) for group in namespace.cached_groups.values()
         ]
+        self.group_shapes = [GroupShape(shapes[0].tokens_per_block)] if as_one_prefix else shapes
         self._coordinator = Coordinator(pool.geometry.num_rows, policy, specs, limits, self.group_shapes)
         self._changes = Changes(self._coordinator.state.ledger, limits.max_events)
 

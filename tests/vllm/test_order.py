@@ -151,6 +151,14 @@ def test_a_key_of_one_group_waits_until_the_other_groups_reach_it():
     assert asked.answer(keys(3)[2], 1) is MISS
 
 
+def test_with_one_shape_the_keys_of_all_groups_are_one_prefix_in_the_order_asked():
+    wanted = [*keys(2), *keys(2, group=3)]
+    ask = Ask(3)
+    asked = Asked(dict.fromkeys(wanted, 0), [0, 3], [FULL], ask)
+    assert [asked.answer(key, 1) for key in wanted] == [HIT, HIT, HIT, MISS]
+    assert ask.calls == [(tuple(wanted),)]
+
+
 def test_windows_alone_are_asked_for_from_their_end_in_one_lookup():
     window = keys(4)
     ask = Ask(4)

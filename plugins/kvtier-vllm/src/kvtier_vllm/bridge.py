@@ -151,7 +151,11 @@ class KvtierTier(SecondaryTierManager):
             raise PoolError(str(error)) from None
         try:
             self._tiers = open_manager(
-                settings, namespace, self._pool, open_timeout_s=self._options.open_timeout_s
+                settings,
+                namespace,
+                self._pool,
+                open_timeout_s=self._options.open_timeout_s,
+                as_one_prefix=True,
             )
         except BaseException:
             self._pool.close()

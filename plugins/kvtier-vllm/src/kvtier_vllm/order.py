@@ -46,7 +46,8 @@ class Asked:
 
     vLLM looks for the end point group by group, prefixes from their beginning and windows from their end; it is told
     HIT for just the blocks that the end point of all groups needs. *groups* are the groups' numbers in keys, *shapes*
-    how they cover tokens; *ask* answers for each group's keys from a common token on.
+    how they cover tokens; *ask* answers for each group's keys from a common token on. With one shape all keys are of
+    one prefix, whatever their groups.
 
     Without *positions* the keys are learnt as they are asked for: a key seen for the first time answers RETRY, so that
     vLLM goes on to the next, and all of them are looked up in one batch in the step after.
@@ -63,7 +64,7 @@ class Asked:
         self._number = {group: number for number, group in enumerate(groups)}
         self._shapes = shapes
         self._ask = ask
-        self._keys: list[list[OffloadKey]] = [[] for _ in groups]
+        self._keys: list[list[OffloadKey]] = [[] for _ in shapes]
         self._index: dict[OffloadKey, int] = {}
         """Which of its group's each key is."""
         self._begins_anywhere = all(shape.window is not None for shape in shapes)
