@@ -17,7 +17,7 @@ from disk_contenders import NAMESPACE, Measured, Rows, timed
 
 from kvtier_core import OffloadKey
 from kvtier_core.coordinator import Finished
-from kvtier_core.manager.integrity import Integrity, LoadCheck
+from kvtier_core.manager.integrity import Integrity
 from kvtier_core.values import JobResult, RequestInfo, TierContext, TierJob
 from kvtier_disk import DiskTier
 from kvtier_disk.settings import DiskSettings
@@ -133,17 +133,15 @@ class OursWithProofs(Ours):
 
     def _load(self, driver: TierDriver, rows: Rows, keys: Sequence[OffloadKey]) -> None:
         integrity = self._proving(rows)
-        loads: dict[int, LoadCheck] = {}
+        loads: dict[int, int] = {}
         for job in rows.jobs():
-            load = LoadCheck("bench", _tier_job(keys, job), rows.sealer)
-            integrity.begin(load)
-            arrived: Callable[[Sequence[int]], None] = partial(integrity.verify_early, load)
+            tier_job = integrity.begin("bench", _tier_job(keys, job), rows.sealer)
             buffers = [rows.view(index) for index in job]
-            loads[driver.start_load(load.job.keys, buffers, arrived=arrived)] = load
+            loads[driver.start_load(tier_job.keys, buffers, arrived=tier_job.arrived)] = tier_job.id
         count = len(loads)
         while loads:
             result = driver.wait_any(loads)
-            integrity.verify(loads.pop(result.job_id), result)
+            integrity.finish("bench", replace(result, job_id=loads.pop(result.job_id)))
         for _ in range(count):
             while not isinstance(event := self._checked.get(), Finished):
                 pass  # what was sealed

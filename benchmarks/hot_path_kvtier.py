@@ -55,7 +55,7 @@ class Pool:
         self.presence = PresenceSet(10 * num_blocks, complete=True)
         self.presence.add(_typed(copies(self.keys.resident)))
         for name in tiers:
-            self.coordinator.tier_ready(name, lambda: self.presence)
+            self.coordinator.tier_ready(name, self.presence)
         # What the tiers missed before they came they hold: each tick looks at a part of it, and gives them nothing.
         while any(tier.missed.num_keys for tier in self.coordinator.state.tiers.values()):
             self.coordinator.tick(NOW)

@@ -93,6 +93,15 @@ class TierHookSpecs:
         """These keys were used from a warmer tier; a tier that bounds itself may count it as recency."""
 
     @hookspec(firstresult=True)
+    def discard(self, keys: Sequence[OffloadKey]) -> None:
+        """These blocks gave wrong bytes: do not hand them out again until they are stored anew.
+
+        Deleting them may take its time. On a storage that others use, read a block again before you delete it: a bad
+        path on this machine must not empty the store of all. Example: a client marks the keys, and a thread of its own
+        reads each once more.
+        """
+
+    @hookspec(firstresult=True)
     def cancel_jobs(self, job_ids: Sequence[int]) -> None:
         """Nobody waits for these jobs any more. Best effort; their results are still due."""
 

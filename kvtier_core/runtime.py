@@ -14,7 +14,9 @@ from kvtier_core.blocktier import BlockTier
 from kvtier_core.coordinator import PoolLimits
 from kvtier_core.errors import ConfigError, PoolError
 from kvtier_core.manager import TierBuild, TierIdentity, TierManager
-from kvtier_core.manager.blocking import BlockTierAdapter
+from kvtier_core.manager.blocking import BlockingTier
+from kvtier_core.manager.hook_tier import HookTier
+from kvtier_core.manager.port import MakePort
 from kvtier_core.namespace import Namespace, payload_sizes
 from kvtier_core.plugins import TierType
 from kvtier_core.policies import PolicyFactory, make_policy
@@ -28,7 +30,6 @@ from kvtier_core.transfer.device import open_device
 from kvtier_core.transfer.pool import Pool, PoolGeometry
 from kvtier_core.transfer.waiting import bounded
 from kvtier_core.units import format_size
-from kvtier_core.values import TierContext
 
 if TYPE_CHECKING:
     from kvtier_core.transfer.layout import KVLayout
@@ -102,14 +103,11 @@ def _limits(settings: Settings, num_rows: int) -> PoolLimits:
     )
 
 
-def _build_tier(
-    tier_type: TierType, settings: TierSettings, policies: Mapping[str, PolicyFactory], context: TierContext
-) -> object:
+def _port_of(tier_type: TierType, settings: TierSettings, policies: Mapping[str, PolicyFactory]) -> MakePort:
     cls = class_of_tier(tier_type, settings)
     if issubclass(cls, BlockTier):
-        return BlockTierAdapter(cls, settings, context, policies=policies)
-    plugin: object = cls(settings, context)
-    return plugin
+        return partial(BlockingTier, cls, settings, policies)
+    return partial(HookTier, lambda context: cls(settings, context))
 
 
 def class_of_tier(tier_type: TierType, settings: TierSettings) -> type[Any]:
@@ -166,7 +164,7 @@ def plan_tier(settings: Settings, name: str, row_bytes: int) -> TierBuild:
         store_threshold=tier.store_threshold,
         capacity_bytes=capacity,
         secrets=frozenset(find_secrets(type(tier), dict(tier))),
-        build=partial(_build_tier, tier_type, tier, settings.policies),
+        make_port=_port_of(tier_type, tier, settings.policies),
     )
 
 

@@ -71,6 +71,12 @@ class TierInfo:
     default_capacity: int | None = None
     store_batch: int = 1
     load_batch: int = 1
+    reports_contents: bool = False
+    """A tier on the hook specs that reports what it holds (``TierContext.report_stored`` and ``report_evicted``).
+
+    The report is complete when ``on_open`` or ``reset`` returns. From then on the tier is not asked about keys that
+    are not in it. The core adds what a store has put there.
+    """
 
     def resolve_capacity(self, setting: int | None) -> int | None:
         """The bound in bytes that holds for this value of the ``capacity`` setting; ``None`` means no bound."""
@@ -227,9 +233,12 @@ class TierContext:
     namespace all its life. ``description`` is that namespace in readable form, for a file beside the data.
     ``row_bytes`` is the size of every block that will be stored (a multiple of 4096). ``capacity_bytes`` is the
     resolved ``capacity`` setting, ``None`` when there is no bound. ``wake`` may be called from any thread when a
-    result is ready; a tier that never calls it is polled. ``report_evicted`` may be called from any thread by a
-    tier that bounds itself, ``report_stored`` by one that others change too (``SupportsFollow``). ``policies`` are the
-    eviction policies of plugins, for ``make_policy``.
+    result is ready; a tier that never calls it is polled.
+    ``report_stored`` and ``report_evicted`` may be called from any thread. They are for tiers on the blocking interface
+    that bound themselves or that others change (``SupportsFollow``), and for tiers on the hook specs with
+    ``TierInfo.reports_contents``. A key reported as stored that is not there costs a load that finds nothing. A key
+    reported as evicted that is there costs a hit. ``policies`` are the eviction policies of plugins, for
+    ``make_policy``.
     """
 
     name: str

@@ -20,7 +20,7 @@ from kvtier_core.coordinator.cascades import Cascades
 from kvtier_core.coordinator.endpoints import GroupShape
 from kvtier_core.coordinator.jobs import Job, JobKind
 from kvtier_core.coordinator.lookups import Lookups
-from kvtier_core.coordinator.presence import ResidentSource
+from kvtier_core.coordinator.presence import ResidentPresence
 from kvtier_core.coordinator.promotions import Promotions
 from kvtier_core.coordinator.request_level import RequestLevel
 from kvtier_core.coordinator.results import Arrived, Finished, Results
@@ -282,8 +282,8 @@ class Coordinator:
         self._state.give_up(job)
         self._state.tiers[job.tier].service(job.kind).breaker.withdrawn()
 
-    def tier_ready(self, tier_name: str, resident: ResidentSource | None) -> None:
-        """A tier serves the current namespace from now on, with this source of its presence set."""
+    def tier_ready(self, tier_name: str, resident: ResidentPresence | None) -> None:
+        """A tier serves the current namespace from now on, with this set of its keys, where it has one."""
         tier = self._state.tiers[tier_name]
         tier.presence.resident = resident
         tier.serving = True

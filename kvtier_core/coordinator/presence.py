@@ -5,7 +5,7 @@ changes), the tier's resident presence set where it has one, and answers to ques
 """
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Generic, Literal, Protocol, TypeVar
 
 from kvtier_core.coordinator.jobs import Job
@@ -16,13 +16,15 @@ from kvtier_core.values import JobResult, MissReason
 class ResidentPresence(Protocol):
     """A tier's own, always current set of keys, readable from the engine's thread without I/O."""
 
+    @property
+    def complete(self) -> bool:
+        """Whether it still holds every key. Once the tier has more than it remembers, the tier is asked."""
+        ...
+
     def contains_many(self, keys: Sequence[OffloadKey]) -> list[bool]:
         """One bool a key, in order."""
         ...
 
-
-ResidentSource = Callable[[], ResidentPresence | None]
-"""Hands out a tier's current set; ``None`` once the tier holds more than it remembers."""
 
 Answer = Literal[True] | MissReason | None
 """What is known of one key: it is there, why it is not, or nothing."""
@@ -75,7 +77,7 @@ class Presence:
     """One tier's contents, known without asking."""
 
     def __init__(self, *, complete: bool, ttl_s: float, miss_ttl_s: float, limit: int) -> None:
-        self.resident: ResidentSource | None = None
+        self.resident: ResidentPresence | None = None
         self._complete = complete
         """Whether a key outside the resident set is absent; of a shared tier it may be there all the same."""
         self._ttl = ttl_s
@@ -86,7 +88,7 @@ class Presence:
 
     def classify(self, keys: Sequence[OffloadKey], now: float) -> list[Answer]:
         """For each key: True (there), a reason (not there), or ``None`` (unknown, perhaps already asked)."""
-        held = self.resident() if self.resident is not None else None
+        held = self._held()
         if held is None and not self._lost and not self._answers:
             return [None] * len(keys)
         resident = [False] * len(keys) if held is None else held.contains_many(keys)
@@ -106,9 +108,12 @@ class Presence:
                 answers.append(_NOT_STORED if answer is False else answer)
         return answers
 
+    def _held(self) -> ResidentPresence | None:
+        return self.resident if self.resident is not None and self.resident.complete else None
+
     def holds_any(self, keys: Sequence[OffloadKey]) -> bool:
         """Whether ``classify`` may say True of any of *keys*. Cost: one membership test a key."""
-        held = self.resident() if self.resident is not None else None
+        held = self._held()
         return (held is not None and True in held.contains_many(keys)) or self._answers.has_any(keys)
 
     def not_asked(self, keys: Sequence[OffloadKey], answers: Sequence[Answer]) -> list[OffloadKey]:
@@ -154,7 +159,7 @@ class Presence:
 
     def answer(self, keys: Sequence[OffloadKey], present: Sequence[bool], now: float) -> None:
         """The tier said which of *keys* it holds; a late answer counts too."""
-        is_resident = self.resident is not None and self.resident() is not None
+        is_resident = self._held() is not None
         for key, there in zip(keys, present, strict=True):
             self._lost.drop(key)
             if not is_resident:

@@ -46,10 +46,10 @@ def plain_result(result: JobResult, job_id: int) -> JobResult:
     return JobResult(
         job_id=job_id,
         present=None if present is None else _answers(present),
-        missing=_keys("missing", result.missing),
-        failed=_keys("failed", result.failed),
+        missing=plain_keys("missing", result.missing),
+        failed=plain_keys("failed", result.failed),
         error=error,
-        held=_keys("held", result.held),
+        held=plain_keys("held", result.held),
     )
 
 
@@ -70,7 +70,7 @@ def _plain_event(event: object) -> TierEvent:
     kind = next((kind for kind in _KINDS if type(said) is str and said == kind), None)
     if kind is None:
         raise TypeError("a TierEvent's kind must be 'stored', 'removed' or 'cleared'")
-    return TierEvent(kind=kind, keys=_keys("keys", event.keys))
+    return TierEvent(kind=kind, keys=plain_keys("keys", event.keys))
 
 
 def _answers(present: object) -> tuple[bool | None, ...]:
@@ -85,7 +85,8 @@ def _answers(present: object) -> tuple[bool | None, ...]:
     return answers
 
 
-def _keys(name: str, keys: object) -> tuple[OffloadKey, ...]:
+def plain_keys(name: str, keys: object) -> tuple[OffloadKey, ...]:
+    """*keys*, which a tier calls *name*, with nothing of the tier's in it. Raises ``TypeError``."""
     if not isinstance(keys, list | tuple | set | frozenset):
         raise TypeError(f"{name} must be a list, tuple or set of keys, not {type(keys).__name__}")
     plain = tuple(keys)

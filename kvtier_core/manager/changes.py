@@ -10,7 +10,7 @@ from kvtier_core.keys import OffloadKey
 from kvtier_core.ledger import BlockState, Ledger
 from kvtier_core.manager.blocking.events import EventLog
 from kvtier_core.manager.events import Changed
-from kvtier_core.manager.host import TierHost
+from kvtier_core.manager.port import TierPort
 from kvtier_core.values import TierEvent
 
 POOL = "pool"
@@ -25,15 +25,15 @@ class Changes:
         self._waiting: list[tuple[str, TierEvent]] = []
         self._asked: set[str] = set()
 
-    def take(self, hosts: Iterable[TierHost]) -> list[tuple[str, TierEvent]]:
-        """The changes since the last call, each with its place: ``pool`` or a tier's name. Asks *hosts* for more."""
+    def take(self, ports: Iterable[TierPort]) -> list[tuple[str, TierEvent]]:
+        """The changes since the last call, each with its place: ``pool`` or a tier's name. Asks *ports* for more."""
         self._ledger.note = self._pool.record
         events = [(POOL, event) for event in self._pool.take(self._contents)]
         events += self._waiting
         self._waiting = []
-        for host in hosts:
-            if host.identity.name not in self._asked and host.ask_changes():
-                self._asked.add(host.identity.name)
+        for port in ports:
+            if port.identity.name not in self._asked and port.ask_changes():
+                self._asked.add(port.identity.name)
         return events
 
     def add(self, changed: Changed) -> None:

@@ -4,17 +4,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kvtier_core.coordinator import Finished
-from kvtier_core.coordinator.presence import ResidentSource
+from kvtier_core.coordinator.presence import ResidentPresence
 from kvtier_core.values import RequestInfo, TierEvent
 
 
 @dataclass(frozen=True, slots=True)
-class Fault:
-    """A hook raised, or a tier handed out nonsense."""
+class TierFault:
+    """A tier raised outside of a job, or handed out nonsense."""
 
     tier: str
     of_job: bool = False
-    """Whether it was a job's result, which is reported as failed beside this."""
+    """Whether it was a job's result, which is reported as failed as well."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class Serving:
 
     tier: str
     generation: int
-    resident: ResidentSource | None
+    resident: ResidentPresence | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,13 +43,15 @@ class Changed:
 
 @dataclass(frozen=True, slots=True)
 class OpenFailed:
-    """A tier could not open; *error* says why, without secrets."""
+    """A tier could not open, or go over to another namespace. *error* says why, without secrets."""
 
     tier: str
     error: str
     is_explained: bool
     """Whether *error* says what to do."""
     will_retry: bool
+    is_reset: bool
+    """Whether the tier is open and could not go over."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,4 +67,4 @@ class Wake:
     """Somebody outside the tiers (a device) wants the waiting engine's thread to look."""
 
 
-Event = Finished | Fault | Sealed | Serving | Changed | OpenFailed | WholeRequest | Wake
+Event = Finished | TierFault | Sealed | Serving | Changed | OpenFailed | WholeRequest | Wake

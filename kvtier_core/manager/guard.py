@@ -1,6 +1,8 @@
 """The one place where a tier's exceptions are caught (contract C30): named, logged, handed back as a value."""
 
 import logging
+import re
+import threading
 import traceback
 from collections import Counter
 from collections.abc import Callable, Collection
@@ -18,6 +20,8 @@ _MAX_TEXT = 2000
 """Characters of a tier's own words that a message repeats."""
 _MAX_READ = 10 * _MAX_TEXT
 """Characters that are looked through for secrets."""
+
+_NUMBERED = re.compile(r"\w*\d\w*")
 
 _CAUSE, _CONTEXT = BaseException.__dict__["__cause__"], BaseException.__dict__["__context__"]
 _TRACEBACK = BaseException.__dict__["__traceback__"]
@@ -48,12 +52,13 @@ class HookFault:
 
 
 class Guard:
-    """Calls one tier instance's hooks. Used by its hook thread only, but for ``mask``."""
+    """Calls one tier and logs what it does wrong. For any thread."""
 
     def __init__(self, identity: TierIdentity, secrets: Collection[str], log: logging.Logger) -> None:
         self._identity = identity
         self._secrets = secrets
         self._log = log
+        self._lock = threading.Lock()  # guards the one below
         self._seen: Counter[tuple[str, str]] = Counter()
 
     def call(self, hook: str, function: Callable[..., Any], **arguments: object) -> Any:  # noqa: ANN401 - a plugin's answer
@@ -74,10 +79,11 @@ class Guard:
     def report(self, hook: str, kind: str, text: str) -> HookFault:
         """Log what a hook did wrong: the first of its kind and then ever more rarely (at powers of two)."""
         fault = HookFault(self.mask(text))
-        if len(self._seen) >= _MAX_KINDS:
-            self._seen.clear()
-        self._seen[hook, kind] += 1
-        count = self._seen[hook, kind]
+        with self._lock:
+            if len(self._seen) >= _MAX_KINDS:
+                self._seen.clear()
+            self._seen[hook, kind] += 1
+            count = self._seen[hook, kind]
         if count & (count - 1) == 0:
             self._log.warning(
                 "%s: %s; it costs hits and nothing else.%s",
@@ -86,6 +92,10 @@ class Guard:
                 f" Seen {count} times." if count > 1 else "",
             )
         return fault
+
+    def report_job(self, what: str, error: str) -> None:
+        """Log why a job failed. Counts and names of blocks differ each time; what went wrong is the same."""
+        self.report(what, _NUMBERED.sub("#", error), f"a {what} job failed: {error}")
 
     def debug(self, hook: str, error: BaseException) -> None:
         """Log at debug level where *error* came from."""

@@ -33,17 +33,14 @@ class _Life:
         """Its calls so far, in order, while an earlier request of its id is not over."""
 
 
-class Inbox:
-    """Calls for one hook thread. Safe from any thread."""
+class CallQueue:
+    """Calls for one thread of a tier. Safe from any thread."""
 
     def __init__(self, max_waiting: int) -> None:
         self._calls: SimpleQueue[Call | None] = SimpleQueue()
         self._max_waiting = max_waiting
-        self._lock = threading.Lock()
-        self._lives: dict[str, deque[_Life]] = {}
-        """By id: requests that the tier was told of, or will be, and that are not over. The first is current,
-        the others wait for its end."""
         self._num_held_back = 0
+        self._lock = threading.Lock()
         self._is_wake_pending = False
 
     def put(self, call: Call) -> None:
@@ -57,6 +54,35 @@ class Inbox:
 
     def _is_far_behind(self) -> bool:
         return self._calls.qsize() + self._num_held_back >= self._max_waiting
+
+    def wake(self) -> None:
+        """Let ``get`` return; one pending wake is enough, however often it is asked for."""
+        with self._lock:
+            if self._is_wake_pending:
+                return
+            self._is_wake_pending = True
+        self._calls.put(None)
+
+    def get(self, timeout_s: float | None) -> Call | None:
+        """The next call; ``None`` after *timeout_s*, or when woken."""
+        try:
+            call = self._calls.get(timeout=timeout_s)
+        except Empty:
+            return None
+        if call is None:
+            with self._lock:
+                self._is_wake_pending = False
+        return call
+
+
+class Inbox(CallQueue):
+    """Calls for a hook thread, in the order in which requests begin and end."""
+
+    def __init__(self, max_waiting: int) -> None:
+        super().__init__(max_waiting)
+        self._lives: dict[str, deque[_Life]] = {}
+        """By id: requests that the tier was told of, or will be, and that are not over. The first is current,
+        the others wait for its end."""
 
     def begin_request(self, request: RequestInfo, call: Call) -> None:
         """Add the news that a request began, unless the tier is far behind."""
@@ -97,22 +123,3 @@ class Inbox:
                 self._calls.put(held_back)
             self._num_held_back -= len(lives[0].held_back)
             lives[0].held_back.clear()
-
-    def wake(self) -> None:
-        """Let ``get`` return; one pending wake is enough, however often it is asked for."""
-        with self._lock:
-            if self._is_wake_pending:
-                return
-            self._is_wake_pending = True
-        self._calls.put(None)
-
-    def get(self, timeout_s: float | None) -> Call | None:
-        """The next call; ``None`` after *timeout_s*, or when woken."""
-        try:
-            call = self._calls.get(timeout=timeout_s)
-        except Empty:
-            return None
-        if call is None:
-            with self._lock:
-                self._is_wake_pending = False
-        return call

@@ -8,13 +8,14 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import islice
 from queue import SimpleQueue
 
 from kvtier_core.coordinator import Finished
 from kvtier_core.keys import OffloadKey, get_offload_group_idx
-from kvtier_core.manager.events import Sealed
+from kvtier_core.manager.events import Event, Sealed
 from kvtier_core.proof import PROOF_BYTES, Sealer
 from kvtier_core.transfer.pool import Pool
 from kvtier_core.values import JobResult, TierJob
@@ -51,6 +52,27 @@ class WorkThreads:
                 work()
             except Exception:  # noqa: BLE001 - a mistake of ours must not cost what waits behind it
                 self._log.exception("%s failed; its rows stay out of use: please report this", work)
+
+
+class PoolRows:
+    """A pool's rows as tiers get them."""
+
+    def __init__(self, pool: Pool) -> None:
+        self._pool = pool
+
+    def to_store(self, row: int) -> memoryview:
+        """The row, read-only."""
+        return self._pool.row(row).toreadonly()
+
+    def to_load(self, row: int) -> memoryview:
+        """The row, writable, without the proof of what it held.
+
+        It may hold the very block that is to be loaded, from an earlier time. A tier that says that the block has
+        arrived and writes it only then would be believed, whatever it writes.
+        """
+        view = self._pool.row(row)
+        view[-PROOF_BYTES:] = _NO_PROOF
+        return view
 
 
 class LoadCheck:
@@ -120,7 +142,7 @@ class Integrity:
         pool: Pool,
         payload_bytes: Sequence[int],
         *,
-        emit: Callable[[Finished | Sealed], None],
+        emit: Callable[[Event], None],
         discard: Callable[[str, Sequence[OffloadKey]], None],
         log: logging.Logger,
         check_threads: int,
@@ -144,16 +166,12 @@ class Integrity:
         """Run *work*, which must not wait, after everything posted before."""
         self._sealing.post(work)
 
-    def begin(self, load: LoadCheck) -> None:
-        """Break the proofs that the rows of *load* still hold, before its tier gets them.
-
-        A row may hold the very block that is to be loaded, from an earlier time: a tier that says that it has arrived
-        and writes it only then would be believed, whatever it writes.
-        """
-        for row in load.job.rows:
-            self._pool.row(row)[-PROOF_BYTES:] = _NO_PROOF
+    def begin(self, tier: str, job: TierJob, sealer: Sealer) -> TierJob:
+        """A load that is to be checked with *sealer* goes to *tier*. Returns the job as the tier gets it."""
+        load = LoadCheck(tier, job, sealer)
         with self._lock:
-            self._loads[load.job.id] = load
+            self._loads[job.id] = load
+        return replace(job, arrived=partial(self._verify_early, load))
 
     def arrived(self, job_id: int) -> Sequence[OffloadKey]:
         """The keys of a load that are in their rows by now, whole and checked, though its tier may not be done."""
@@ -161,12 +179,16 @@ class Integrity:
             load = self._loads.get(job_id)
         return () if load is None else load.arrived()
 
-    def verify(self, load: LoadCheck, result: JobResult) -> None:
-        """Check the rows of *load* that *result* says are loaded, but for those found right before, and report it."""
-        if load.end(result):
+    def finish(self, tier: str, result: JobResult) -> None:
+        """Report how a job of *tier* ended; the rows that a load says it has filled are checked before."""
+        with self._lock:
+            load = self._loads.get(result.job_id)
+        if load is None:
+            self._emit(Finished(tier, result))
+        elif load.end(result):
             self._checking.post(partial(self._check, load))
 
-    def verify_early(self, load: LoadCheck, positions: Sequence[int]) -> None:
+    def _verify_early(self, load: LoadCheck, positions: Sequence[int]) -> None:
         """Check some rows of *load* before its result is there. What is wrong then is checked again with the result.
 
         Each row is looked at once, however often it is named, so that no tier can hold up the checks of others. Raises
@@ -203,7 +225,7 @@ class Integrity:
                 self._check(load)
 
     def _is_right(self, load: LoadCheck, position: int) -> bool:
-        # The rows are asked of the pool anew: the job's own buffers have been in the tier's hands.
+        # The rows are asked of the pool: the job's own buffers have been in the tier's hands.
         key, row = load.job.keys[position], load.job.rows[position]
         return load.sealer.check(key, self._pool.row(row), self._payload(key))
 

@@ -25,7 +25,16 @@ from kvtier_core.errors import ClosedError, TierOpenError
 from kvtier_core.keys import OffloadKey
 from kvtier_core.ledger import Block
 from kvtier_core.manager.changes import Changes
-from kvtier_core.manager.events import Changed, Event, Fault, OpenFailed, Sealed, Serving, Wake, WholeRequest
+from kvtier_core.manager.events import (
+    Changed,
+    Event,
+    OpenFailed,
+    Sealed,
+    Serving,
+    TierFault,
+    Wake,
+    WholeRequest,
+)
 from kvtier_core.manager.path_log import PathLog
 from kvtier_core.manager.recompute import check_recompute_cost
 from kvtier_core.manager.tier_filter import resolve_filters
@@ -165,7 +174,7 @@ class TierManager:
         Raises ``ValueError`` while another one of that id is not wholly over, and for tiers that there are not.
         """
         self._ensure_open()
-        load, store = resolve_filters(info.params, load_tiers, store_tiers, list(self._tiers.hosts))
+        load, store = resolve_filters(info.params, load_tiers, store_tiers, list(self._tiers.ports))
         self._coordinator.new_request(info, self._clock(), load_tiers=load, store_tiers=store)
         self._act()
 
@@ -283,7 +292,7 @@ class TierManager:
         The first answer for each place is its whole contents. What a tier says comes with a later call. A replay gives
         the exact contents of the pool and of each tier that this process alone changes and that keeps events.
         """
-        return self._changes.take(self._tiers.hosts.values())
+        return self._changes.take(self._tiers.ports.values())
 
     @property
     def counters(self) -> Counters:
@@ -330,7 +339,7 @@ class TierManager:
         match event:
             case Finished():
                 self._coordinator.on_finished(event, self._clock())
-            case Fault(tier, of_job):
+            case TierFault(tier, of_job):
                 self._coordinator.on_fault(tier, self._clock(), of_job=of_job)
             case Sealed(job_id):
                 self._coordinator.on_sealed(job_id)
@@ -349,7 +358,9 @@ class TierManager:
                 assert_never(event)
 
     def _on_open_failed(self, event: OpenFailed) -> None:
-        if event.will_retry:
+        if event.is_reset:
+            self._coordinator.on_fault(event.tier, self._clock())
+        elif event.will_retry:
             self._tried.add(event.tier)
         else:
             self._failed_open[event.tier] = event

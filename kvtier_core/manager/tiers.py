@@ -1,10 +1,10 @@
-"""The tiers of one manager: built, opened, told what the coordinator decided, reset and shut down, each by its host.
+"""The tiers of one manager: built, opened, told what the coordinator decided, reset and shut down, each by its port.
 
 What touches stored rows goes through the integrity thread first, in order: no tier sees a row without its proof.
 """
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import assert_never
@@ -24,8 +24,8 @@ from kvtier_core.errors import ConfigError, KvtierError, TierOpenError
 from kvtier_core.keys import OffloadKey
 from kvtier_core.manager.events import Event
 from kvtier_core.manager.guard import TierIdentity, text_of
-from kvtier_core.manager.host import TierHost
-from kvtier_core.manager.integrity import Integrity
+from kvtier_core.manager.integrity import Integrity, PoolRows
+from kvtier_core.manager.port import MakePort, RequestListener, TierHome, TierPort
 from kvtier_core.manager.tier_log import make_tier_log
 from kvtier_core.manager.tracebacks import log_traceback
 from kvtier_core.masking import mask_text
@@ -33,7 +33,7 @@ from kvtier_core.namespace import Namespace, payload_sizes
 from kvtier_core.proof import Sealer
 from kvtier_core.tier_settings import TierLimits
 from kvtier_core.transfer.pool import Pool
-from kvtier_core.values import PoolView, TierContext, TierInfo
+from kvtier_core.values import PoolView, TierContext, TierInfo, TierJob
 
 _SILENT_SHUTDOWN_S = 2.0
 """How long a shutdown takes before people are told what it waits for."""
@@ -41,7 +41,7 @@ _SILENT_SHUTDOWN_S = 2.0
 
 @dataclass(frozen=True, kw_only=True)
 class TierBuild:
-    """A configured tier that is still to be built: ``build`` makes the object with the hook implementations."""
+    """A configured tier that is still to be built."""
 
     identity: TierIdentity
     info: TierInfo
@@ -50,11 +50,11 @@ class TierBuild:
     capacity_bytes: int | None
     secrets: frozenset[str] = field(default=frozenset(), repr=False)
     """What must not show in a message, whatever the tier raises."""
-    build: Callable[[TierContext], object] = field(repr=False)
+    make_port: MakePort = field(repr=False)
 
 
 class Tiers:
-    """The hosts of the configured tiers, and the proofs between them and the pool. The engine's thread."""
+    """The ports of the configured tiers, and the proofs between them and the pool. The engine's thread."""
 
     def __init__(
         self,
@@ -81,24 +81,34 @@ class Tiers:
             log=log,
             check_threads=check_threads,
         )
-        self.hosts = {build.identity.name: self._host(build) for build in builds}
-        self.identities = {name: host.identity for name, host in self.hosts.items()}
+        self.ports = {build.identity.name: build.make_port(self._home(build)) for build in builds}
+        self.identities = {build.identity.name: build.identity for build in builds}
         self._is_shut_down = False
 
-    def _host(self, build: TierBuild) -> TierHost:
-        return TierHost(
-            build.identity,
-            secrets=build.secrets,
+    def _home(self, build: TierBuild) -> TierHome:
+        name = build.identity.name
+        return TierHome(
+            identity=build.identity,
+            info=build.info,
             limits=build.limits,
-            pool=self._pool,
+            secrets=build.secrets,
+            context=TierContext(
+                name=name,
+                namespace=self._namespace.name,
+                description=self._namespace.describe(),
+                row_bytes=self._pool.geometry.row_bytes,
+                capacity_bytes=build.capacity_bytes,
+                log=make_tier_log(self._log, name, build.secrets),
+            ),
+            rows=PoolRows(self._pool),
             clock=self._clock,
             emit=self._emit,
-            integrity=self._integrity,
+            finish=partial(self._integrity.finish, name),
             log=self._log,
         )
 
     def _discard(self, tier: str, keys: Sequence[OffloadKey]) -> None:
-        self.hosts[tier].discard(keys)
+        self.ports[tier].discard(keys)
 
     # -- life
 
@@ -113,12 +123,11 @@ class Tiers:
             fd_offset=geometry.rows_offset,
         )
         for build in self._builds:
-            host = self.hosts[build.identity.name]
-            host.start(self._build(build, host), view)
+            self._start(build, view)
 
-    def _build(self, build: TierBuild, host: TierHost) -> object:
+    def _start(self, build: TierBuild, pool: PoolView) -> None:
         try:
-            return build.build(self._context(build, host))
+            self.ports[build.identity.name].start(pool)
         except KeyboardInterrupt:
             raise  # on the engine's own thread: somebody wants it to end
         except BaseException as error:  # noqa: BLE001 - a plugin's constructor, which may raise anything, secrets included
@@ -126,49 +135,39 @@ class Tiers:
             text = mask_text(text_of(error), build.secrets)
             kind = ConfigError if isinstance(error, ConfigError) else TierOpenError
             is_explained = isinstance(error, KvtierError) and error.is_explained
+        else:
+            return
         failed = kind(f"{build.identity} could not be built: {text}")
         failed.is_explained = is_explained
         raise failed
-
-    def _context(self, build: TierBuild, host: TierHost) -> TierContext:
-        return TierContext(
-            name=build.identity.name,
-            namespace=self._namespace.name,
-            description=self._namespace.describe(),
-            row_bytes=self._pool.geometry.row_bytes,
-            capacity_bytes=build.capacity_bytes,
-            log=make_tier_log(self._log, build.identity.name, build.secrets),
-            wake=host.wake,
-        )
 
     def reset(self, namespace: Namespace, generation: int) -> None:
         """Every tier serves *namespace*, a new epoch, from when all that is under way to it has been handed on."""
         self._sealer = Sealer(namespace.name)
         name, description = namespace.name, namespace.describe()
-        for host in self.hosts.values():
-            self._integrity.after_sealing(partial(host.reset, name, description, generation))
+        for port in self.ports.values():
+            self._integrity.after_sealing(partial(port.reset, name, description, generation))
 
     def shutdown(self, timeout_s: float) -> bool:
         """As ``TierManager.shutdown``."""
         deadline = self._clock() + timeout_s
         if not self._is_shut_down:
             self._is_shut_down = True
-            for host in self.hosts.values():
-                self._integrity.after_sealing(partial(host.shutdown, timeout_s))
+            for port in self.ports.values():
+                self._integrity.after_sealing(partial(port.shutdown, timeout_s))
             self._integrity.stop(timeout_s / 2)
-        started = [host for host in self.hosts.values() if host.is_started]
-        left = self._still_up(started, min(deadline, self._clock() + _SILENT_SHUTDOWN_S))
+        left = self._still_up(self.ports.values(), min(deadline, self._clock() + _SILENT_SHUTDOWN_S))
         if left and self._clock() < deadline:
             self._log.warning(
                 "waiting up to %.0f s for %s to shut down: a call to its storage has not returned",
                 deadline - self._clock(),
-                ", ".join(str(host.identity) for host in left),
+                ", ".join(str(port.identity) for port in left),
             )
             left = self._still_up(left, deadline)
         return not left
 
-    def _still_up(self, hosts: Sequence[TierHost], deadline: float) -> list[TierHost]:
-        return [host for host in hosts if not host.wait_down(max(0.0, deadline - self._clock()))]
+    def _still_up(self, ports: Iterable[TierPort], deadline: float) -> list[TierPort]:
+        return [port for port in ports if not port.wait_down(max(0.0, deadline - self._clock()))]
 
     # -- acting
 
@@ -180,22 +179,35 @@ class Tiers:
         """Carry out what the coordinator wants done."""
         match action:
             case SubmitJob(tier, kind, job):
-                submit = partial(self.hosts[tier].submit, kind, job, self._sealer)
-                if kind is JobKind.TIER_STORE:
-                    self._integrity.after_sealing(submit)
-                else:
-                    submit()
+                self._submit(self.ports[tier], kind, job)
             case SealRows(job):
                 self._integrity.seal(self._sealer, job)
-            case TellNewRequest(tier, request):
-                self.hosts[tier].begin_request(request)
-            case TellRequestFinished(tier, request, not_stored):
-                self._integrity.after_sealing(partial(self.hosts[tier].end_request, request, not_stored))
             case CancelJobs(tier, job_ids):
-                self.hosts[tier].tell("cancel_jobs", job_ids=job_ids)
-            case TellStepEnd(tier, step):
-                self._integrity.after_sealing(partial(self.hosts[tier].tell, "on_schedule_end", step=step))
+                self.ports[tier].cancel(job_ids)
             case TellTouched(tier, keys, chain):
-                self.hosts[tier].touch(keys, chain)
+                self.ports[tier].touch(keys, chain)
+            case _:
+                listener = self.ports[action.tier].listener
+                if listener is not None:
+                    self._tell(listener, action)
+
+    def _tell(
+        self, listener: RequestListener, action: TellNewRequest | TellRequestFinished | TellStepEnd
+    ) -> None:
+        match action:
+            case TellNewRequest(_, request):
+                listener.begin_request(request)
+            case TellRequestFinished(_, request, not_stored):
+                self._integrity.after_sealing(partial(listener.end_request, request, not_stored))
+            case TellStepEnd(_, step):
+                self._integrity.after_sealing(partial(listener.end_step, step))
             case _:
                 assert_never(action)
+
+    def _submit(self, port: TierPort, kind: JobKind, job: TierJob) -> None:
+        if kind is JobKind.TIER_STORE:
+            self._integrity.after_sealing(partial(port.submit, kind, job))
+            return
+        if kind is JobKind.TIER_LOAD:
+            job = self._integrity.begin(port.identity.name, job, self._sealer)
+        port.submit(kind, job)

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from kvtier_core.coordinator import PoolLimits
 from kvtier_core.keys import OffloadKey, make_offload_key
 from kvtier_core.manager import TierBuild, TierIdentity, TierManager
+from kvtier_core.manager.hook_tier import HookTier
 from kvtier_core.namespace import GroupSpec, Namespace
 from kvtier_core.policies import make_policy
 from kvtier_core.proof import row_bytes_for
@@ -40,6 +42,7 @@ class Bench:
         limits: Mapping[str, float],
         device_timeout_s: float,
         secrets: frozenset[str],
+        info: TierInfo,
     ) -> None:
         own = {name: value for name, value in limits.items() if name in TierLimits.model_fields}
         shared: dict[str, Any] = {name: value for name, value in limits.items() if name not in own}
@@ -57,11 +60,11 @@ class Bench:
         builds = [
             TierBuild(
                 identity=TierIdentity(name=name, type="faulty", distribution="test-dist", version="9.9"),
-                info=TierInfo(medium="memory"),
+                info=info,
                 limits=TierLimits.model_validate(own),
                 capacity_bytes=None,
                 secrets=secrets,
-                build=self._build,
+                make_port=partial(HookTier, self._build),
             )
             for name in names
         ]
@@ -161,9 +164,10 @@ def make_bench() -> Iterator[Callable[..., Bench]]:
         device_timeout_s: float = 60.0,
         secrets: frozenset[str] = frozenset(),
         timeout_s: float = PATIENCE_S,
+        info: TierInfo = FaultyTier.info,
         **limits: float,
     ) -> Bench:
-        bench = Bench(num_rows, names or ["one"], limits, device_timeout_s, secrets)
+        bench = Bench(num_rows, names or ["one"], limits, device_timeout_s, secrets, info)
         benches.append(bench)
         if prepare is not None:
             bench.prepare = prepare

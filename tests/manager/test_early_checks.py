@@ -213,8 +213,8 @@ def test_c30_positions_that_are_none_are_the_tiers_mistake(load, positions):
 
 def test_c52_a_blocking_tiers_blocks_are_told_call_by_call_but_for_the_last():
     told: list[list[int]] = []
-    woken: list[int] = []
-    board = JobBoard(lambda: woken.append(len(told)))
+    finished: list[int] = []
+    board = JobBoard(lambda _kind, _result, _is_fault: finished.append(len(told)))
     job = TierJob(
         id=1,
         request=RequestInfo(request_id="r"),
@@ -225,10 +225,10 @@ def test_c52_a_blocking_tiers_blocks_are_told_call_by_call_but_for_the_last():
     board.settle([(1, 0, True), (1, 1, False)])
     board.settle([(1, 3, Fault("it broke")), (1, 2, True)])
     assert told == [[0], [2]]
-    assert not woken
+    assert not finished
     board.settle([(1, 4, True)])
     assert told == [[0], [2]]
-    assert woken == [2]
+    assert finished == [2]
 
 
 def test_b8_what_came_and_was_checked_before_the_deadline_counts(make_bench, monkeypatch):

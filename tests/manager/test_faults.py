@@ -8,7 +8,7 @@ import pytest
 
 from kvtier_core.errors import TierOpenError
 from kvtier_core.keys import make_offload_key
-from kvtier_core.manager.events import Fault
+from kvtier_core.manager.events import TierFault
 from kvtier_core.values import JobResult, MissReason
 
 HOOKS = [
@@ -154,10 +154,10 @@ def test_c24_c31_a_step_takes_in_what_was_reported_before_it_and_no_more(make_be
     def on_fault(tier, _now, *, of_job):
         taken.append(tier)
         if len(taken) < 100:
-            manager._events.put(Fault(tier))  # a tier that reports as fast as it is listened to
+            manager._events.put(TierFault(tier))  # a tier that reports as fast as it is listened to
 
     monkeypatch.setattr(manager.coordinator, "on_fault", on_fault)
-    manager._events.put(Fault("one"))
+    manager._events.put(TierFault("one"))
     manager.end_step()
     assert taken == ["one"]
 
@@ -400,7 +400,7 @@ def test_c30_an_exception_without_words_harms_nobody(make_bench):
 
 
 def test_c31_a_tier_far_behind_hears_of_no_new_request_and_its_inbox_does_not_grow(make_bench, monkeypatch):
-    monkeypatch.setattr("kvtier_core.manager.host.MAX_WAITING", 20)
+    monkeypatch.setattr("kvtier_core.manager.hook_tier.MAX_WAITING", 20)
     bench = make_bench(["hung", "good"], lookup_timeout=0.2, store_timeout=0.2)
     event = threading.Event()
     bench.tiers["hung"].hang_in["on_new_request"] = event
@@ -409,7 +409,7 @@ def test_c31_a_tier_far_behind_hears_of_no_new_request_and_its_inbox_does_not_gr
         bench.store(f"r{number}", number)
         bench.manager.request_finished(f"r{number}")
     bench.settle()
-    inbox = bench.manager._tiers.hosts["hung"]._inbox
+    inbox = bench.manager._tiers.ports["hung"]._inbox
     assert inbox._calls.qsize() < 150
     event.set()
     bench.until(lambda: inbox._calls.qsize() == 0)
@@ -427,7 +427,7 @@ def test_wake_in_a_loop_waits_once(make_bench):
     bench.new("a")
     for _ in range(10_000):
         bench.tiers["one"].context.wake()
-    assert bench.manager._tiers.hosts["one"]._inbox._calls.qsize() < 10
+    assert bench.manager._tiers.ports["one"]._inbox._calls.qsize() < 10
     event.set()
 
 

@@ -85,23 +85,20 @@ def test_c14_the_pool_and_a_tier_use_the_plugins_policy_that_the_settings_name(
         assert {5, 3} <= set(capacities), "rows of the pool, blocks of the tier"
 
 
-def test_c14_the_adapter_evicts_by_a_plugins_policy(install_policy, monkeypatch):
-    from kvtier_core.manager.blocking import BlockTierAdapter
-    from kvtier_testing import driving
+def test_c14_a_blocking_tier_evicts_by_a_plugins_policy(install_policy):
     from kvtier_testing.rows import RowMaker
 
     install_policy()
     policies = {"mru": load_policy("mru")}
-    monkeypatch.setattr(
-        driving,
-        "BlockTierAdapter",
-        lambda *args, **kwargs: BlockTierAdapter(*args, policies=policies, **kwargs),
-    )
     maker = RowMaker("kit-namespace", 4000)
     keys = similar_keys(3)
     settings = MemoryTier.Settings(type="memory", policy="mru", threads=1)
     with TierDriver(
-        MemoryTier, settings, row_bytes=maker.row_bytes, capacity_bytes=2 * maker.row_bytes
+        MemoryTier,
+        settings,
+        row_bytes=maker.row_bytes,
+        capacity_bytes=2 * maker.row_bytes,
+        policies=policies,
     ) as tier:
         for key in keys:
             assert tier.store({key: maker.make(key)}).error is None

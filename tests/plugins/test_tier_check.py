@@ -241,6 +241,14 @@ def test_c52_half_a_batch_interface_is_refused():
     assert "load_many(self, keys, intos)" in message
 
 
+def test_c55_a_blocking_tier_has_other_ways_to_say_what_it_holds():
+    with pytest.raises(
+        PluginError, match=r"info\.reports_contents is for tiers on the hook specs.*scan or follow"
+    ):
+        check_tier_class(_make(Block, info=TierInfo(medium="fake", reports_contents=True)))
+    check_tier_class(_make(Hooks, info=TierInfo(medium="fake", reports_contents=True)))
+
+
 def test_c52_a_persistent_tier_bounded_by_the_core_needs_scan():
     info = TierInfo(medium="fake", persistent=True)
     assert "scan: missing" in _refused(_make(Block, info=info))

@@ -2,9 +2,11 @@
 
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 
 from kvtier_core.coordinator import PoolLimits
 from kvtier_core.manager import TierBuild, TierIdentity, TierManager
+from kvtier_core.manager.hook_tier import HookTier
 from kvtier_core.namespace import GroupSpec, Namespace
 from kvtier_core.policies import make_policy
 from kvtier_core.proof import row_bytes_for
@@ -128,7 +130,7 @@ class GroupedToy:
             info=TierInfo(medium="memory"),
             limits=TierLimits(max_cascade=1.0),
             capacity_bytes=None,
-            build=build,
+            make_port=partial(HookTier, build),
         )
 
     def ids(self, num_tokens: int) -> dict[int, list[int]]:

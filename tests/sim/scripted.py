@@ -186,9 +186,10 @@ class ScriptedTier:
         self._rows = rows
         self._new_junk = new_junk
 
-    def resident_presence(self) -> Self | None:
-        """The source of the resident presence set, as the core reads it."""
-        return self if len(self.contents) <= self.script.remembers else None
+    @property
+    def complete(self) -> bool:
+        """Whether the core still sees all of the tier's keys (``ResidentPresence``)."""
+        return len(self.contents) <= self.script.remembers
 
     def contains_many(self, keys: Sequence[OffloadKey]) -> list[bool]:
         """The resident presence set (``ResidentPresence``): what is really there."""

@@ -409,7 +409,7 @@ class World:
         """A tier serves the current epoch from now on."""
         tier = self.tiers[name]
         tier.serve(self.epoch)
-        self.coordinator.tier_ready(name, tier.resident_presence if tier.script.resident else None)
+        self.coordinator.tier_ready(name, tier if tier.script.resident else None)
         self._act()
 
     def jobs(self, hook: JobHook, tier: str | None = None) -> list[int]:

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Sequence
+from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
@@ -9,7 +10,7 @@ from kvtier_core.blocktier import BlockTier
 from kvtier_core.coordinator import PoolLimits
 from kvtier_core.keys import OffloadKey
 from kvtier_core.manager import TierBuild, TierIdentity, TierManager
-from kvtier_core.manager.blocking import BlockTierAdapter
+from kvtier_core.manager.blocking import BlockingTier
 from kvtier_core.namespace import GroupSpec, Namespace
 from kvtier_core.policies import make_policy
 from kvtier_core.proof import row_bytes_for
@@ -58,7 +59,7 @@ class TierEngine:
                     info=tier_class.info,
                     limits=chosen.limits,
                     capacity_bytes=tier_class.info.resolve_capacity(chosen.capacity),
-                    build=lambda context: BlockTierAdapter(tier_class, chosen, context),
+                    make_port=partial(BlockingTier, tier_class, chosen, {}),
                 )
             ],
             policy=make_policy("lru", num_rows),

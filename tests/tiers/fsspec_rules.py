@@ -79,7 +79,7 @@ class FsspecTests(TierTests):
             assert loaded.result.error is None
             assert not maker.proves(A, loaded.rows[A]), "the core counts it as damaged"
             assert loaded.rows[B] == rows[B]
-            tier.plugin.discard([A])
+            tier.discard([A])
             assert tier.store(rows).error is None
             assert_contents(tier, rows)
 

@@ -191,6 +191,25 @@ class CancelForgets(FaultyTier):
         self._results = [result for result in self._results if result.job_id not in job_ids]
 
 
+class DiscardsNothing(FaultyTier):
+    @hookimpl
+    def discard(self, keys):
+        pass
+
+
+class ReportsNoEviction(FaultyTier):
+    """Holds six blocks and reports what was stored alone."""
+
+    info = TierInfo(medium="memory", bounded_by="tier", reports_contents=True)
+
+    @hookimpl
+    def submit_store(self, job):
+        super().submit_store(job)
+        blocks = self.blocks[self.namespace]
+        for key in list(blocks)[:-6]:
+            del blocks[key]
+
+
 class DiskRulesFor(TierTests):
     @pytest.fixture
     def tier_settings(self, tmp_path):

@@ -6,7 +6,7 @@ import pytest
 
 from kvtier_core.errors import ConfigError
 from kvtier_core.keys import OffloadKey
-from kvtier_core.manager.blocking.bounds import Bounds
+from kvtier_core.manager.blocking.bounds import CoreBounds
 from kvtier_core.policies import BUILT_IN, LRU, CheckedPolicy
 from kvtier_core.values import BlockInfo, TierInfo
 from kvtier_testing.rows import similar_keys
@@ -35,7 +35,7 @@ def test_c13_the_longest_unused_block_leaves_before_the_new_one_comes():
     with drive(script, capacity_blocks=3) as tier:
         tier.store(rows(A, B, C))
         tier.load([A])
-        tier.hooks.touch(keys=[B])
+        tier.touch([B])
         tier.store(rows(D))
         assert_contents(tier, rows(A, B, D), absent=[C])
     assert script.most_blocks == 3
@@ -148,7 +148,7 @@ def test_k3_o2_room_of_removed_blocks_is_used_again():
         for index in range(50):
             keys = [KEYS[(index * 5 + offset) % 40] for offset in range(5)]
             assert tier.store(rows(*keys)).error is None
-            tier.plugin.discard(keys)
+            tier.discard(keys)
             assert tier.store({}).error is None
             assert tier.load(keys).rows == {}
         assert tier.store(rows(*KEYS[:10])).error is None
@@ -244,12 +244,12 @@ def test_the_default_capacity_of_the_tier_type_holds_where_none_is_set():
 
 
 class BoundsWorld:
-    """Random calls on ``Bounds`` beside a plain set of what the tier would really hold."""
+    """Random calls on ``CoreBounds`` beside a plain set of what the tier would really hold."""
 
     def __init__(self, seed: int) -> None:
         self.rng = random.Random(seed)
         self.most = self.rng.randint(1, 5)
-        self.bounds = Bounds(max_blocks=self.most, ttl=self.rng.choice([None, 20.0]), policy=LRU())
+        self.bounds = CoreBounds(max_blocks=self.most, ttl=self.rng.choice([None, 20.0]), policy=LRU())
         self.really: set[OffloadKey] = set()
         self.arriving: dict[OffloadKey, list[OffloadKey]] = {}  # with victims whose delete has not ended
         self.pins: list[OffloadKey] = []
@@ -348,7 +348,7 @@ def test_c13_bounds_never_give_away_more_slots_than_there_are():
 
 
 def test_c52_a_time_ahead_of_now_counts_as_now_and_no_block_stays_for_ever():
-    bounds = Bounds(max_blocks=8, ttl=10.0, policy=LRU())
+    bounds = CoreBounds(max_blocks=8, ttl=10.0, policy=LRU())
     bounds.adopt([BlockInfo(key=KEYS[0], bytes=1, time=1000.0)], now=20.0)
     assert bounds.serves(KEYS[0], 29.0)
     assert not bounds.serves(KEYS[0], 31.0)
@@ -356,7 +356,7 @@ def test_c52_a_time_ahead_of_now_counts_as_now_and_no_block_stays_for_ever():
 
 
 def test_c13_adopting_keeps_the_newest_that_fit_and_are_not_too_old():
-    bounds = Bounds(max_blocks=3, ttl=600.0, policy=LRU())
+    bounds = CoreBounds(max_blocks=3, ttl=600.0, policy=LRU())
     found = [BlockInfo(key=key, bytes=ROW, time=60.0 * index) for index, key in enumerate(KEYS[:8])]
     kept, surplus = bounds.adopt(random.Random(0).sample(found, 8), now=810.0)
     assert kept == KEYS[5:8]

@@ -33,7 +33,7 @@ def test_s7_one_node_with_a_bad_path_does_not_empty_the_store_of_all(info, caplo
     script = Script()
     with drive(script, BadPath, info=info, seed=RIGHT, threads=1) as tier:
         for key in KEYS:
-            tier.plugin.discard([key])
+            tier.discard([key])
             settle(tier)
         deleted = KEYS[: len(KEYS) - len(script.blocks.keys() & set(KEYS))]
         assert len(deleted) <= 3
@@ -51,7 +51,7 @@ def test_s7_a_block_that_is_right_when_read_again_stays_and_is_served(info):
     script = Script()
     with drive(script, info=info, seed=RIGHT, threads=1) as tier:
         tier.store(RIGHT)
-        tier.plugin.discard(KEYS)
+        tier.discard(KEYS)
         settle(tier)
         assert script.count("delete") == 0
         assert tier.lookup(KEYS) == [True] * len(KEYS)
@@ -61,7 +61,7 @@ def test_s7_a_block_that_is_right_when_read_again_stays_and_is_served(info):
 def test_s7_a_block_that_is_wrong_again_is_deleted():
     script = Script()
     with drive(script, info=BY_CORE, seed={**RIGHT, KEYS[3]: WRONG[KEYS[3]]}, threads=1) as tier:
-        tier.plugin.discard([KEYS[3]])
+        tier.discard([KEYS[3]])
         settle(tier)
         assert KEYS[3] not in script.blocks
         assert tier.lookup(KEYS[:4]) == [True, True, True, False]
@@ -71,7 +71,7 @@ def test_s7_a_block_that_is_right_allows_a_few_more_to_be_deleted():
     script = Script()
     with drive(script, info=BY_CORE, seed={**WRONG, KEYS[3]: RIGHT[KEYS[3]]}, threads=1) as tier:
         for key in KEYS[:8]:
-            tier.plugin.discard([key])
+            tier.discard([key])
             settle(tier)
         assert [key for key in KEYS[:8] if key in script.blocks] == [KEYS[3], KEYS[7]]
 
@@ -79,7 +79,7 @@ def test_s7_a_block_that_is_right_allows_a_few_more_to_be_deleted():
 def test_s7_a_tier_of_this_process_alone_is_told_to_delete_at_once():
     script = Script()
     with drive(script, seed=WRONG, threads=1) as tier:
-        tier.plugin.discard(KEYS)
+        tier.discard(KEYS)
         settle(tier)
         assert script.blocks.keys().isdisjoint(KEYS)
         assert script.count("load") == 0

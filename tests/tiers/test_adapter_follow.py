@@ -83,7 +83,7 @@ def driver(monkeypatch):
 
 
 def tier_of(driver) -> Followed:
-    tier: Followed = driver.plugin._instance()._tier
+    tier: Followed = driver.backend.port._instance()._tier
     assert issubclass(Followed, SupportsTouch)
     return tier
 
@@ -121,7 +121,7 @@ def test_c30_a_follow_that_fails_is_logged_once_and_tried_again(driver, caplog):
 def test_following_has_a_thread_of_its_own_that_ends_with_the_tier(driver):
     tier = tier_of(driver)
     wait_until(lambda: len(tier.followed_by) > 3, "it was followed")
-    assert tier.followed_by[0] == threading.current_thread().name
+    assert tier.followed_by[0] == "kvtier-kit", "the thread that opened it"
     assert {*tier.followed_by[1:]} == {"kvtier-kit-follow"}
     driver.shutdown()
     assert tier.closed.wait(PATIENCE_S)
@@ -129,7 +129,7 @@ def test_following_has_a_thread_of_its_own_that_ends_with_the_tier(driver):
 
 
 def test_uses_are_handed_on_to_a_tier_that_bounds_itself(driver):
-    driver.hooks.touch(keys=[A, B])
+    driver.touch([A, B])
     assert tier_of(driver).touched == [A, B]
 
 
@@ -166,5 +166,5 @@ def test_c30_one_that_is_hardly_ever_to_be_followed_ends_like_any_other():
         follow_interval = float("inf")
 
     with TierDriver(Quiet, TierSettings(type="x"), row_bytes=MAKER.row_bytes) as opened:
-        tier = opened.plugin._instance()._tier
+        tier = opened.backend.port._instance()._tier
     assert tier.closed.wait(PATIENCE_S)

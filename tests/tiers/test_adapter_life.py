@@ -1,16 +1,26 @@
 """Opening, resetting and shutting down a blocking tier."""
 
 import gc
+import logging
 import mmap
 import threading
+import time
 from collections.abc import Sequence
+from queue import SimpleQueue
+from typing import Any
 
 import pytest
 
-from kvtier_core.errors import ClosedError, TierOpenError
+from kvtier_core.coordinator import JobKind
+from kvtier_core.errors import TierOpenError
 from kvtier_core.keys import OffloadKey
-from kvtier_core.manager.blocking import BlockTierAdapter
-from kvtier_core.values import RequestInfo, TierContext, TierInfo, TierJob
+from kvtier_core.manager import TierIdentity
+from kvtier_core.manager.blocking import BlockingTier
+from kvtier_core.manager.events import Serving
+from kvtier_core.manager.integrity import PoolRows
+from kvtier_core.manager.port import TierHome
+from kvtier_core.transfer.pool import Pool, PoolGeometry
+from kvtier_core.values import JobResult, RequestInfo, TierContext, TierInfo, TierJob
 from kvtier_testing.driving import PATIENCE_S
 from kvtier_testing.rows import similar_keys
 from kvtier_testing.tiers import assert_contents
@@ -63,9 +73,10 @@ def test_k7_o4_c34_a_reset_goes_on_with_a_new_instance_for_the_new_namespace():
 def test_c34_the_presence_set_of_the_old_namespace_is_replaced():
     with drive(Script()) as tier:
         tier.store(rows(A))
-        before = tier.plugin.resident_presence()
+        before = tier.resident()
         tier.reset("second")
-        after = tier.plugin.resident_presence()
+        after = tier.resident()
+        assert after is not None
         assert before is not after
         assert A not in after
 
@@ -79,11 +90,11 @@ def test_c34_a_load_in_flight_at_a_reset_has_its_result_once():
         load = tier.start_load([A], [buffer])
         gate.wait_entered()
         tier.reset("second")
-        assert tier.hooks.drain_jobs(timeout_s=0) == [load]
+        assert tier.drain(0) == [load]
         gate.open()
         assert tier.wait(load).error is None
         assert buffer == rows(A)[A]
-        assert tier.hooks.drain_jobs(timeout_s=PATIENCE_S) == []
+        assert tier.drain(PATIENCE_S) == []
 
 
 def test_c34_a_reset_that_cannot_open_leaves_nothing_served_and_can_be_tried_again():
@@ -93,7 +104,7 @@ def test_c34_a_reset_that_cannot_open_leaves_nothing_served_and_can_be_tried_aga
         script.before = lambda method, keys: fail(OSError("gone")) if method == "open" else None
         with pytest.raises(TierOpenError, match="OSError: gone"):
             tier.reset("second")
-        assert tier.plugin.resident_presence() is None
+        assert tier.resident() is None
         result = tier.load([A]).result
         assert result.failed == (A,)
         assert result.error is not None
@@ -108,7 +119,7 @@ def test_c34_a_reset_that_cannot_open_leaves_nothing_served_and_can_be_tried_aga
 
 
 def test_c34_instances_that_hang_are_limited(monkeypatch):
-    monkeypatch.setattr("kvtier_core.manager.blocking.adapter._MAX_RETIRED", 2)
+    monkeypatch.setattr("kvtier_core.manager.blocking.tier._MAX_RETIRED", 2)
     script = Script()
     tier = drive(script, threads=1)
     script.before = gate = Gate("store")
@@ -121,59 +132,82 @@ def test_c34_instances_that_hang_are_limited(monkeypatch):
     with pytest.raises(TierOpenError, match="calls of 3 earlier instances still run and at most 2 may"):
         tier.reset("reset-2")
     gate.open()
-    assert tier.hooks.drain_jobs(timeout_s=PATIENCE_S) == []
+    assert tier.drain(PATIENCE_S) == []
     tier.shutdown()
     assert sorted(script.closed) == [0, 1, 2]
 
 
-def test_c34_a_reset_before_the_start_only_changes_the_namespace():
-    script = Script()
+def make_port(script: Script, events: SimpleQueue[Any]) -> BlockingTier:
     tier_class = type("Scripted", (ScriptedTier,), {"script": script, "seed": {}})
-    adapter = BlockTierAdapter(
-        tier_class,
-        ScriptedTier.Settings(type="scripted"),
-        TierContext(name="scripted", namespace="first", row_bytes=ROW),
+    settings = ScriptedTier.Settings(type="scripted")
+    home = TierHome(
+        identity=TierIdentity(name="scripted", type="scripted", distribution="test", version="1"),
+        info=ScriptedTier.info,
+        limits=settings.limits,
+        context=TierContext(name="scripted", namespace="first", row_bytes=ROW),
+        rows=PoolRows(Pool.create(PoolGeometry(num_rows=4, row_bytes=ROW))),
+        clock=time.monotonic,
+        emit=events.put,
+        finish=events.put,
+        log=logging.getLogger("kvtier"),
     )
-    adapter.reset("second", {"epoch": 2})
+    return BlockingTier(tier_class, settings, {}, home)
+
+
+def job_of(number: int, *keys: OffloadKey) -> TierJob:
+    rows = tuple(range(len(keys)))
+    return TierJob(id=number, request=RequestInfo(request_id="r"), keys=keys, rows=rows)
+
+
+def test_c34_before_it_is_open_nothing_is_held_and_every_job_fails():
+    script = Script()
+    events: SimpleQueue[Any] = SimpleQueue()
+    port = make_port(script, events)
     assert script.calls == []
-    assert adapter.get_usage() is None
-    assert adapter.take_events() == []
-    assert adapter.resident_presence() is None
-    adapter.discard([A])
-    adapter.touch([A])
-    adapter.cancel_jobs([1])
-    job = TierJob(id=1, request=RequestInfo(request_id="r"), keys=[A])
-    assert adapter.lookup(job) is None
-    (result,) = adapter.get_finished_jobs()
-    assert result.error is not None
-    assert "not open" in result.error
-    adapter.on_open(pool=None)
-    assert [context.namespace for context in script.contexts] == ["second"]
-    adapter.shutdown(timeout_s=PATIENCE_S)
+    assert port.usage() is None
+    assert port.resident() is None
+    port.discard([A])
+    port.touch([A], 0)
+    port.cancel([1])
+    port.tick()
+    assert not port.ask_changes()
+    for kind in (JobKind.LOOKUP, JobKind.TIER_LOAD, JobKind.TIER_STORE):
+        port.submit(kind, job_of(1, A))
+        result = events.get(timeout=PATIENCE_S)
+        assert result.failed == (A,)
+        assert "not open" in result.error
+    assert port.wait_down(0.0), "it was never started"
+
+
+def test_c34_a_reset_while_it_opens_holds_once_it_is_open():
+    script = Script()
+    events: SimpleQueue[Any] = SimpleQueue()
+    port = make_port(script, events)
+    script.before = gate = Gate("open")
+    port.start(None)
+    gate.wait_entered()
+    port.reset("second", {"epoch": 2}, 1)
+    gate.open()
+    assert [events.get(timeout=PATIENCE_S).generation for _ in range(2)] == [0, 1]
+    assert [context.namespace for context in script.contexts] == ["first", "second"]
+    port.shutdown(PATIENCE_S)
+    assert port.wait_down(PATIENCE_S)
 
 
 def test_c34_after_shutdown_nothing_opens_again():
     script = Script()
-    tier = drive(script)
-    tier.shutdown()
-    with pytest.raises(ClosedError, match="'scripted' was shut down"):
-        tier.reset("second")
-    with pytest.raises(ClosedError):
-        tier.hooks.on_open(pool=None)
-    tier.shutdown()
+    events: SimpleQueue[Any] = SimpleQueue()
+    port = make_port(script, events)
+    port.start(None)
+    for _ in range(2):
+        port.shutdown(PATIENCE_S)
+        assert port.wait_down(PATIENCE_S)
+    port.reset("second", {}, 1)
+    port.submit(JobKind.TIER_STORE, job_of(1, A))
+    assert [type(events.get(timeout=PATIENCE_S)) for _ in range(2)] == [Serving, JobResult]
+    assert events.empty()
+    assert len(script.contexts) == 1
     assert script.closed == [0]
-
-
-def test_c34_shutdown_before_the_start_is_fine():
-    tier_class = type("Scripted", (ScriptedTier,), {"script": Script(), "seed": {}})
-    adapter = BlockTierAdapter(
-        tier_class,
-        ScriptedTier.Settings(type="scripted"),
-        TierContext(name="scripted", namespace="first", row_bytes=ROW),
-    )
-    adapter.shutdown(timeout_s=1.0)
-    adapter.shutdown(timeout_s=1.0)
-    assert adapter.drain_jobs(timeout_s=0.0) == []
 
 
 def test_k8_shutdown_ends_the_threads_and_fails_what_is_queued():
@@ -200,23 +234,17 @@ def test_k8_shutdown_ends_the_threads_and_fails_what_is_queued():
     assert not script.violations
 
 
-def test_c30_the_core_is_woken_for_every_result():
-    woken = threading.Semaphore(0)
-    tier_class = type("Scripted", (ScriptedTier,), {"script": Script(), "seed": {}})
-    adapter = BlockTierAdapter(
-        tier_class,
-        ScriptedTier.Settings(type="scripted"),
-        TierContext(name="scripted", namespace="first", row_bytes=ROW, wake=woken.release),
-    )
-    adapter.on_open(pool=None)
-    request = RequestInfo(request_id="r")
-    adapter.submit_store(TierJob(id=1, request=request, keys=[A], buffers=[memoryview(row(1))]))
-    assert woken.acquire(timeout=PATIENCE_S)
-    adapter.submit_store(TierJob(id=2, request=request, keys=[]))
-    assert woken.acquire(timeout=PATIENCE_S)
-    assert {result.job_id for result in adapter.get_finished_jobs()} == {1, 2}
-    assert adapter.get_finished_jobs() == []
-    adapter.shutdown(timeout_s=PATIENCE_S)
+def test_c30_every_job_ends_by_itself_also_one_of_no_key():
+    events: SimpleQueue[Any] = SimpleQueue()
+    port = make_port(Script(), events)
+    port.start(None)
+    assert isinstance(events.get(timeout=PATIENCE_S), Serving)
+    port.submit(JobKind.TIER_STORE, job_of(1, A))
+    port.submit(JobKind.TIER_STORE, job_of(2))
+    assert {events.get(timeout=PATIENCE_S).job_id for _ in range(2)} == {1, 2}
+    port.shutdown(PATIENCE_S)
+    assert port.wait_down(PATIENCE_S)
+    assert events.empty()
 
 
 def keep_a_frame(method: str, _keys: Sequence[OffloadKey]) -> None:
@@ -253,7 +281,7 @@ def test_c34_frames_that_a_tier_leaves_behind_hold_no_rows_after_its_jobs(base):
 
 def test_c34_a_tier_out_of_use_because_old_calls_run_comes_back_when_they_have_ended(monkeypatch, caplog):
     monkeypatch.setattr("kvtier_core.manager.opening._RESET_RETRY_S", 0.05)
-    monkeypatch.setattr("kvtier_core.manager.blocking.adapter._MAX_RETIRED", 1)
+    monkeypatch.setattr("kvtier_core.manager.blocking.tier._MAX_RETIRED", 1)
     script = Script()
     tier_class = type("Scripted", (ScriptedTier,), {"script": script, "seed": {}})
     with TierEngine(tier_class, threads=1) as engine, Gate("store") as gate:

@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
@@ -33,7 +34,7 @@ def test_c28_loads_go_before_lookups_before_deletes_before_stores():
         jobs = [tier.start_store(rows(C))]
         gate.wait_entered()
         jobs.append(tier.start_store(rows(D)))
-        tier.plugin.discard([B])
+        tier.discard([B])
         jobs.append(tier.start_lookup([A]))
         jobs.append(tier.start_load([A], buffers(1)))
         gate.open()
@@ -118,7 +119,7 @@ def test_c52_a_delete_waits_for_a_load_and_a_store_for_the_delete():
         (buffer,) = buffers(1)
         load = tier.start_load([A], [buffer])
         gate.wait_entered()
-        tier.plugin.discard([A])
+        tier.discard([A])
         store = tier.start_store(rows(A))
         assert tier.unanswered() == {load, store}
         gate.open()
@@ -209,17 +210,18 @@ def test_c28_a_call_stores_a_thousand_blocks_at_most_however_small_they_are(monk
     assert max(calls) == 1024
 
 
-def test_c52_jobs_that_end_with_one_call_wake_the_core_once(monkeypatch):
+def test_c52_jobs_that_end_with_one_call_end_together(monkeypatch):
     monkeypatch.setattr("kvtier_core.manager.blocking.batches.MAX_BATCH_BYTES", 3 * ROW)
-    script, wakes = Script(), []
+    script, told = Script(), []
     with drive(script, BatchTier, threads=1) as tier:
-        wake = tier.plugin._board._wake
+        board = tier.backend.port._board
+        finish = board._finish
 
-        def note_and_wake() -> None:
-            wakes.append(script.count("store_many"))
-            wake()
+        def note_and_finish(*result: Any) -> None:
+            told.append(script.count("store_many"))
+            finish(*result)
 
-        tier.plugin._board._wake = note_and_wake
+        board._finish = note_and_finish
         script.before = gate = Gate("store_many", keys=[A])
         jobs = [tier.start_store(rows(A))]
         gate.wait_entered()
@@ -227,7 +229,7 @@ def test_c52_jobs_that_end_with_one_call_wake_the_core_once(monkeypatch):
         gate.open()
         for job in jobs:
             assert tier.wait(job).error is None
-    assert wakes == [1, 2]
+    assert told == [1, 2, 2, 2]
 
 
 def test_c52_a_block_larger_than_the_batch_limit_still_moves(monkeypatch):
@@ -280,7 +282,7 @@ def test_c31_cancelled_work_fails_unless_it_runs():
         running = tier.start_store(rows(A, B))
         gate.wait_entered()
         queued, kept = tier.start_store(rows(C)), tier.start_store(rows(D))
-        tier.hooks.cancel_jobs(job_ids=[running, queued, 999])
+        tier.cancel([running, queued, 999])
         assert tier.wait(queued).failed == (C,)
         gate.open()
         assert tier.wait(running).failed == (B,)
@@ -309,7 +311,7 @@ def test_c52_random_jobs_never_overlap_on_a_key_and_give_exact_bytes(seed):
                 into = buffers(len(keys))
                 loads.append((tier.start_load(keys, into), keys, into))
             else:
-                tier.plugin.discard(keys)
+                tier.discard(keys)
         found = 0
         for job, keys, into in loads:
             result = tier.wait(job)
@@ -322,7 +324,7 @@ def test_c52_random_jobs_never_overlap_on_a_key_and_give_exact_bytes(seed):
         errors += [tier.wait(job).error for job in jobs]
         assert all(error is None or "full" in error for error in errors)
         assert None in errors
-        assert tier.hooks.drain_jobs(timeout_s=0) == []
+        assert tier.drain(0) == []
         usage = tier.usage()
         assert usage is not None
         assert capacity is None or usage.blocks <= script.most_blocks <= capacity

@@ -46,7 +46,7 @@ def settle(tier: TierDriver) -> None:
 def test_c10_a_scanned_tier_answers_lookups_at_once_and_is_not_asked():
     script = Script()
     with drive(script, ScanningTier, info=PERSISTENT, seed=rows(A, B)) as tier:
-        presence = tier.plugin.resident_presence()
+        presence = tier.resident()
         assert presence is not None
         assert A in presence
         assert presence.contains_many([A, C, B]) == [True, False, True]
@@ -69,7 +69,7 @@ def test_c10_a_tier_that_starts_empty_needs_no_scan():
 def test_c21_a_tier_whose_contents_are_not_known_is_asked_in_an_io_thread(info):
     script = Script()
     with drive(script, ScanningTier if info is SHARED else ScriptedTier, info=info, seed=rows(A)) as tier:
-        assert tier.plugin.resident_presence() is None
+        assert tier.resident() is None
         tier.store(rows(B))
         assert tier.lookup([A, B, C]) == [True, True, False]
         assert script.count("contains") >= 1
@@ -109,9 +109,9 @@ def test_c10_past_the_limit_of_resident_keys_the_tier_is_asked():
     script = Script()
     with drive(script, limits={"max_resident_keys": 3}, capacity_blocks=10) as tier:
         tier.store(rows(A, B, C))
-        assert tier.plugin.resident_presence() is not None
+        assert tier.resident() is not None
         tier.store(rows(D))
-        assert tier.plugin.resident_presence() is None
+        assert tier.resident() is None
         assert tier.lookup(KEYS[:5]) == [True] * 4 + [False]
         assert script.count("contains") >= 1
         stores = script.count("store")
@@ -187,7 +187,7 @@ def test_c03_discarded_blocks_are_gone_at_once_and_then_from_the_tier():
     with drive(script, threads=1) as tier:
         tier.store(rows(A, B, C))
         script.before = gate = Gate("delete")
-        tier.plugin.discard([A, B, A])
+        tier.discard([A, B, A])
         assert tier.lookup([A, B, C]) == [False, False, True]
         assert tier.unanswered() == set()
         gate.open()
@@ -203,7 +203,7 @@ def test_c03_discarded_blocks_that_cannot_be_deleted_stay_unserved(caplog):
     with drive(script, threads=1) as tier:
         tier.store(rows(A, B))
         script.before = lambda method, keys: fail(OSError("broken")) if method == "delete" else None
-        tier.plugin.discard([A])
+        tier.discard([A])
         settle(tier)
         assert tier.lookup([A, B]) == [False, True]
         assert tier.load([A]).result.missing == (A,)
@@ -312,7 +312,7 @@ def test_c16_k14_o3_events_replay_into_the_contents_whatever_happens(seed):
             elif action < 0.8:
                 tier.load(keys)
             else:
-                tier.plugin.discard(keys)
+                tier.discard(keys)
             replay(contents, tier)
             assert contents == {key for key, there in zip(KEYS, tier.lookup(KEYS), strict=True) if there}
 

@@ -111,7 +111,7 @@ def test_c52_k8_o2_what_waits_for_another_try_is_failed_by_a_shutdown_or_a_cance
         first, second = tier.start_store({A: row(1)}), tier.start_store({B: row(2)})
         while script.count("store") < 2:
             time.sleep(0.001)
-        tier.hooks.cancel_jobs(job_ids=[first])
+        tier.cancel([first])
         assert tier.wait(first).failed == (A,)
         tier.shutdown()
         assert tier.wait(second).failed == (B,)

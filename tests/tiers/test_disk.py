@@ -105,7 +105,7 @@ def test_k3_o2_reported_use_is_what_the_files_take(tmp_path):
             usage = tier.usage()
             assert usage is not None
             assert usage.bytes == sum(file.stat().st_size for file in block_files(tmp_path))
-            tier.plugin.discard(keys)
+            tier.discard(keys)
             tier.lookup(keys)
         assert tier.store(rows(*KEYS[:10])).error is None
         assert_contents(tier, rows(*KEYS[:10]), absent=KEYS[10:])

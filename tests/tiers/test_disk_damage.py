@@ -29,7 +29,7 @@ def test_b9_c03_k6_o1_a_file_of_another_size_counts_as_damaged_and_goes(tmp_path
         assert not damaged.exists()
         (warning,) = warnings()
         assert f"'disk' (kvtier-disk): {damaged} has {size} bytes and not {ROW}: removed" in warning
-        tier.plugin.discard([A])  # as the core does
+        tier.discard([A])  # as the core does
         assert tier.lookup([A, B]) == [False, True]
         assert tier.store(rows(A)).error is None
         assert_contents(tier, rows(A, B))
@@ -206,7 +206,7 @@ def test_c32_what_stands_in_a_blocks_place_stops_no_start(tmp_path, warnings, ma
 def test_c32_a_block_replaces_what_came_to_stand_in_its_place(tmp_path, make):
     with drive(tmp_path) as tier:
         tier.store(rows(A))
-        tier.plugin.discard([A])
+        tier.discard([A])
         assert tier.store({}).error is None
         make_way = block_file(tmp_path, B)
         make_way.parent.mkdir(exist_ok=True)

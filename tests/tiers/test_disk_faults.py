@@ -141,7 +141,7 @@ def test_c33_a_bad_spot_costs_one_block_and_not_its_neighbours(tmp_path, monkeyp
 def test_c33_k5_o4_loads_that_fail_are_faults_and_no_absence(tmp_path, monkeypatch, code):
     with drive(tmp_path, capacity=16 * MIB) as tier:
         assert tier.store(rows(A, B)).error is None
-        tier.plugin._instance()._tier._store.opened.files.close()
+        tier.backend.port._instance()._tier._store.opened.files.close()
         with monkeypatch.context() as patched:
             real = os.open
             patched.setattr(
@@ -214,9 +214,9 @@ def test_c31_c33_a_hung_disk_holds_up_its_own_calls_and_the_shutdown_is_bounded(
         assert hangs.wait(PATIENCE_S)
         assert tier.lookup([A, B]) == [True, True]
         assert tier.store(rows(C)).error is None  # the other thread is free
-        assert list(tier.hooks.drain_jobs(timeout_s=0.05)) == [job]
+        assert list(tier.drain(0.05)) == [job]
         begin = time.monotonic()
-        tier.hooks.shutdown(timeout_s=0.1)
+        tier.shutdown(0.1)
         assert time.monotonic() - begin < PATIENCE_S / 2
         assert tier.unanswered() == {job}
         go_on.set()

@@ -92,7 +92,7 @@ def test_c33_a_read_only_tier_serves_what_it_holds_and_changes_nothing(tmp_path)
         assert result.error is None
         assert result.failed == ()
         assert tier.lookup([C]) == [False]
-        tier.plugin.discard([A])
+        tier.discard([A])
         os.truncate(block_file(tmp_path, A), 10)
         assert tier.load([A]).rows == {}
         os.truncate(block_file(tmp_path, A), ROW)

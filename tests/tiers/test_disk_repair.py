@@ -58,7 +58,7 @@ def assert_goes_on(tier) -> None:
     """Everything can be stored: what was refused is discarded by the core first, what was lost is found to be."""
     tier.store(rows(*HELD, *KEYS[20:30]))
     loaded = tier.load(HELD)
-    tier.plugin.discard([key for key, row in loaded.rows.items() if row != MAKER.make(key)])
+    tier.discard([key for key, row in loaded.rows.items() if row != MAKER.make(key)])
     assert tier.store(rows(*HELD, *KEYS[20:30])).error is None
     assert tier.load([*HELD, *KEYS[20:30]]).rows == rows(*HELD, *KEYS[20:30])
 
@@ -118,7 +118,7 @@ def test_b9_c32_blocks_that_are_cut_off_under_a_running_tier_count_as_damaged(ro
             assert not any(MAKER.proves(key, loaded.rows[key]) for key in HELD[6:])
         (warning,) = warnings()
         assert f"{file} was cut to {shape_of(file).row_offset(6) + 100} bytes" in warning
-        tier.plugin.discard(HELD[6:])  # as the core does
+        tier.discard(HELD[6:])  # as the core does
         wait_until(lambda: tier.lookup(HELD) == [True] * 6 + [False] * 6, "they are served no more")
         assert_goes_on(tier)
 

@@ -130,7 +130,7 @@ def test_c13_k3_o2_the_root_never_takes_more_than_its_capacity_and_stores_go_on(
             keys = [KEYS[(round_ * 5 + offset) % len(KEYS)] for offset in range(5)]
             assert tier.store(rows(*keys)).error is None
             largest = max(largest, used_bytes(root))
-            tier.plugin.discard(keys)
+            tier.discard(keys)
             tier.lookup(keys)
         keys = KEYS[300:310]
         assert tier.store(rows(*keys)).error is None
@@ -247,7 +247,7 @@ def test_within_a_namespace_the_policy_says_what_goes(tmp_path):
         for begin in range(0, 30, 5):
             assert tier.store(rows(*KEYS[begin : begin + 5])).error is None
         for begin in range(30, 100, 5):
-            tier.hooks.touch(keys=[KEYS[0]])
+            tier.touch([KEYS[0]])
             assert tier.load([KEYS[1]]).rows
             assert tier.store(rows(*KEYS[begin : begin + 5])).error is None
         assert tier.lookup([KEYS[0], KEYS[1], KEYS[2], KEYS[99]]) == [True, True, False, True]

@@ -45,7 +45,7 @@ def test_k7_o2_k13_what_others_store_is_found_within_the_refresh_time(tmp_path):
         assert one.store(rows(A)).error is None
         wait_until(lambda: other.lookup([A]) == [True], "the other sees the block")
         assert other.load([A]).rows == rows(A)
-        one.plugin.discard([A])
+        one.discard([A])
         wait_until(lambda: other.lookup([A]) == [False], "the other sees it gone")
         assert other.load([A]).result.missing == (A,)
 
@@ -291,7 +291,7 @@ def test_c33_a_tier_that_is_configured_read_only_loads_what_others_store_and_sto
     before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*") if path.is_file()}
     with drive(tmp_path, read_only=True) as reader:
         assert reader.load([A, B]).rows == rows(A, B)
-        reader.plugin.discard([A])
+        reader.discard([A])
     after = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*") if path.is_file()}
     assert {path: after[path] for path in before} == before
 
@@ -305,7 +305,7 @@ subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64M,mode=755", "none", root]
 with t.drive(root, capacity=16 * t.MIB) as tier:
     assert tier.store(t.rows(*t.KEYS[:8])).error is None
     if sys.argv[2] == "crash":
-        with tier.plugin._instance()._tier._store.opened.index.database.transaction():
+        with tier.backend.port._instance()._tier._store.opened.index.database.transaction():
             subprocess.run(["cp", "-a", root, f"{root}.copy"], check=True)
 if sys.argv[2] == "crash":
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64M,mode=755", "none", root], check=True)

@@ -170,7 +170,7 @@ def test_c33_faults_are_no_absence(server, url):
         assert loaded.failed == (A,)
         assert "PermissionError: Access Denied" in str(loaded.error)
         assert tier.store(rows(B)).failed == (B,)
-        tier.plugin.discard([A])
+        tier.discard([A])
         server.fault = None
         assert tier.store(rows(A, B)).error is None
         assert_contents(tier, rows(A, B), absent=[C])

@@ -38,6 +38,8 @@ KILLED_BY = {
     "ResetKeeps": "test_k7_o4_c34_after_a_reset_everything_misses",
     "InFlightSurfaces": "test_k7_o4_c34_after_a_reset_everything_misses",
     "MissingAsFailed": "test_c30_absent_keys_are_missing_and_not_failed",
+    "DiscardsNothing": "test_c03_discarded_blocks_are_not_handed_out_until_they_are_stored_again",
+    "ReportsNoEviction": "test_c10_a_tier_that_reports_its_contents_reports_all_of_them",
     "CancelForgets": "test_c30_cancelled_jobs_have_their_result",
 }
 

@@ -53,7 +53,7 @@ def test_b2_files_used_last_stay_after_a_restart(tmp_path, clock, use):
         if use == "load":
             tier.load(KEYS[:2])
         else:
-            tier.hooks.touch(keys=KEYS[:2])
+            tier.touch(KEYS[:2])
         tier.lookup([KEYS[0]])  # the mark is made before anybody looks again
         extents.wait_until(
             lambda: all(disk.block_file(tmp_path, key).stat().st_atime >= clock.now for key in KEYS[:2]),
@@ -99,7 +99,7 @@ def test_b2_extents_used_last_stay_after_a_restart(tmp_path, clock, monkeypatch,
         tier.load(kept[:2])
         clock.now += 2 * MINUTE
         if ended != "closed":
-            tier.plugin._current._tier.follow()
+            tier.backend.port._current._tier.follow()
     with extents.drive(tmp_path, capacity=capacity, refresh="1h") as tier:
         usage = tier.usage()
         for key in similar_keys(1000)[-len(kept) // 2 :]:
@@ -240,7 +240,7 @@ def test_r3_b2_after_a_restart_a_shared_head_stays_with_what_a_later_request_add
         if use == "load":
             tier.load(shared)
         else:
-            tier.plugin.use(shared, spread.request.chain)
+            tier.touch(shared, spread.request.chain)
         for key in own:  # the same request, over another edge
             spread.put(tier, key)
             spread.clock.now += 90 / len(own)

@@ -35,7 +35,7 @@ def busy(driver: TierDriver, keys: list[OffloadKey]) -> Iterator[None]:
     def write() -> None:  # as a tier's hook thread does: one call at a time
         while not stop.is_set():
             driver.store(rows)
-            driver.plugin.discard(keys)
+            driver.discard(keys)
             rounds.append(1)
 
     def compute() -> None:
@@ -61,7 +61,7 @@ class Engine:
         limits = PoolLimits(max_promotion_rows=4, max_cascade_rows=4, lease_timeout_s=30, device_timeout_s=60)
         tier = TierSpec(name="disk", info=FilesTier.info, limits=TierLimits())
         self._coordinator = Coordinator(16, make_policy("lru", 16), [tier], limits)
-        self._coordinator.tier_ready("disk", driver.plugin.resident_presence)
+        self._coordinator.tier_ready("disk", driver.resident())
         self._keys = (tuple(keys),)
         self._ids = map(str, count())
 

@@ -100,7 +100,7 @@ def test_c30_a_cancelled_job_that_has_not_begun_touches_nothing(gate: Gate) -> N
     with drive(threads=1) as tier:
         running, waiting = tier.start_store(row(A) | row(B)), tier.start_store(row(C))
         gate.wait_for_calls(1)
-        tier.hooks.cancel_jobs(job_ids=(running, waiting, 77))
+        tier.cancel((running, waiting, 77))
         assert tier.wait(waiting).failed == (C,)
         assert tier.unanswered() == {running}  # it is inside a call
         gate.opened.set()
@@ -121,10 +121,10 @@ def test_c31_a_call_that_hangs_is_named_until_it_ends(gate: Gate) -> None:
     job = tier.start_load([A], [bytearray(ROW_BYTES)])
     gate.wait_for_calls(1)
     tier.shutdown(timeout_s=0.01)
-    assert tier.hooks.drain_jobs(timeout_s=0.0) == [job]
+    assert tier.drain(0.0) == [job]
     assert tier.unanswered() == {job}
     gate.opened.set()
-    assert tier.hooks.drain_jobs(timeout_s=PATIENCE_S) == []
+    assert tier.drain(PATIENCE_S) == []
     tier.wait(job)
 
 

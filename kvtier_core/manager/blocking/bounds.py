@@ -31,7 +31,7 @@ class _Stored(Entry):
     """
 
 
-class Bounds:
+class CoreBounds:
     """Slots, ages and the order of eviction of one tier instance.
 
     A key is *stored* (it takes a slot), *arriving* (a slot is its own, the block is not there yet) or *leaving* (its
@@ -204,6 +204,13 @@ class Bounds:
             return []
         old = takewhile(lambda item: self._is_old(item[1].time, now), self._stored.items())
         return list(islice((key for key, _ in old if key not in self._unserved), limit))
+
+    @property
+    def next_expiry(self) -> float:
+        """When the oldest block becomes too old."""
+        if self._ttl is None or not self._stored:
+            return float("inf")
+        return next(iter(self._stored.values())).time + self._ttl
 
     def _enter(self, key: OffloadKey, time: float, chain: int, depth: int) -> _Stored:
         stored = self._add(key, time)

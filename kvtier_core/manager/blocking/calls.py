@@ -35,6 +35,8 @@ class Fault:
     text: str
     is_transient: bool = False
     """Whether the same call may well succeed in a moment."""
+    is_end: bool = False
+    """The tier was reset or shut down before the call was made."""
 
 
 class Held(enum.Enum):
@@ -43,7 +45,7 @@ class Held(enum.Enum):
     HELD = "held"
 
 
-Outcome = bool | Fault | Held
+CallOutcome = bool | Fault | Held
 
 
 def describe(error: BaseException) -> str:
@@ -60,11 +62,11 @@ def describe(error: BaseException) -> str:
 class TierCalls:
     """Calls one tier; safe from any thread as far as the tier is.
 
-    Buffers are handed over as views of our own, released after the call: a tier that kept one gets an error when it
-    uses it, instead of a row that belongs to another block meanwhile. An array that a tier made over the view and
-    still holds is noticed, and a fault of the call, but can't be taken back. A slice that it still holds
-    (``into[:]``) is not even noticed. What a tier writes through either after the call lands in whatever the row
-    holds by then: before the row's proof is checked that makes a miss, after it wrong bytes.
+    Views of rows are released after the call: a tier that kept one gets an error when it uses it, instead of a row that
+    belongs to another block meanwhile. An array that a tier made over the view and still holds is noticed, and a fault
+    of the call, but can't be taken back. A slice that it still holds (``into[:]``) is not even noticed. What a tier
+    writes through either after the call lands in whatever the row holds by then: before the row's proof is checked that
+    makes a miss, after it wrong bytes.
     """
 
     def __init__(self, name: str, tier: BlockTier, log: logging.Logger) -> None:
@@ -78,13 +80,12 @@ class TierCalls:
         """Whether ``store`` and ``load`` move several blocks in one call."""
         return self._batch is not None
 
-    def contains(self, keys: Sequence[OffloadKey]) -> list[Outcome]:
+    def contains(self, keys: Sequence[OffloadKey]) -> list[CallOutcome]:
         """Ask which keys are stored; one call."""
         return self._ask_many("contains", len(keys), lambda: self._tier.contains(keys))
 
-    def store(self, keys: Sequence[OffloadKey], buffers: Sequence[memoryview]) -> list[Outcome]:
+    def store(self, keys: Sequence[OffloadKey], views: Sequence[memoryview]) -> list[CallOutcome]:
         """Store blocks, in one call if the tier takes batches; an outcome is ``True`` or a fault."""
-        views = [buffer.toreadonly() for buffer in buffers]
         batch = self._batch
         if batch is not None:
             outcomes = self._ask_many("store_many", len(keys), lambda: batch.store_many(keys, views))
@@ -96,9 +97,8 @@ class TierCalls:
         refused = self._fault("store_many", "returned False for a block it was to store")
         return self._release("store", views, [refused if done is False else done for done in outcomes])
 
-    def load(self, keys: Sequence[OffloadKey], buffers: Sequence[memoryview]) -> list[Outcome]:
-        """Fill buffers, in one call if the tier takes batches."""
-        views = [buffer[:] for buffer in buffers]
+    def load(self, keys: Sequence[OffloadKey], views: Sequence[memoryview]) -> list[CallOutcome]:
+        """Fill rows, in one call if the tier takes batches."""
         batch = self._batch
         if batch is not None:
             outcomes = self._ask_many("load_many", len(keys), lambda: batch.load_many(keys, views))
@@ -136,13 +136,13 @@ class TierCalls:
         done = self._command("close", self._tier.close)
         return done if isinstance(done, Fault) else None
 
-    def _command(self, method: str, call: Callable[[], object]) -> Outcome:
+    def _command(self, method: str, call: Callable[[], object]) -> CallOutcome:
         return self._guarded(method, lambda: self._read_none(method, call()))
 
-    def _ask_one(self, method: str, call: Callable[[], object]) -> Outcome:
+    def _ask_one(self, method: str, call: Callable[[], object]) -> CallOutcome:
         return self._guarded(method, lambda: self._read_bool(method, call()))
 
-    def _ask_many(self, method: str, count: int, call: Callable[[], object]) -> list[Outcome]:
+    def _ask_many(self, method: str, count: int, call: Callable[[], object]) -> list[CallOutcome]:
         answers = self._guarded(method, lambda: self._read_bools(method, count, call()))
         return [answers] * count if isinstance(answers, Fault) else answers
 
@@ -163,17 +163,17 @@ class TierCalls:
 
     # Inside the guard.
 
-    def _read_none(self, method: str, answer: object) -> Outcome:
+    def _read_none(self, method: str, answer: object) -> CallOutcome:
         return True if answer is None else self._wrong(method, answer, "None, or an exception on a fault")
 
-    def _read_bool(self, method: str, answer: object) -> Outcome:
+    def _read_bool(self, method: str, answer: object) -> CallOutcome:
         if type(answer) is bool:  # exactly: an object can claim to be an instance of anything
             return answer
         if isinstance(answer, Exception):
             return self._raised(method, answer)
         return self._wrong(method, answer, "a bool")
 
-    def _read_bools(self, method: str, count: int, answer: object) -> list[Outcome] | Fault:
+    def _read_bools(self, method: str, count: int, answer: object) -> list[CallOutcome] | Fault:
         if isinstance(answer, str | bytes) or not isinstance(answer, Sequence):
             return self._wrong(method, answer, "a sequence, one bool a key")
         answers = list(islice(answer, count + 1))  # its own length may be wrong, and its end may never come
@@ -187,7 +187,9 @@ class TierCalls:
 
     # After the call.
 
-    def _release(self, method: str, views: Sequence[memoryview], outcomes: list[Outcome]) -> list[Outcome]:
+    def _release(
+        self, method: str, views: Sequence[memoryview], outcomes: list[CallOutcome]
+    ) -> list[CallOutcome]:
         for index, view in enumerate(views):
             try:
                 view.release()

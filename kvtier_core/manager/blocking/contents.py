@@ -3,7 +3,7 @@
 Keeps the three in step. No lock of its own (its owner holds one around every method; the presence set may be read by
 anyone), no threads, no I/O; time comes in as an argument.
 
-Three kinds of tier differ here. One that the core bounds has ``Bounds``, which know every block. One that bounds
+Three kinds of tier differ here. One that the core bounds has ``CoreBounds``, which know every block. One that bounds
 itself is only followed by its presence set. And of one that is shared with other processes absence is never known:
 it has to be asked.
 """
@@ -11,7 +11,7 @@ it has to be asked.
 from collections.abc import Iterable, Mapping, Sequence
 
 from kvtier_core.keys import OffloadKey
-from kvtier_core.manager.blocking.bounds import Bounds
+from kvtier_core.manager.blocking.bounds import CoreBounds
 from kvtier_core.manager.blocking.events import MAX_CHANGES, EventLog
 from kvtier_core.manager.blocking.presence import PresenceSet
 from kvtier_core.policies import PolicyFactory, make_policy
@@ -24,7 +24,7 @@ MAX_DOUBTS = 100_000
 """Keys whose blocks may be wrong that are remembered: some 10 MiB."""
 
 
-class Contents:
+class KnownContents:
     """The belief about one tier instance. *enumerable*: whether ``adopt`` will be told everything it holds."""
 
     def __init__(
@@ -42,13 +42,13 @@ class Contents:
         self.shared = info.shared
         """Whether other processes use the tier, too."""
         self._events = EventLog(MAX_CHANGES)
-        self._bounds: Bounds | None = None
+        self._bounds: CoreBounds | None = None
         self.presence = PresenceSet(
             settings.limits.max_resident_keys, complete=enumerable or not info.persistent
         )
         if info.bounded_by == "core":
             max_blocks = None if self._capacity is None else self._capacity // context.row_bytes
-            self._bounds = Bounds(
+            self._bounds = CoreBounds(
                 max_blocks=max_blocks,
                 ttl=settings.ttl,
                 replaces=info.shared,
@@ -164,6 +164,11 @@ class Contents:
         old = self._bounds.expired(now, _MAX_EXPIRED)
         self.distrust(old)
         return old
+
+    @property
+    def next_expiry(self) -> float:
+        """When the oldest block becomes too old."""
+        return float("inf") if self._bounds is None else self._bounds.next_expiry
 
     def usage(self) -> TierUsage | None:
         """How full the tier is, where that is known without asking it."""

@@ -1,6 +1,6 @@
 """One opened blocking tier with its I/O threads: takes jobs apart, makes the calls, settles the parts.
 
-Serves one namespace from ``open`` until ``retire``, never another. What to do is decided by ``TierState``; here the
+Serves one namespace from ``open`` until ``retire``, never another. What to do is decided by ``InstanceState``; here the
 tier is called, outside any lock.
 """
 
@@ -17,20 +17,19 @@ from kvtier_core.blocktier import (
     SupportsScan,
     SupportsTouch,
 )
-from kvtier_core.errors import TierOpenError
 from kvtier_core.keys import OffloadKey
 from kvtier_core.manager.blocking.batches import KEYS_A_CALL, batch_limits
-from kvtier_core.manager.blocking.calls import Fault, Outcome, TierCalls
-from kvtier_core.manager.blocking.contents import Contents
+from kvtier_core.manager.blocking.calls import CallOutcome, Fault, TierCalls
+from kvtier_core.manager.blocking.contents import KnownContents
+from kvtier_core.manager.blocking.following import interval_of, keep_following
 from kvtier_core.manager.blocking.jobs import JobBoard
 from kvtier_core.manager.blocking.retries import Retries
-from kvtier_core.manager.blocking.state import Clocks, TierState
+from kvtier_core.manager.blocking.state import Clocks, InstanceState
 from kvtier_core.manager.blocking.work import Kind, Unit
-from kvtier_core.manager.guard import text_of
+from kvtier_core.manager.port import Rows
 from kvtier_core.policies import PolicyFactory
 from kvtier_core.proof import Sealer
 from kvtier_core.tier_settings import TierSettings
-from kvtier_core.transfer.waiting import bounded
 from kvtier_core.values import BlockInfo, TierContext, TierJob
 
 _LOOKUP_SHARE = 0.9
@@ -45,9 +44,11 @@ class TierInstance:
         tier_class: type[BlockTier],
         settings: TierSettings,
         context: TierContext,
+        *,
+        rows: Rows,
         board: JobBoard,
         clocks: Clocks,
-        policies: Mapping[str, PolicyFactory] | None = None,
+        policies: Mapping[str, PolicyFactory],
     ) -> None:
         """Make the tier object; no I/O. Raises whatever the tier's constructor raises."""
         self._name = context.name
@@ -55,19 +56,11 @@ class TierInstance:
         self._threads = settings.threads
         self._row_bytes = context.row_bytes
         self._sealer = Sealer(context.namespace)
+        self._rows = rows
         self._board = board
         self._clocks = clocks
-        self._core_report = context.report_evicted
-        self._core_stored = context.report_stored
-        self._tier = tier_class(
-            settings,
-            replace(
-                context,
-                report_evicted=self._on_evicted,
-                report_stored=self._on_stored,
-                policies=dict(policies or {}),
-            ),
-        )
+        context = replace(context, report_evicted=self._on_evicted, report_stored=self._on_stored)
+        self._tier = tier_class(settings, replace(context, policies=dict(policies)))
         self._calls = TierCalls(context.name, self._tier, context.log)
         # What a shared tier holds changes without us; listing all of it at the start would buy nothing lasting.
         scans = tier_class.info.bounded_by == "core" or not tier_class.info.shared
@@ -77,10 +70,10 @@ class TierInstance:
         self._arranged = self._tier if isinstance(self._tier, SupportsChains) else None
         self._marked = self._tier if isinstance(self._tier, SupportsMarks) else None
         enumerable = self._scan is not None or self._followed is not None
-        contents = Contents(tier_class.info, settings, context, enumerable=enumerable, policies=policies)
+        contents = KnownContents(tier_class.info, settings, context, enumerable=enumerable, policies=policies)
         batch = batch_limits(tier_class.info, settings, context, batches=self._calls.batches)
         # The last thread is kept from stores, so that no load waits for one to end.
-        self.state = TierState(
+        self.state = InstanceState(
             context.name,
             contents,
             batch,
@@ -96,16 +89,15 @@ class TierInstance:
         self._closed = threading.Event()
 
     def open(self) -> None:
-        """Open the tier, learn what it holds, make it fit its capacity, start the I/O threads.
+        """Open the tier, learn what it holds, make it fit its capacity, start the I/O threads. Called once.
 
-        Called once, on the hook thread. Raises what the tier raises; the tier is closed then.
-        Cost: the tier's ``open``, ``scan`` and first ``follow``.
+        Raises what the tier raises; the tier is closed then.
         """
         try:
             self._tier.open()
             self._adopt(self._scan() if self._scan is not None else ())
             if self._followed is not None:
-                interval = _interval_of(self._name, self._followed)
+                interval = interval_of(self._name, self._followed)
                 self._followed.follow()
                 self._start_thread("follow", partial(self._follow, self._followed, interval))
             for number in range(self._threads):
@@ -115,37 +107,39 @@ class TierInstance:
             self._leave(0)
             raise
 
-    def submit(self, job: TierJob, kind: Kind) -> None:
-        """Queue a job, key by key. Never waits for I/O. Not after ``retire``."""
+    def submit(self, job: TierJob, kind: Kind) -> float:
+        """Queue a job, key by key. Never waits for I/O. Returns by when ``tick`` is due for it."""
         if kind is Kind.LOOKUP:
             now = self._clocks.monotonic()
             job = replace(job, deadline=now + _LOOKUP_SHARE * (job.deadline - now))
-        else:
-            assert len(job.buffers) == len(job.keys), f"job {job.id}: {len(job.buffers)} buffers"
-        is_taken = self._put(job, kind, self._board.begin(job, kind, self._ahead))
-        assert is_taken, "work for a retired instance"
+        self._put(job, kind, self._board.begin(job, kind, self._ahead))
+        return job.deadline
+
+    def next_due(self) -> float:
+        """When ``tick`` has something to do, at the latest."""
+        return min(self.state.next_due(), self._board.next_due(self._clocks.monotonic()))
 
     @property
     def _ahead(self) -> int:
         """Keys of a prefix that may be asked about at a time: a call for each thread."""
         return self._threads * self.state.lookup_pace
 
-    def _put(self, job: TierJob, kind: Kind, positions: Iterable[int]) -> bool:
-        return self.state.put(
-            [
-                Unit(
-                    kind=kind,
-                    key=job.keys[index],
-                    job_id=job.id,
-                    position=index,
-                    # A view of our own, to be released when the unit ends: frames of the threads can outlive that.
-                    buffer=job.buffers[index][:] if job.buffers else None,
-                    deadline=job.deadline,
-                    chain=job.request.chain,
-                )
-                for index in positions
-            ]
-        )
+    def _put(self, job: TierJob, kind: Kind, positions: Iterable[int]) -> None:
+        rows = job.rows or (-1,) * len(job.keys)
+        units = [
+            Unit(
+                kind=kind,
+                key=job.keys[index],
+                job_id=job.id,
+                position=index,
+                row=rows[index],
+                deadline=job.deadline,
+                chain=job.request.chain,
+            )
+            for index in positions
+        ]
+        if not self.state.put(units):
+            self._fail(units, "it was reset or shut down meanwhile", is_end=True)
 
     def cancel(self, job_ids: Iterable[int]) -> None:
         """Fail what has not been started of these jobs."""
@@ -162,7 +156,7 @@ class TierInstance:
     def retire(self, reason: str) -> None:
         """Take no more work and fail what is queued; the tier is closed when its last running call has ended."""
         self._retired.set()
-        self._fail(self.state.retire(), reason)
+        self._fail(self.state.retire(), reason, is_end=True)
 
     def touch(self, keys: Sequence[OffloadKey], chain: int) -> None:
         """Count a use of each block, where the core or the tier keeps the order of eviction."""
@@ -218,24 +212,17 @@ class TierInstance:
 
     def _on_evicted(self, keys: Sequence[OffloadKey]) -> None:
         self.state.gone(keys)
-        self._core_report(keys)
 
     def _on_stored(self, keys: Sequence[OffloadKey]) -> None:
         self.state.appeared(keys)
-        self._core_stored(keys)
 
     def _follow(self, tier: SupportsFollow, interval: float) -> None:
-        last: Fault | None = None
-        while not self._retired.wait(interval):
-            fault = self._calls.follow(tier)
-            if fault is not None and fault != last:  # the same one again tells nothing new
-                self._log.warning("%s; what it holds may have changed unnoticed", fault.text)
-            last = fault
+        keep_following(self._calls, tier, interval, self._retired, self._log)
         self._leave(1)
 
-    def _fail(self, units: Sequence[Unit], reason: str) -> None:
+    def _fail(self, units: Sequence[Unit], reason: str, *, is_end: bool = False) -> None:
         if units:
-            fault = Fault(f"tier {self._name!r}: {reason}")
+            fault = Fault(f"tier {self._name!r}: {reason}", is_end=is_end)
             self._settle([(unit, fault) for unit in units])
 
     def _give_up(self, units: Sequence[Unit]) -> None:
@@ -245,23 +232,16 @@ class TierInstance:
         others = [unit for unit in units if unit.kind is not Kind.LOOKUP]
         self._fail(others, "the deadline passed before the work started")
 
-    def _settle(self, ended: Sequence[tuple[Unit, Outcome | None]]) -> None:
-        """Tell how units ended. First their views of the pool's rows are released.
-
-        An error that a tier keeps, or a circle of one and its frame, keeps the frames of the I/O thread as well, and
-        with them the units: until the garbage collector comes by, and the pool's mapping would stay in use as long.
-        """
-        for unit, _ in ended:
-            if unit.buffer is not None:
-                unit.buffer.release()
+    def _settle(self, ended: Sequence[tuple[Unit, CallOutcome | None]]) -> None:
+        """Tell how units ended, and ask further where a lookup goes on."""
         further = self._board.settle(
             [(unit.job_id, unit.position, outcome) for unit, outcome in ended if unit.job_id is not None],
             self._ahead,
         )
         for job, positions in further:
-            if not self._put(job, Kind.LOOKUP, positions):
-                fault = Fault(f"tier {self._name!r}: it was reset or shut down meanwhile")
-                self._board.settle([(job.id, index, fault) for index in positions])
+            self._put(job, Kind.LOOKUP, positions)
+        if any(unit.kind is Kind.LOOKUP for unit, _ in ended):
+            self._board.answer_due(self._clocks.monotonic())
 
     # On the I/O threads.
 
@@ -290,10 +270,10 @@ class TierInstance:
             self._give_up(late)
         self._leave(1)
 
-    def _perform(self, units: list[Unit]) -> list[Outcome]:
+    def _perform(self, units: list[Unit]) -> list[CallOutcome]:
         match units[0].kind:
             case Kind.LOAD:
-                return self._ask(units, lambda asked: self._calls.load(_keys(asked), _buffers(asked)))
+                return self._ask(units, self._load)
             case Kind.LOOKUP:
                 return self._ask(units, self._look_up)
             case Kind.DELETE:
@@ -303,14 +283,17 @@ class TierInstance:
             case Kind.STORE:
                 return self._store(units)
 
-    def _look_up(self, units: list[Unit]) -> list[Outcome]:
+    def _load(self, units: list[Unit]) -> list[CallOutcome]:
+        return self._calls.load(_keys(units), [self._rows.to_load(unit.row) for unit in units])
+
+    def _look_up(self, units: list[Unit]) -> list[CallOutcome]:
         begin = self._clocks.monotonic()
         answers = self._calls.contains(_keys(units))
         self.state.looked_up(len(units), self._clocks.monotonic() - begin)
         return answers
 
     def _distrust_failed_loads(
-        self, units: Sequence[Unit], outcomes: Sequence[Outcome], due: Sequence[float | None]
+        self, units: Sequence[Unit], outcomes: Sequence[CallOutcome], due: Sequence[float | None]
     ) -> None:
         """A block that could not be loaded, and is not tried again, is served no more."""
         self.state.distrust(
@@ -336,7 +319,7 @@ class TierInstance:
         if fault is not None:
             self._log.warning("%s; the order in which its blocks leave may be wrong", fault.text)
 
-    def _ask(self, units: list[Unit], call: Callable[[list[Unit]], list[Outcome]]) -> list[Outcome]:
+    def _ask(self, units: list[Unit], call: Callable[[list[Unit]], list[CallOutcome]]) -> list[CallOutcome]:
         """Call the tier for the units whose blocks may be there; blocks it says are absent leave the contents."""
         lacking = self.state.lacking(_keys(units))
         asked = [unit for unit, lacks in zip(units, lacking, strict=True) if not lacks]
@@ -345,7 +328,7 @@ class TierInstance:
         following = iter(answers)
         return [False if lacks else next(following) for lacks in lacking]
 
-    def _delete(self, units: list[Unit]) -> list[Outcome]:
+    def _delete(self, units: list[Unit]) -> list[CallOutcome]:
         keys = self._still_to_delete(self.state.condemned(units))
         if self._tier.stores_nothing:
             return [True] * len(units)  # they stay, and are not served
@@ -370,11 +353,10 @@ class TierInstance:
         if not doubted:
             return keys
         told = {key: self._is_right(key) for key in doubted}
-        kept = set(self.state.read_again(told))
+        kept = frozenset(self.state.read_again(told))
         self._log.warning(
-            "tier %r: of %d blocks with wrong bytes %d are right when read again, %d are deleted, and %d are left "
-            "to the others that use it. Where most are right, or none can be, look for what changes bytes between this "
-            "machine and the storage",
+            "tier %r: of %d blocks with wrong bytes %d are right when read again, %d are deleted, and %d are left to "
+            "the others that use it. If most are right, look for what changes bytes on the way to this machine",
             self._name,
             len(doubted),
             list(told.values()).count(True),
@@ -386,10 +368,10 @@ class TierInstance:
     def _is_right(self, key: OffloadKey) -> bool | None:
         """Whether a block is right when it is read once more; ``None`` when it can't be read, or is gone."""
         row = memoryview(bytearray(self._row_bytes))
-        (outcome,) = self._calls.load([key], [row])
+        (outcome,) = self._calls.load([key], [row[:]])
         return self._sealer.proves(key, row) if outcome is True else None
 
-    def _store(self, units: list[Unit]) -> list[Outcome]:
+    def _store(self, units: list[Unit]) -> list[CallOutcome]:
         if self._tier.stores_nothing:
             return [False] * len(units)  # declined
         plan = self.state.plan_stores(units)
@@ -398,31 +380,16 @@ class TierInstance:
             no_room = self._calls.delete(plan.victims)
             self.state.room_made(plan, no_room)
         admitted = [unit for unit, outcome in zip(units, plan.outcomes, strict=True) if outcome is None]
-        answers: list[Outcome] = []
+        answers: list[CallOutcome] = []
         if no_room is not None:
             answers = [Fault(f"no room could be made: {no_room.text}")] * len(admitted)
         elif admitted:
-            answers = self._calls.store(_keys(admitted), _buffers(admitted))
+            answers = self._calls.store(_keys(admitted), [self._rows.to_store(unit.row) for unit in admitted])
         if begun := self.state.stored(_keys(admitted), answers):
             self._mark(begun)
         following = iter(answers)
         return [next(following) if outcome is None else outcome for outcome in plan.outcomes]
 
 
-def _interval_of(name: str, tier: SupportsFollow) -> float:
-    interval: object = tier.follow_interval
-    if isinstance(interval, bool) or not isinstance(interval, int | float) or not interval > 0:
-        raise TierOpenError(
-            f"tier {name!r}: follow_interval must be a number of seconds above 0, not {text_of(interval)!r}"
-        )
-    return bounded(interval)
-
-
 def _keys(units: Sequence[Unit]) -> list[OffloadKey]:
     return [unit.key for unit in units]
-
-
-def _buffers(units: Sequence[Unit]) -> list[memoryview]:
-    buffers = [unit.buffer for unit in units if unit.buffer is not None]
-    assert len(buffers) == len(units), "a load or store without its buffer"
-    return buffers

@@ -1,13 +1,13 @@
-"""Which jobs are due, and how they ended: exactly one result a job (contract C30), handed out once.
+"""Which jobs are due, and how they ended: exactly one result a job (contract C30).
 
-Thread-safe: one lock guards the state; the wake-up of the core is called outside it.
+Thread-safe: one lock guards the state; results are handed out outside it.
 """
 
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from kvtier_core.manager.blocking.calls import Fault, Held, Outcome
+from kvtier_core.manager.blocking.calls import CallOutcome, Fault, Held
 from kvtier_core.manager.blocking.work import Kind
 from kvtier_core.values import JobResult, TierJob
 
@@ -22,7 +22,7 @@ class _Pending:
     job: TierJob
     kind: Kind
     asked: int = 0
-    outcomes: dict[int, Outcome | None] = field(default_factory=dict)
+    outcomes: dict[int, CallOutcome | None] = field(default_factory=dict)
     """By position; ``None`` is a key that nobody could ask about in time."""
     has_ended: bool = False
     """It is a prefix, and one of its keys is not there, or could not be asked about."""
@@ -39,6 +39,11 @@ class _Pending:
             end = self.asked if self.has_ended else min(end, known + min(ahead, max(_FIRST_AHEAD, known)))
         begin, self.asked = self.asked, max(self.asked, end)
         return range(begin, self.asked)
+
+    @property
+    def is_fault(self) -> bool:
+        """Whether something went wrong, other than that the tier was reset or shut down meanwhile."""
+        return any(isinstance(outcome, Fault) and not outcome.is_end for outcome in self.outcomes.values())
 
     def result(self) -> JobResult:
         ended = [(key, self.outcomes.get(index)) for index, key in enumerate(self.job.keys)]
@@ -57,32 +62,34 @@ class _Pending:
         return JobResult(job_id=self.job.id, missing=missing, held=held, failed=failed, error=error)
 
 
-class JobBoard:
-    """Jobs from their submission to the collection of their results."""
+Finish = Callable[[Kind, JobResult, bool], None]
+"""Takes a job's result, and whether something went wrong."""
 
-    def __init__(self, wake: Callable[[], None]) -> None:
-        self._wake = wake
+
+class JobBoard:
+    """Jobs from their submission to their results."""
+
+    def __init__(self, finish: Finish) -> None:
+        self._finish = finish
         self._changed = threading.Condition()
         self._pending: dict[int, _Pending] = {}
-        self._results: list[JobResult] = []
 
     def begin(self, job: TierJob, kind: Kind, ahead: int = 1) -> range:
-        """A job is due. Returns the positions of its keys to work on; one without keys has its result at once.
+        """A job is due. Returns the positions of its keys to work on; one without keys ends at once.
 
         Of a prefix these are *ahead* at most: ``settle`` returns what is to be asked about next.
         """
+        pending = _Pending(job=job, kind=kind)
         with self._changed:
             assert job.id not in self._pending, f"job id {job.id} submitted twice"
-            pending = _Pending(job=job, kind=kind)
             if job.keys:
                 self._pending[job.id] = pending
                 return pending.ask(ahead)
-            self._results.append(pending.result())
-        self._wake()
+        self._hand_out([pending])
         return range(0)
 
     def settle(
-        self, ended: Iterable[tuple[int, int, Outcome | None]], ahead: int = 1
+        self, ended: Iterable[tuple[int, int, CallOutcome | None]], ahead: int = 1
     ) -> list[tuple[TierJob, range]]:
         """Keys of jobs (job, index of the key) ended as these outcomes; a job's last one makes its result ready.
 
@@ -92,8 +99,8 @@ class JobBoard:
         arrived: dict[int, tuple[Callable[[Sequence[int]], None], list[int]]] = {}
         touched: dict[int, _Pending] = {}
         further: list[tuple[TierJob, range]] = []
+        over: list[_Pending] = []
         with self._changed:
-            before = len(self._results)
             for job_id, index, outcome in ended:
                 pending = self._pending.get(job_id)
                 if pending is None:
@@ -108,14 +115,18 @@ class JobBoard:
                 if more := pending.ask(ahead):
                     further.append((pending.job, more))
                 elif len(pending.outcomes) == pending.asked:
-                    self._end(job_id)
+                    over.append(self._end(job_id))
             going_on = [early for job_id, early in arrived.items() if job_id in self._pending]
-            has_results = len(self._results) > before
         for tell, positions in going_on:
             tell(positions)
-        if has_results:
-            self._wake()
+        self._hand_out(over)
         return further
+
+    def next_due(self, now: float) -> float:
+        """When ``answer_due`` has something to do for a lookup that is not late yet."""
+        with self._changed:
+            waiting = [p.job.deadline for p in self._pending.values() if p.kind is Kind.LOOKUP]
+        return min((deadline for deadline in waiting if deadline > now), default=float("inf"))
 
     def answer_due(self, now: float) -> None:
         """Lookups whose deadline has passed are answered with what is known, if anything is."""
@@ -127,18 +138,16 @@ class JobBoard:
                 and pending.job.deadline <= now
                 and any(outcome is not None for outcome in pending.outcomes.values())
             ]
-            for job_id in due:
-                self._end(job_id)
+            over = [self._end(job_id) for job_id in due]
+        self._hand_out(over)
 
-    def _end(self, job_id: int) -> None:
-        self._results.append(self._pending.pop(job_id).result())
+    def _end(self, job_id: int) -> _Pending:
         self._changed.notify_all()
+        return self._pending.pop(job_id)
 
-    def take(self) -> Sequence[JobResult]:
-        """The results that are ready, each handed out once."""
-        with self._changed:
-            results, self._results = self._results, []
-            return results
+    def _hand_out(self, over: Iterable[_Pending]) -> None:
+        for pending in over:
+            self._finish(pending.kind, pending.result(), pending.is_fault)
 
     def wait_settled(self, timeout_s: float) -> list[int]:
         """Wait until no job has a buffer in use; returns the ids of those that still do after *timeout_s*."""

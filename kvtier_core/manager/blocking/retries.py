@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from kvtier_core.manager.blocking.calls import Fault, Outcome
+from kvtier_core.manager.blocking.calls import CallOutcome, Fault
 from kvtier_core.manager.blocking.work import Kind, Unit
 
 _LONGEST_PAUSE = 1 << 6  # times the first pause
@@ -18,7 +18,7 @@ class Retries:
     limit: int = 2
     first_pause_s: float = 0.1
 
-    def due(self, unit: Unit, outcome: Outcome, now: float) -> float | None:
+    def due(self, unit: Unit, outcome: CallOutcome, now: float) -> float | None:
         """When to call the tier again for *unit*, whose call has just ended so; ``None`` when that was the last."""
         if not isinstance(outcome, Fault) or not outcome.is_transient:
             return None

@@ -10,13 +10,16 @@ from dataclasses import dataclass
 
 from kvtier_core.errors import PluginError
 from kvtier_core.keys import OffloadKey
-from kvtier_core.manager.blocking.calls import Fault, Held, Outcome
-from kvtier_core.manager.blocking.contents import Contents
+from kvtier_core.manager.blocking.calls import CallOutcome, Fault, Held
+from kvtier_core.manager.blocking.contents import KnownContents
 from kvtier_core.manager.blocking.doubts import Doubts
 from kvtier_core.manager.blocking.pace import Pace
 from kvtier_core.manager.blocking.presence import PresenceSet
 from kvtier_core.manager.blocking.work import Kind, Limit, Unit, WorkQueue
 from kvtier_core.values import BlockInfo, TierEvent, TierUsage
+
+_LEAST_PAUSE_S = 1.0
+"""Blocks that have become too old are looked for no oftener."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,19 +34,19 @@ class Clocks:
 class StorePlan:
     """What to do for some stores: delete the *victims*, then store each unit without an outcome."""
 
-    outcomes: list[Outcome | None]
+    outcomes: list[CallOutcome | None]
     victims: list[OffloadKey]
     claimed: list[OffloadKey]
     """Those victims that no unit of the plan is working on already."""
 
 
-class TierState:
+class InstanceState:
     """Queue and contents of one tier instance. Safe from any thread."""
 
     def __init__(
         self,
         name: str,
-        contents: Contents,
+        contents: KnownContents,
         batch: Mapping[Kind, Limit],
         clocks: Clocks,
         *,
@@ -139,6 +142,13 @@ class TierState:
             self._condemn(self._contents.expire(self._clocks.wall()))
             return self._unpin(self._queue.expire(self._clocks.monotonic()))
 
+    def next_due(self) -> float:
+        """When ``tick`` has something to do, at the latest."""
+        with self._lock:
+            oldest = self._contents.next_expiry
+            aging = max(_LEAST_PAUSE_S, oldest - self._clocks.wall()) + self._clocks.monotonic()
+            return min(self._queue.next_deadline, aging)
+
     def retire(self) -> list[Unit]:
         """End: no more work. Removes and returns what has not been started."""
         with self._lock:
@@ -221,7 +231,7 @@ class TierState:
 
     def plan_stores(self, units: Sequence[Unit]) -> StorePlan:
         """Decide what each store needs. A block that is there already is stored; one without room is not."""
-        outcomes: list[Outcome | None] = []
+        outcomes: list[CallOutcome | None] = []
         victims: list[OffloadKey] = []
         with self._lock:
             # Of all at once: none of them can be evicted for another, because queued units pin their keys.
@@ -257,7 +267,7 @@ class TierState:
                 self._contents.not_evicted(plan.victims, self._clocks.wall())
             self._free(plan.claimed)
 
-    def stored(self, keys: Sequence[OffloadKey], outcomes: Sequence[Outcome]) -> dict[OffloadKey, float]:
+    def stored(self, keys: Sequence[OffloadKey], outcomes: Sequence[CallOutcome]) -> dict[OffloadKey, float]:
         """How the stores of keys that had been given room ended. What has gone again meanwhile is not there.
 
         Returns the times of use to be noted at once: of blocks whose requests began in an earlier minute.

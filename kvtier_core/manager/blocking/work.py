@@ -37,7 +37,7 @@ _SHORT_TURN = 16
 
 
 class Unit(NamedTuple):
-    """One key's part of a job, but for deletes and marks. Only loads and stores have a buffer, valid until they end.
+    """One key's part of a job, but for deletes and marks.
 
     A tuple, because one is made for every block that moves: it costs a fifth of a frozen dataclass.
     """
@@ -46,7 +46,8 @@ class Unit(NamedTuple):
     key: OffloadKey
     job_id: int | None = None
     position: int = 0
-    buffer: memoryview | None = None
+    row: int = -1
+    """Of loads and stores: the row that is filled or read."""
     deadline: float = float("inf")
     tries: int = 0
     """Calls made for it so far."""
@@ -156,6 +157,11 @@ class WorkQueue:
         self._next_deadline = min(self._next_deadline, unit.deadline)
         self._num_later += 1
         heapq.heappush(self._later, (due, self._num_later, unit))
+
+    @property
+    def next_deadline(self) -> float:
+        """No unit that waits has an earlier deadline."""
+        return self._next_deadline
 
     @property
     def next_due(self) -> float | None:

@@ -27,18 +27,29 @@ class Bucket:
         with self._lock:
             return key in self._blocks
 
-    def put(self, key: OffloadKey, block: memoryview) -> None:
-        """Keep a copy: there whole on return. Raises ``OSError`` when it is larger than the bucket."""
+    def put(self, key: OffloadKey, block: memoryview) -> list[OffloadKey]:
+        """Keep a copy: there whole on return. Returns the blocks that had to leave for it.
+
+        Raises ``OSError`` when it is larger than the bucket.
+        """
         time.sleep(self._latency)
         if self._capacity is not None and len(block) > self._capacity:
             raise OSError(f"a block of {len(block)} bytes does not fit into a bucket of {self._capacity}")
         copy = bytes(block)
+        left: list[OffloadKey] = []
         with self._lock:
             self._bytes += len(copy) - len(self._blocks.pop(key, b""))
             self._blocks[key] = copy
             while self._capacity is not None and self._bytes > self._capacity:
-                _, dropped = self._blocks.popitem(last=False)
+                oldest, dropped = self._blocks.popitem(last=False)
                 self._bytes -= len(dropped)
+                left.append(oldest)
+        return left
+
+    def remove(self, key: OffloadKey) -> None:
+        """Forget the block, if it is here; at once."""
+        with self._lock:
+            self._bytes -= len(self._blocks.pop(key, b""))
 
     def get(self, key: OffloadKey, into: memoryview) -> bool:
         """Fill *into*; false when the block is not here. Raises ``ValueError`` when it has another size."""

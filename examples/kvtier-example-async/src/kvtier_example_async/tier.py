@@ -5,6 +5,8 @@ What a hook owes the core, and how it is met here:
 - It returns at once: the instance's other hooks wait while it runs. So hooks touch a queue and nothing else.
 - Each job has one result, whatever becomes of it: finished, failed, cancelled, or never begun.
 - A job's buffers are the pool's memory. They are touched only between the submit and the result.
+- It says what it holds (``reports_contents``): the bucket is empty when ``on_open`` or ``reset`` returns, the core adds
+  what it stores, and the tier reports what leaves. So it is asked about no key that it lacks.
 - After ``reset`` nothing submitted before may show: a job keeps the bucket it was submitted under.
 - After ``shutdown`` nothing may touch the pool; ``drain_jobs`` tells the truth about what still might.
 
@@ -14,12 +16,14 @@ All state is guarded by one condition; I/O happens outside it.
 import heapq
 import threading
 from collections.abc import Mapping, Sequence
+from functools import partial
 from itertools import count
 from typing import Any
 
 from kvtier_core import (
     Duration,
     JobResult,
+    OffloadKey,
     PoolView,
     TierContext,
     TierInfo,
@@ -43,7 +47,7 @@ class AsyncTier:
     """A tier on the hook specs; it bounds itself. As many jobs run at a time as ``threads`` says."""
 
     Settings = AsyncSettings
-    info = TierInfo(medium="memory", bounded_by="tier", default_capacity=1 << 30)
+    info = TierInfo(medium="memory", bounded_by="tier", default_capacity=1 << 30, reports_contents=True)
 
     def __init__(self, settings: AsyncSettings, context: TierContext) -> None:
         """Keep both; no I/O and no threads yet."""
@@ -101,6 +105,12 @@ class AsyncTier:
         """How full the bucket is; known without I/O."""
         return self._bucket.usage()
 
+    @hookimpl
+    def discard(self, keys: Sequence[OffloadKey]) -> None:
+        """Forget blocks that gave wrong bytes. This bucket does so at once; a real service would be asked later."""
+        for key in keys:
+            self._bucket.remove(key)
+
     # Life.
 
     @hookimpl
@@ -137,13 +147,18 @@ class AsyncTier:
 
     def _accept(self, kind: Kind, job: TierJob) -> None:
         with self._changed:
-            work = Work(kind, job, self._bucket)
+            work = Work(kind, job, self._bucket, partial(self._report_left, self._bucket))
             self._unanswered[job.id] = work
             if not self._is_shut_down:
                 heapq.heappush(self._waiting, (kind, next(self._order), work))
                 self._changed.notify_all()
                 return
         self._answer([work.fail("the tier was shut down")])
+
+    def _report_left(self, bucket: Bucket, keys: Sequence[OffloadKey]) -> None:
+        with self._changed:
+            if bucket is self._bucket:  # what leaves the bucket of an earlier namespace is of no interest
+                self._context.report_evicted(keys)
 
     def _give_up(self, works: Sequence[Work], reason: str) -> None:
         """Answer the works that wait in the queue now; the others see that they are cancelled."""

@@ -2,6 +2,7 @@
 
 import enum
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from kvtier_core import JobResult, OffloadKey, TierJob
@@ -23,6 +24,7 @@ class Work:
     kind: Kind
     job: TierJob
     bucket: Bucket
+    report_left: Callable[[Sequence[OffloadKey]], None]
     is_cancelled: bool = False
     """Set by another thread; looked at before every block."""
     _present: list[bool] = field(default_factory=list)
@@ -55,7 +57,8 @@ class Work:
         if self.kind is Kind.LOOKUP:
             self._present.append(self.bucket.has(key))
         elif self.kind is Kind.STORE:
-            self.bucket.put(key, self.job.buffers[index])
+            if left := self.bucket.put(key, self.job.buffers[index]):
+                self.report_left(left)
         elif not self.bucket.get(key, self.job.buffers[index]):
             self._missing.append(key)
 

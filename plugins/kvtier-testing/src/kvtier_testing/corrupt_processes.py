@@ -152,8 +152,7 @@ def _look(driver: TierDriver, maker: RowMaker, keys: Sequence[OffloadKey]) -> di
     loaded = _load(driver, maker, keys)
     exact = [number for number, key in enumerate(keys) if loaded.rows.get(key) == rows[key]]
     wrong = sum(row != rows[key] for key, row in loaded.rows.items())
-    if hasattr(driver.plugin, "discard"):
-        driver.plugin.discard(keys[::_STIRRED])
+    driver.discard(keys[::_STIRRED])
     missing = [key for key in keys if loaded.rows.get(key) != rows[key] or key in keys[::_STIRRED]]
     give_up = time.monotonic() + _STORABLE_WITHIN_S
     unproven = loaded.unproven
@@ -180,6 +179,6 @@ def _load(driver: TierDriver, maker: RowMaker, keys: Sequence[OffloadKey]) -> _P
     loaded = driver.load(keys).rows
     proven = {key: row for key, row in loaded.items() if maker.proves(key, row)}
     unproven = [key for key in loaded if key not in proven]
-    if unproven and hasattr(driver.plugin, "discard"):
-        driver.plugin.discard(unproven)
+    if unproven:
+        driver.discard(unproven)
     return _Proven(proven, len(unproven))

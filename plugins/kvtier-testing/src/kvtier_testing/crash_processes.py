@@ -52,8 +52,7 @@ def write(subject: Subject, number: int, tell: Callable[[bytes], None]) -> None:
                 if driver.wait(job).error is None and turn == 0:
                     tell(bytes(index for key in batch if (index := keys.index(key)) < _KEPT))
             driver.wait(load)
-            if hasattr(driver.plugin, "discard"):
-                driver.plugin.discard(keys[_KEPT + turn % 2 :: 2])  # so that there is something to store
+            driver.discard(keys[_KEPT + turn % 2 :: 2])  # so that there is something to store
 
 
 def _end_itself_at(line: int | None, code: str, lines: "itertools.count[int]") -> None:
@@ -167,8 +166,7 @@ def _unstorable(driver: TierDriver, maker: RowMaker, keys: Sequence[OffloadKey])
     """How many of these keys can't be stored, or don't come back."""
     rows = {key: maker.make(key) for key in keys}
     loaded = driver.load(keys).rows
-    if hasattr(driver.plugin, "discard"):
-        driver.plugin.discard([key for key, row in loaded.items() if row != rows[key]])
+    driver.discard([key for key, row in loaded.items() if row != rows[key]])
     driver.store({key: rows[key] for key in keys if loaded.get(key) != rows[key]})
     after = driver.load(keys).rows
     return sum(after.get(key) != rows[key] for key in keys)

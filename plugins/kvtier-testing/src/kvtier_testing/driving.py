@@ -1,4 +1,4 @@
-"""Drives one tier through the hook specs as the core does, one call at a time, and never waits without a deadline."""
+"""Drives one tier as the core does, one call at a time, and never waits without a deadline."""
 
 import threading
 import time
@@ -7,17 +7,14 @@ from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any, Self
 
-import pluggy
-
-from kvtier_core.blocktier import BlockTier
-from kvtier_core.hookspecs import PROJECT, TierHookSpecs
+from kvtier_core.coordinator import JobKind
 from kvtier_core.keys import OffloadKey
-from kvtier_core.manager.blocking import BlockTierAdapter
+from kvtier_core.manager.blocking import PresenceSet
+from kvtier_core.policies import PolicyFactory
 from kvtier_core.tier_settings import TierSettings
 from kvtier_core.values import JobResult, RequestInfo, TierContext, TierEvent, TierJob, TierUsage
-
-PATIENCE_S = 60.0
-"""How long a result may take before its test fails: long, so that a busy machine fails none."""
+from kvtier_testing.backends import PATIENCE_S as PATIENCE_S  # noqa: PLC0414 - re-exported
+from kvtier_testing.backends import open_backend
 
 _UNTOUCHED = b"\xa5"
 
@@ -33,7 +30,7 @@ class Loaded:
 class TierDriver:
     """One open tier. Use it as a context manager: leaving shuts the tier down."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - a test gives what it cares for
         self,
         tier_class: type[Any],
         settings: TierSettings,
@@ -42,12 +39,14 @@ class TierDriver:
         namespace: str = "kit-namespace",
         capacity_bytes: int | None = None,
         name: str = "kit",
+        policies: Mapping[str, PolicyFactory] | None = None,
         monotonic: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
     ) -> None:
-        """Build and open the tier. A ``BlockTier`` is wrapped as the core wraps it, with these clocks.
+        """Build and open the tier. A ``BlockTier`` runs behind the core's own port, with these clocks.
 
-        *capacity_bytes* stands for the ``capacity`` setting: where unset, the tier type's own default holds.
+        *policies* are eviction policies beside the core's own, by name. *capacity_bytes* stands for the ``capacity``
+        setting: where unset, the tier type's own default holds.
         """
         self._woken = threading.Event()
         self.poll_s = 0.01
@@ -59,22 +58,19 @@ class TierDriver:
             description={"model": "kit", "namespace": namespace},
             row_bytes=row_bytes,
             capacity_bytes=tier_class.info.resolve_capacity(capacity_bytes),
-            wake=self._woken.set,
         )
-        self.plugin: Any = (
-            BlockTierAdapter(tier_class, settings, context, monotonic=monotonic, wall=wall)
-            if issubclass(tier_class, BlockTier)
-            else tier_class(settings, context)
-        )
-        manager = pluggy.PluginManager(PROJECT)
-        manager.add_hookspecs(TierHookSpecs)
-        manager.register(self.plugin)
-        manager.check_pending()
-        self.hooks: Any = manager.hook
         self._next_id = 1
         self._due: set[int] = set()
         self._results: dict[int, JobResult] = {}
-        self.hooks.on_open(pool=None)
+        self.backend: Any = open_backend(
+            tier_class,
+            settings,
+            context,
+            policies or {},
+            woken=self._woken.set,
+            monotonic=monotonic,
+            wall=wall,
+        )
 
     def __enter__(self) -> Self:
         return self
@@ -92,7 +88,7 @@ class TierDriver:
         """Submit a store; returns the job's id. A ``bytearray`` is handed over as it is, so that it can be changed."""
         buffers = [memoryview(row).toreadonly() for row in rows.values()]
         job = self._job(list(rows), buffers, deadline)
-        self.hooks.submit_store(job=job)
+        self.backend.submit(JobKind.TIER_STORE, job)
         return job.id
 
     def start_load(
@@ -105,7 +101,7 @@ class TierDriver:
     ) -> int:
         """Submit a load into *buffers*, one a key; returns the job's id. *arrived* hears what the tier says early."""
         job = self._job(keys, [memoryview(buffer) for buffer in buffers], deadline, arrived)
-        self.hooks.submit_load(job=job)
+        self.backend.submit(JobKind.TIER_LOAD, job)
         return job.id
 
     def start_lookup(
@@ -113,9 +109,7 @@ class TierDriver:
     ) -> int:
         """Submit a lookup; returns the job's id. An answer given at once is that job's result."""
         job = replace(self._job(keys, (), deadline), is_prefix=is_prefix)
-        present = self.hooks.lookup(job=job)
-        if present is not None:
-            self._take(JobResult(job_id=job.id, present=present))
+        self.backend.submit(JobKind.LOOKUP, job)
         return job.id
 
     def wait(self, job_id: int) -> JobResult:
@@ -138,7 +132,7 @@ class TierDriver:
 
     def collect(self) -> None:
         """Take the results that are ready, without waiting."""
-        for result in self.hooks.get_finished_jobs() or ():
+        for result in self.backend.collect():
             self._take(result)
 
     def unanswered(self) -> set[int]:
@@ -200,19 +194,45 @@ class TierDriver:
 
     # The rest.
 
+    def cancel(self, job_ids: Sequence[int]) -> None:
+        """Nobody waits for these jobs any more."""
+        self.backend.cancel(job_ids)
+
+    def discard(self, keys: Sequence[OffloadKey]) -> None:
+        """These blocks gave wrong bytes."""
+        self.backend.discard(keys)
+
+    def touch(self, keys: Sequence[OffloadKey], chain: int = 0) -> None:
+        """These blocks were used from a warmer tier, by the request with the number *chain*."""
+        self.backend.touch(keys, chain)
+
     def usage(self) -> TierUsage | None:
-        """What ``get_usage`` says."""
-        usage: TierUsage | None = self.hooks.get_usage()
+        """How full the tier says it is."""
+        usage: TierUsage | None = self.backend.usage()
         return usage
 
+    def resident(self) -> PresenceSet | None:
+        """The keys that the tier is known to hold without asking it; ``None`` where it has to be asked."""
+        keys: PresenceSet | None = self.backend.resident()
+        return keys
+
+    def has(self, hook: str) -> bool:
+        """Whether the tier can do what this optional hook stands for; a ``BlockTier`` can."""
+        has: bool = self.backend.has(hook)
+        return has
+
     def take_events(self) -> list[TierEvent]:
-        """What ``take_events`` says."""
-        return list(self.hooks.take_events() or ())
+        """What changed in the tier since the last call."""
+        return list(self.backend.take_events())
+
+    def drain(self, timeout_s: float) -> list[int]:
+        """The jobs that may still touch their buffers after *timeout_s*."""
+        return list(self.backend.drain(timeout_s))
 
     def reset(self, namespace: str) -> None:
-        """Let the tier serve *namespace* from now on."""
-        self.hooks.reset(namespace=namespace, description={"model": "kit", "namespace": namespace})
+        """Let the tier serve *namespace* from now on. Raises ``TierOpenError``, or what a hook raises."""
+        self.backend.reset(namespace, {"model": "kit", "namespace": namespace})
 
     def shutdown(self, timeout_s: float = PATIENCE_S) -> None:
         """Shut the tier down."""
-        self.hooks.shutdown(timeout_s=timeout_s)
+        self.backend.shutdown(timeout_s)

@@ -44,6 +44,8 @@ class FaultyTier:
         """What ``on_new_request`` returns."""
         self.not_stored: dict[str, tuple[OffloadKey, ...]] = {}
         """Of each finished request, the keys that it was told it did not get."""
+        self.discarded: list[OffloadKey] = []
+        """The keys that it was told to forget."""
         self.calls: list[tuple[str, str]] = []
         self.called = threading.Condition()
         self._results: list[JobResult] = []
@@ -127,6 +129,14 @@ class FaultyTier:
         results, self._results = self._results, []
         extra, self.extra_results = self.extra_results, []
         return [*results, *extra]
+
+    @hookimpl
+    def discard(self, keys: Sequence["OffloadKey"]) -> None:
+        """Forgets the blocks."""
+        self._enter("discard")
+        self.discarded += keys
+        for key in keys:
+            self.blocks[self.namespace].pop(key, None)
 
     @hookimpl
     def on_new_request(self, request: RequestInfo) -> OffloadPolicy | None:

@@ -148,12 +148,48 @@ class HookRules(TierFixtures):
         assert_moved(tier.wait(store))
         assert_contents(tier, rows)
 
+    def test_c03_discarded_blocks_are_not_handed_out_until_they_are_stored_again(
+        self, open_tier: OpenTier, maker: RowMaker, info: TierInfo
+    ) -> None:
+        """On a storage that others use, a block may be read again and found right."""
+        tier = open_tier()
+        if not tier.has("discard") or info.shared:
+            pytest.skip("this tier forgets no block for wrong bytes")
+        rows = make_rows(maker, similar_keys(6))
+        assert_moved(tier.store(rows))
+        keys = list(rows)
+        tier.discard(keys[:2])
+        assert_contents(tier, {key: rows[key] for key in keys[2:]}, absent=keys[:2])
+        assert_moved(tier.store({key: rows[key] for key in keys[:2]}))
+        assert_contents(tier, rows)
+
+    def test_c10_a_tier_that_reports_its_contents_reports_all_of_them(
+        self, open_tier: OpenTier, maker: RowMaker, info: TierInfo
+    ) -> None:
+        """A key that is not reported is never asked for; one that is reported and absent costs a load."""
+        if not info.reports_contents:
+            pytest.skip("this tier does not report what it holds")
+        tier = open_tier(capacity_blocks=6)
+        keys = similar_keys(15)
+        for begin in range(0, 15, 3):
+            tier.store(make_rows(maker, keys[begin : begin + 3]))
+            resident = tier.resident()
+            assert resident is not None, "it has no set of its contents"
+            there = tier.lookup(keys)
+            assert_each(
+                resident.contains_many(keys), there, "the keys reported, beside those that lookups find"
+            )
+        tier.reset("kit-another")
+        resident = tier.resident()
+        assert resident is not None, "it has no set of its contents after a reset"
+        assert not any(resident.contains_many(keys)), "keys of before the reset are reported after it"
+
     def test_c30_cancelled_jobs_have_their_result(self, open_tier: OpenTier, maker: RowMaker) -> None:
         """Whatever was cancelled is there whole or not at all, and can be stored later."""
         tier = open_tier()
         rows = make_rows(maker, similar_keys(30))
         jobs = [tier.start_store({key: row}) for key, row in rows.items()]
-        tier.hooks.cancel_jobs(job_ids=tuple(jobs))
+        tier.cancel(jobs)
         for job in jobs:
             tier.wait(job)
         assert_whole(tier.load(list(rows)).rows, rows)
@@ -233,7 +269,7 @@ class HookRules(TierFixtures):
         tier = open_tier(capacity_blocks=6) if info.bounded_by == "core" else open_tier()
         keys = similar_keys(15)
         believed: set[OffloadKey] = set()
-        if not tier.hooks.take_events.get_hookimpls():
+        if not tier.has("take_events"):
             pytest.skip("this tier reports no events")
         for begin in range(0, 15, 3):
             tier.store(make_rows(maker, keys[begin : begin + 3]))
@@ -311,18 +347,16 @@ class HookRules(TierFixtures):
             tier.wait(job)
         tier.shutdown()
         assert not tier.unanswered(), f"jobs without a result: {sorted(tier.unanswered())}"
-        assert not tier.hooks.drain_jobs(timeout_s=0.0), "drain_jobs names jobs after the shutdown"
+        assert not tier.drain(0.0), "drain_jobs names jobs after the shutdown"
 
     def test_c31_drain_names_no_job_that_has_ended(self, open_tier: OpenTier, maker: RowMaker) -> None:
         """With time enough, all have."""
         tier = open_tier()
-        if not tier.hooks.drain_jobs.get_hookimpls():
+        if not tier.has("drain_jobs"):
             pytest.skip("this tier can't be drained")
         rows = make_rows(maker, similar_keys(10))
         job = tier.start_store(rows)
-        assert not tier.hooks.drain_jobs(timeout_s=60.0), (
-            "drain_jobs names jobs although they had time to end"
-        )
+        assert not tier.drain(60.0), "drain_jobs names jobs although they had time to end"
         assert_moved(tier.wait(job))
 
 

@@ -1,0 +1,287 @@
+"""``BlockingTier``: the port of a ``BlockTier`` (C52). Jobs go straight into its work queue, and I/O threads do them.
+
+A *life thread* does what may wait or call the tier outside of jobs: it opens, resets and shuts it down, passes on what
+was used, and looks at deadlines and ages when one is due. Requests are none of a blocking tier's business.
+"""
+
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from kvtier_core.blocktier import BlockTier
+from kvtier_core.coordinator import JobKind
+from kvtier_core.errors import ConfigError, KvtierError, TierOpenError
+from kvtier_core.keys import OffloadKey
+from kvtier_core.manager.blocking.calls import describe
+from kvtier_core.manager.blocking.instance import TierInstance
+from kvtier_core.manager.blocking.jobs import JobBoard
+from kvtier_core.manager.blocking.presence import PresenceSet
+from kvtier_core.manager.blocking.state import Clocks
+from kvtier_core.manager.blocking.work import Kind
+from kvtier_core.manager.events import Changed, TierFault
+from kvtier_core.manager.guard import Guard, HookFault
+from kvtier_core.manager.inbox import MAX_WAITING, CallQueue
+from kvtier_core.manager.opening import Opening
+from kvtier_core.manager.port import RequestListener, TierHome
+from kvtier_core.policies import PolicyFactory, make_policy
+from kvtier_core.tier_settings import TierSettings
+from kvtier_core.transfer.waiting import bounded
+from kvtier_core.units import format_size
+from kvtier_core.values import JobResult, PoolView, TierJob, TierUsage
+
+_MAX_RETIRED = 4
+"""Earlier instances (one a reset) that may still have calls running: each keeps its threads."""
+_KINDS = {JobKind.LOOKUP: Kind.LOOKUP, JobKind.TIER_LOAD: Kind.LOAD, JobKind.TIER_STORE: Kind.STORE}
+
+
+class BlockingTier:
+    """One ``BlockTier`` class with its settings. ``TierPort`` says what its methods do."""
+
+    def __init__(
+        self,
+        tier_class: type[BlockTier],
+        settings: TierSettings,
+        policies: Mapping[str, PolicyFactory],
+        home: TierHome,
+        *,
+        wall: Callable[[], float] = time.time,
+    ) -> None:
+        self.identity = home.identity
+        self.listener: RequestListener | None = None
+        self._tier_class = tier_class
+        self._settings = settings
+        self._policies = policies
+        self._home = home
+        self._context = home.context
+        self._clocks = Clocks(monotonic=home.clock, wall=wall)
+        self._guard = Guard(home.identity, home.secrets, home.log)
+        self._board = JobBoard(self._finish)
+        self._opening = Opening(
+            home,
+            self._guard,
+            open_tier=self._open,
+            go_over=self._go_over,
+            resident=self.resident,
+        )
+        self._calls = CallQueue(MAX_WAITING)
+        self._thread = threading.Thread(target=self._run, name=f"kvtier-{home.identity.name}", daemon=True)
+        self._is_started = False
+        self._stopping = False
+        self._ended = threading.Event()
+        self._is_down = False
+        self._retired: list[TierInstance] = []  # of earlier namespaces, with calls still running
+        self._lock = threading.Lock()  # guards the three below
+        self._current: TierInstance | None = None
+        self._why_closed = "not open yet"
+        self._looks_at = float("inf")
+        """When the life thread looks at deadlines next."""
+
+    # -- for any thread
+
+    def start(self, pool: PoolView | None) -> None:  # noqa: ARG002 - blocks come as memoryviews
+        """As ``TierPort.start``. Raises ``ConfigError`` for an unknown policy or a capacity below one block."""
+        capacity, row_bytes = self._context.capacity_bytes, self._context.row_bytes
+        if capacity is not None and capacity < row_bytes:
+            raise ConfigError(
+                f"tier {self._context.name!r}: a capacity of {format_size(capacity)} is smaller than one block "
+                f"({format_size(row_bytes)}); set capacity to several blocks at least"
+            )
+        if self._tier_class.info.bounded_by == "core":
+            make_policy(
+                self._settings.policy, 1, self._policies
+            )  # refuses an unknown name now, not when it opens
+        self._is_started = True
+        self._calls.put(self._get_ready)
+        self._thread.start()
+
+    def submit(self, kind: JobKind, job: TierJob) -> None:
+        """As ``TierPort.submit``. Never waits for I/O."""
+        with self._lock:
+            instance, reason = self._current, self._why_closed
+        if instance is None:
+            error = f"tier {self.identity.name!r}: {reason}" if job.keys else None
+            self._home.finish(JobResult(job_id=job.id, failed=job.keys, error=error))
+            return
+        presence = instance.state.presence if kind is JobKind.LOOKUP else None
+        if presence is not None:
+            self._home.finish(JobResult(job_id=job.id, present=presence.contains_many(job.keys)))
+            return
+        self._look_by(instance.submit(job, _KINDS[kind]))
+
+    def cancel(self, job_ids: Sequence[int]) -> None:
+        """As ``TierPort.cancel``: what has not begun fails."""
+        self._calls.put_news(partial(self._cancel, job_ids))
+
+    def discard(self, keys: Sequence[OffloadKey]) -> None:
+        """Serve these blocks no more and delete them in an I/O thread. A later store of a key is not deleted."""
+        instance = self._instance()
+        if instance is not None:
+            instance.state.condemn(keys)
+
+    def touch(self, keys: Sequence[OffloadKey], chain: int) -> None:
+        """As ``TierPort.touch``."""
+        self._calls.put_news(partial(self._touch, keys, chain))
+
+    def ask_changes(self) -> bool:
+        """As ``TierPort.ask_changes``. The first answer, and the first after a reset, starts with ``cleared``."""
+        if self._is_started:
+            self._calls.put(self._tell_changes)
+        return self._is_started
+
+    def reset(self, namespace: str, description: Mapping[str, Any], generation: int) -> None:
+        """As ``TierPort.reset``. Calls under way end on the old instance."""
+        self._calls.put(partial(self._reset, namespace, description, generation))
+
+    def shutdown(self, timeout_s: float) -> None:
+        """As ``TierPort.shutdown``: what is queued fails, running calls are waited for."""
+        self._calls.put(partial(self._shutdown, timeout_s))
+
+    def wait_down(self, timeout_s: float) -> bool:
+        """As ``TierPort.wait_down``. A tier that was never started is down."""
+        return not self._is_started or (self._ended.wait(timeout_s) and self._is_down)
+
+    def resident(self) -> PresenceSet | None:
+        """The keys that the tier holds, until the next reset; ``None`` where it has to be asked."""
+        instance = self._instance()
+        return None if instance is None else instance.state.presence
+
+    def usage(self) -> TierUsage | None:
+        """How full the tier is, from memory."""
+        instance = self._instance()
+        return None if instance is None else instance.state.usage()
+
+    def drain(self, timeout_s: float) -> list[int]:
+        """Wait for loads and stores; the ids of those that may still touch their rows."""
+        return self._board.wait_settled(timeout_s)
+
+    def tick(self) -> None:
+        """Look at deadlines and ages now. The life thread does so by itself."""
+        instance = self._instance()
+        if instance is not None:
+            instance.tick()
+
+    def _instance(self) -> TierInstance | None:
+        with self._lock:
+            return self._current
+
+    def _finish(self, kind: Kind, result: JobResult, is_fault: bool) -> None:  # noqa: FBT001 - as ``Finish``
+        if is_fault and result.error is not None:
+            self._guard.report_job(kind.name.lower(), result.error)
+        if kind is Kind.STORE and self._settings.ttl is not None:
+            self._look_by(self._home.clock() + self._settings.ttl)
+        self._home.finish(result)
+
+    def _look_by(self, due: float) -> None:
+        """Have the life thread look at deadlines and ages no later than *due*."""
+        with self._lock:
+            is_sooner = due < self._looks_at
+            if is_sooner:
+                self._looks_at = due
+        if is_sooner:
+            self._calls.wake()
+
+    # -- the life thread
+
+    def _run(self) -> None:
+        while not self._stopping:
+            call = self._calls.get(self._pause())
+            if call is not None:
+                self._guarded("life thread", call)
+            now = self._home.clock()
+            if self._looks_at <= now:  # what comes in meanwhile is looked at next time
+                self._guarded("life thread", self.tick)
+            due = self._opening.due
+            if due is not None and due <= now and not self._stopping:
+                self._guarded("life thread", self._get_ready)
+
+    def _pause(self) -> float | None:
+        with self._lock:
+            due = float("inf") if self._opening.due is None else self._opening.due
+            if self._current is not None:
+                due = min(due, self._current.next_due())
+            self._looks_at = due
+        return None if due == float("inf") else bounded(max(0.0, due - self._home.clock()))
+
+    def _guarded(self, what: str, work: Callable[[], None]) -> None:
+        """Do a piece of *work*; whatever goes wrong in it must not end the thread."""
+        if isinstance(self._guard.call(what, work), HookFault):
+            self._home.emit(TierFault(self.identity.name))
+
+    def _get_ready(self) -> None:
+        self._opening.report(self._opening.attempt())
+
+    def _cancel(self, job_ids: Sequence[int]) -> None:
+        instance = self._instance()
+        if instance is not None:
+            instance.cancel(job_ids)
+
+    def _touch(self, keys: Sequence[OffloadKey], chain: int) -> None:
+        instance = self._instance()
+        if instance is not None:
+            self._guarded("touch", partial(instance.touch, keys, chain))
+
+    def _tell_changes(self) -> None:
+        instance = self._instance()
+        self._home.emit(Changed(self.identity.name, () if instance is None else instance.state.take_events()))
+
+    def _reset(self, namespace: str, description: Mapping[str, Any], generation: int) -> None:
+        self._opening.want(namespace, description, generation)
+        self._get_ready()
+
+    def _go_over(self, namespace: str, description: Mapping[str, Any]) -> None:
+        self._context = replace(self._context, namespace=namespace, description=description)
+        self._retire_current("the cache was reset")
+        self._open()
+
+    def _open(self) -> None:
+        name = self._context.name
+        try:
+            self._check_retired()
+            instance = TierInstance(
+                self._tier_class,
+                self._settings,
+                self._context,
+                rows=self._home.rows,
+                board=self._board,
+                clocks=self._clocks,
+                policies=self._policies,
+            )
+            instance.open()
+        except BaseException as error:
+            with self._lock:
+                self._why_closed = f"could not be opened: {describe(error)}"
+            if isinstance(error, KvtierError) or not isinstance(error, Exception):
+                raise
+            raw = TierOpenError(f"tier {name!r} could not be opened: {describe(error)}")
+            raw.is_explained = False
+            raise raw from error
+        with self._lock:
+            self._current = instance
+
+    def _check_retired(self) -> None:
+        self._retired = [instance for instance in self._retired if not instance.wait_closed(0)]
+        if len(self._retired) > _MAX_RETIRED:
+            raise TierOpenError(
+                f"tier {self._context.name!r} is out of use: calls of {len(self._retired)} earlier instances still run "
+                f"and at most {_MAX_RETIRED} may; see why its storage hangs"
+            )
+
+    def _retire_current(self, reason: str) -> None:
+        with self._lock:
+            instance, self._current = self._current, None
+            self._why_closed = reason
+        if instance is not None:
+            self._retired.append(instance)
+            instance.retire(reason)
+
+    def _shutdown(self, timeout_s: float) -> None:
+        self._stopping = True
+        give_up = time.monotonic() + timeout_s
+        self._retire_current("the tier was shut down")
+        for instance in self._retired:
+            instance.wait_closed(give_up - time.monotonic())
+        self._is_down = not self._board.wait_settled(max(0.0, give_up - time.monotonic()))
+        self._ended.set()

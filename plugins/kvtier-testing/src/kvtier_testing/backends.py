@@ -1,0 +1,308 @@
+"""The two ways to a tier that ``TierDriver`` knows: through the port, for a ``BlockTier``, and through the hooks."""
+
+import logging
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from queue import Empty, SimpleQueue
+from typing import Any, Protocol
+
+import pluggy
+
+from kvtier_core.blocktier import BlockTier
+from kvtier_core.coordinator import JobKind
+from kvtier_core.errors import TierOpenError
+from kvtier_core.hookspecs import PROJECT, TierHookSpecs
+from kvtier_core.keys import OffloadKey
+from kvtier_core.manager import TierIdentity
+from kvtier_core.manager.blocking import BlockingTier, PresenceSet
+from kvtier_core.manager.events import Changed, Event, OpenFailed, Serving
+from kvtier_core.manager.port import TierHome
+from kvtier_core.manager.reported import ReportedContents
+from kvtier_core.policies import PolicyFactory
+from kvtier_core.tier_settings import TierSettings
+from kvtier_core.values import JobResult, TierContext, TierEvent, TierJob, TierUsage
+
+PATIENCE_S = 60.0
+"""How long a tier may take to answer before its test fails: long, so that a busy machine fails none."""
+
+
+class Backend(Protocol):
+    """One open tier."""
+
+    def submit(self, kind: JobKind, job: TierJob) -> None:
+        """Hand a job with buffers to the tier."""
+
+    def collect(self) -> Sequence[JobResult]:
+        """The results that are ready, without waiting."""
+
+    def cancel(self, job_ids: Sequence[int]) -> None:
+        """Nobody waits for these jobs any more."""
+
+    def discard(self, keys: Sequence[OffloadKey]) -> None:
+        """These blocks gave wrong bytes."""
+
+    def touch(self, keys: Sequence[OffloadKey], chain: int) -> None:
+        """These blocks were used from a warmer tier."""
+
+    def resident(self) -> PresenceSet | None:
+        """The keys that the tier is known to hold without asking it."""
+
+    def has(self, hook: str) -> bool:
+        """Whether the tier can do what this optional hook stands for."""
+
+    def take_events(self) -> Sequence[TierEvent]:
+        """What changed in the tier."""
+
+    def usage(self) -> TierUsage | None:
+        """How full the tier is."""
+
+    def drain(self, timeout_s: float) -> Sequence[int]:
+        """The jobs that may still touch their buffers after *timeout_s*."""
+
+    def reset(self, namespace: str, description: Mapping[str, Any]) -> None:
+        """Serve *namespace* from now on."""
+
+    def shutdown(self, timeout_s: float) -> None:
+        """Shut the tier down."""
+
+
+class _Buffers:
+    """Buffers of jobs under way, as rows of a pool that the tier's port reads and fills."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._views: dict[int, memoryview] = {}
+        self._next = 0
+
+    def add(self, buffers: Sequence[memoryview]) -> tuple[int, ...]:
+        with self._lock:
+            rows = tuple(range(self._next, self._next + len(buffers)))
+            self._next += len(buffers)
+            self._views.update(zip(rows, (buffer[:] for buffer in buffers), strict=True))
+        return rows
+
+    def remove(self, rows: Sequence[int]) -> None:
+        with self._lock:
+            for row in rows:
+                self._views.pop(row).release()
+
+    def to_store(self, row: int) -> memoryview:
+        return self._views[row].toreadonly()
+
+    def to_load(self, row: int) -> memoryview:
+        return self._views[row][:]
+
+
+class _PortBackend:
+    """A ``BlockTier`` behind ``BlockingTier``, with clocks of the test's own."""
+
+    def __init__(
+        self,
+        tier_class: type[BlockTier],
+        settings: TierSettings,
+        context: TierContext,
+        policies: Mapping[str, PolicyFactory],
+        *,
+        woken: Callable[[], None],
+        monotonic: Callable[[], float],
+        wall: Callable[[], float],
+    ) -> None:
+        self._buffers = _Buffers()
+        self._rows: dict[int, Sequence[int]] = {}
+        self._results: SimpleQueue[JobResult] = SimpleQueue()
+        self._events: SimpleQueue[Event] = SimpleQueue()
+        self._woken = woken
+        self._generation = 0
+        self._changes: list[TierEvent] = []
+        home = TierHome(
+            identity=TierIdentity(
+                name=context.name, type=context.name, distribution=tier_class.__module__, version="0"
+            ),
+            info=tier_class.info,
+            limits=settings.limits,
+            context=context,
+            rows=self._buffers,
+            clock=monotonic,
+            emit=self._events.put,
+            finish=self._finish,
+            log=logging.getLogger("kvtier"),
+        )
+        self.port = BlockingTier(tier_class, settings, policies, home, wall=wall)
+        self.port.start(None)
+        self._wait_serving()
+
+    def _finish(self, result: JobResult) -> None:
+        self._results.put(result)
+        self._woken()
+
+    def _wait_for(self, *kinds: type[Event]) -> Any:  # noqa: ANN401 - one of *kinds*
+        while True:
+            event = self._events.get(timeout=PATIENCE_S)
+            if isinstance(event, kinds):
+                return event
+
+    def _wait_serving(self) -> None:
+        event = self._wait_for(Serving, OpenFailed)
+        if isinstance(event, OpenFailed):
+            error = TierOpenError(event.error)
+            error.is_explained = event.is_explained
+            raise error
+
+    def submit(self, kind: JobKind, job: TierJob) -> None:
+        self.port.tick()
+        rows = self._rows[job.id] = self._buffers.add(job.buffers)
+        self.port.submit(kind, replace(job, rows=rows, buffers=()))
+
+    def collect(self) -> Sequence[JobResult]:
+        self.port.tick()
+        results: list[JobResult] = []
+        while True:
+            try:
+                result = self._results.get_nowait()
+            except Empty:
+                return results
+            self._buffers.remove(self._rows.pop(result.job_id, ()))
+            results.append(result)
+
+    def cancel(self, job_ids: Sequence[int]) -> None:
+        self.port.cancel(job_ids)
+
+    def discard(self, keys: Sequence[OffloadKey]) -> None:
+        self.port.discard(keys)
+
+    def touch(self, keys: Sequence[OffloadKey], chain: int) -> None:
+        self.port.touch(keys, chain)
+        self._changes += self._ask_changes()  # the answer comes after the use has been passed on
+
+    def resident(self) -> PresenceSet | None:
+        return self.port.resident()
+
+    def has(self, hook: str) -> bool:
+        return True
+
+    def take_events(self) -> Sequence[TierEvent]:
+        changes, self._changes = [*self._changes, *self._ask_changes()], []
+        return changes
+
+    def _ask_changes(self) -> Sequence[TierEvent]:
+        self.port.ask_changes()
+        changed: Changed = self._wait_for(Changed)
+        return changed.events
+
+    def usage(self) -> TierUsage | None:
+        return self.port.usage()
+
+    def drain(self, timeout_s: float) -> Sequence[int]:
+        return self.port.drain(timeout_s)
+
+    def reset(self, namespace: str, description: Mapping[str, Any]) -> None:
+        self._generation += 1
+        self.port.reset(namespace, description, self._generation)
+        self._wait_serving()
+
+    def shutdown(self, timeout_s: float) -> None:
+        self.port.shutdown(timeout_s)
+        self.port.wait_down(timeout_s + PATIENCE_S)
+
+
+class _HookBackend:
+    """A plugin on the hook specs, whose hooks are called as the core calls them, and nothing is caught."""
+
+    def __init__(
+        self,
+        tier_class: type[Any],
+        settings: TierSettings,
+        context: TierContext,
+        woken: Callable[[], None],
+    ) -> None:
+        self._reports = tier_class.info.reports_contents
+        self._reported = ReportedContents(settings.limits.max_resident_keys)
+        self._jobs: dict[int, tuple[JobKind, TierJob]] = {}
+        plugin = tier_class(
+            settings,
+            replace(
+                context,
+                wake=woken,
+                report_stored=self._reported.stored,
+                report_evicted=self._reported.evicted,
+            ),
+        )
+        manager = pluggy.PluginManager(PROJECT)
+        manager.add_hookspecs(TierHookSpecs)
+        manager.register(plugin)
+        manager.check_pending()
+        self.hooks: Any = manager.hook
+        self._answers: list[JobResult] = []
+        self.hooks.on_open(pool=None)
+
+    def submit(self, kind: JobKind, job: TierJob) -> None:
+        self._jobs[job.id] = kind, job
+        self._reported.begin(kind, job)
+        if kind is JobKind.LOOKUP:
+            present = self.hooks.lookup(job=job)
+            if present is not None:
+                self._answers.append(JobResult(job_id=job.id, present=present))
+        elif kind is JobKind.TIER_LOAD:
+            self.hooks.submit_load(job=job)
+        else:
+            self.hooks.submit_store(job=job)
+
+    def collect(self) -> Sequence[JobResult]:
+        answers, self._answers = self._answers, []
+        results = [*answers, *(self.hooks.get_finished_jobs() or ())]
+        for result in results:
+            if isinstance(result, JobResult) and result.job_id in self._jobs:
+                self._reported.end(*self._jobs.pop(result.job_id), result)
+        return results
+
+    def cancel(self, job_ids: Sequence[int]) -> None:
+        self.hooks.cancel_jobs(job_ids=tuple(job_ids))
+
+    def discard(self, keys: Sequence[OffloadKey]) -> None:
+        self._reported.evicted(keys)
+        self.hooks.discard(keys=tuple(keys))
+
+    def resident(self) -> PresenceSet | None:
+        return self._reported.keys if self._reports else None
+
+    def touch(self, keys: Sequence[OffloadKey], chain: int) -> None:
+        self.hooks.touch(keys=keys)
+
+    def take_events(self) -> Sequence[TierEvent]:
+        return list(self.hooks.take_events() or ())
+
+    def usage(self) -> TierUsage | None:
+        usage: TierUsage | None = self.hooks.get_usage()
+        return usage
+
+    def drain(self, timeout_s: float) -> Sequence[int]:
+        return list(self.hooks.drain_jobs(timeout_s=timeout_s) or ())
+
+    def reset(self, namespace: str, description: Mapping[str, Any]) -> None:
+        self._reported.clear()
+        self.hooks.reset(namespace=namespace, description=description)
+
+    def shutdown(self, timeout_s: float) -> None:
+        self.hooks.shutdown(timeout_s=timeout_s)
+
+    def has(self, hook: str) -> bool:
+        return bool(getattr(self.hooks, hook).get_hookimpls())
+
+
+def open_backend(
+    tier_class: type[Any],
+    settings: TierSettings,
+    context: TierContext,
+    policies: Mapping[str, PolicyFactory],
+    *,
+    woken: Callable[[], None],
+    monotonic: Callable[[], float],
+    wall: Callable[[], float],
+) -> Backend:
+    """Build and open a tier; *woken* is called when it has a result."""
+    if issubclass(tier_class, BlockTier):
+        return _PortBackend(
+            tier_class, settings, context, policies, woken=woken, monotonic=monotonic, wall=wall
+        )
+    return _HookBackend(tier_class, settings, context, woken)
