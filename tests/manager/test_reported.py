@@ -47,7 +47,7 @@ def test_c10_a_tier_that_reports_its_contents_gets_no_lookup(make_bench, shared)
     info = TierInfo(medium="memory", reports_contents=True, shared=shared)
     bench = make_bench(info=info)
     bench.new("a")
-    assert bench.manager.lookup("a", [key(1)]).is_settled
+    assert bench.manager.lookup("a", [[key(1)]]).is_settled
     bench.store("a", 1, 2)
     bench.settle()
     bench.evict_all()

@@ -111,9 +111,9 @@ def test_a_lookup_of_a_resident_set_passes_few_files_on_one_thread():
     with TierEngine(MemoryTier, threads=1) as engine:
         engine.store("a", keys[:2])
         engine.manager.new_request(RequestInfo(request_id="b"))
-        engine.manager.lookup("b", keys[2:])  # takes in what has happened
+        engine.manager.lookup("b", [keys[2:]])  # takes in what has happened
         with watching(look):
-            engine.manager.lookup("b", keys[2:])
+            engine.manager.lookup("b", [keys[2:]])
         assert len(ways) == 1, "the tier's set is looked at once"
         thread, *files = ways[0]
         assert thread == "MainThread"

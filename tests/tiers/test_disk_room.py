@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvtier_core.errors import ConfigError, TierOpenError
+from kvtier_core.errors import TierOpenError
 from kvtier_disk.extents.room import (
     IDLE_AFTER_S,
     Census,
@@ -265,7 +265,7 @@ def test_c14_the_order_of_eviction_survives_a_restart(tmp_path):
 
 
 def test_c54_an_unknown_policy_is_refused_before_anything_is_opened(tmp_path):
-    with pytest.raises(ConfigError, match="unknown eviction policy 'best'"):
+    with pytest.raises(TierOpenError, match="unknown eviction policy 'best'"):
         drive(tmp_path / "root", policy="best")
     assert not (tmp_path / "root").exists()
 

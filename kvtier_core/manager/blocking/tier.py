@@ -281,7 +281,6 @@ class BlockingTier:
         self._stopping = True
         give_up = time.monotonic() + timeout_s
         self._retire_current("the tier was shut down")
-        for instance in self._retired:
-            instance.wait_closed(give_up - time.monotonic())
-        self._is_down = not self._board.wait_settled(max(0.0, give_up - time.monotonic()))
+        closed = [instance.wait_closed(give_up - time.monotonic()) for instance in self._retired]
+        self._is_down = all(closed) and not self.drain(0.0)
         self._ended.set()
