@@ -144,7 +144,7 @@ class SupportsTouch(Protocol):
     """A tier that bounds itself and wants to know which blocks are used from warmer tiers."""
 
     def touch(self, keys: Sequence[OffloadKey]) -> None:
-        """These blocks were used. Comes from the hook thread; does no I/O."""
+        """These blocks were used. Comes from a thread of the core; does no I/O."""
         ...
 
 

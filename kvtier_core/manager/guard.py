@@ -64,7 +64,7 @@ class Guard:
     def call(self, hook: str, function: Callable[..., Any], **arguments: object) -> Any:  # noqa: ANN401 - a plugin's answer
         """What *function* returns, or the fault when it raises.
 
-        ``BaseException`` is caught too: a plugin's ``SystemExit`` must not end the hook thread and leave its jobs
+        ``BaseException`` is caught too: a plugin's ``SystemExit`` must not end the tier's thread and leave its jobs
         without results.
         """
         try:
