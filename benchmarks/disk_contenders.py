@@ -20,9 +20,9 @@ from typing import Protocol
 
 import numpy as np
 
-from kvtier_core import Sealer
 from kvtier_core.keys import OffloadKey, make_offload_key
 from kvtier_core.proof import PROOF_BYTES
+from kvtier_core.tier import Sealer
 from kvtier_core.transfer import Pool, PoolGeometry
 
 NAMESPACE = "bench"

@@ -15,9 +15,9 @@ from typing import Any
 
 from disk_contenders import NAMESPACE, Measured, Rows, timed
 
-from kvtier_core import OffloadKey
 from kvtier_core.coordinator import Finished
 from kvtier_core.manager.integrity import Integrity
+from kvtier_core.tier import OffloadKey
 from kvtier_core.values import JobResult, RequestInfo, TierContext, TierJob
 from kvtier_disk import DiskTier
 from kvtier_disk.settings import DiskSettings

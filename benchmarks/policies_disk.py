@@ -7,17 +7,16 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from kvtier_core import (
+from kvtier_core import load_settings
+from kvtier_core.engine import (
     GroupSpec,
     Namespace,
-    OffloadKey,
-    RequestInfo,
     TierManager,
-    load_settings,
     make_offload_key,
     open_manager,
     plan_geometry,
 )
+from kvtier_core.tier import OffloadKey, RequestInfo
 from kvtier_core.transfer import Pool
 
 ROW = 64 << 10

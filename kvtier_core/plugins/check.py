@@ -60,7 +60,7 @@ def _problems(cls: type) -> Iterator[str]:
     elif own := _blocking_methods(cls):
         yield (
             f"has {', '.join(own)}, as tiers on the blocking interface do, but no hook, and does not subclass "
-            f"BlockTier: begin it with class {cls.__name__}(kvtier_core.BlockTier)"
+            f"BlockTier: begin it with class {cls.__name__}(kvtier_core.tier.BlockTier)"
         )
     else:
         yield from _hook_problems(cls)
@@ -76,7 +76,7 @@ def _blocking_methods(cls: type) -> list[str]:
 def _settings_problems(cls: type) -> Iterator[str]:
     settings = getattr(cls, "Settings", None)
     if not isinstance(settings, type) or not issubclass(settings, TierSettings):
-        yield "Settings must be a subclass of kvtier_core.TierSettings"
+        yield "Settings must be a subclass of kvtier_core.tier.TierSettings"
         return
     for base in settings.__mro__[: settings.__mro__.index(TierSettings)]:
         for name in sorted(set(inspect.get_annotations(base)) & set(TierSettings.model_fields)):
@@ -94,7 +94,7 @@ def _settings_problems(cls: type) -> Iterator[str]:
 def _info_problems(cls: type) -> Iterator[str]:
     info = getattr(cls, "info", None)
     if not isinstance(info, TierInfo):
-        yield "info must be a kvtier_core.TierInfo, such as info = TierInfo(medium='disk')"
+        yield "info must be a kvtier_core.tier.TierInfo, such as info = TierInfo(medium='disk')"
         return
     if not info.medium:
         yield "info.medium is empty: say where the blocks are, such as 'disk'"

@@ -12,7 +12,7 @@ from kvtier.main import main
 
 COMMAND = """
 import sys
-from kvtier_core import KvtierError, ConfigError, TierOpenError, UnsupportedModelError
+from kvtier_core import ConfigError, KvtierError, TierOpenError, UnsupportedModelError
 help = "Do as told."
 ERRORS = {
     "config": ConfigError("bad setting"),

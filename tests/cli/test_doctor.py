@@ -11,7 +11,8 @@ SECRET = "hunter2-very-secret"
 TIER = """
 import threading
 from pydantic import SecretStr
-from kvtier_core import BlockInfo, BlockTier, TierInfo, TierOpenError, TierSettings
+from kvtier_core import TierOpenError
+from kvtier_core.tier import BlockInfo, BlockTier, TierInfo, TierSettings
 
 RELEASE = threading.Event()
 BLOCKS = {}
@@ -81,7 +82,7 @@ class Removable(Tier):
         del BLOCKS[self.context.namespace]
 """
 HOOKS = """
-from kvtier_core import JobResult, TierInfo, TierSettings, hookimpl
+from kvtier_core.tier import JobResult, TierInfo, TierSettings, hookimpl
 
 class Tier:
     Settings = TierSettings

@@ -2,7 +2,8 @@
 
 import pytest
 
-from kvtier_core import lasting_tiers, load_settings, why_nothing_lasts
+from kvtier_core import load_settings
+from kvtier_core.engine import lasting_tiers, why_nothing_lasts
 
 MEMORY = {"type": "memory", "capacity": "1MiB"}
 

@@ -25,7 +25,7 @@ PROMPT = '{"prompt": "The quick brown fox jumps over the lazy dog.", "max_tokens
 
 GPT2 = '{"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"]}'
 HOOKS = """
-from kvtier_core import TierInfo, TierSettings, hookimpl
+from kvtier_core.tier import TierInfo, TierSettings, hookimpl
 
 class Tier:
     Settings = TierSettings

@@ -10,10 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from kvtier_core import RequestInfo, load_settings, open_manager, plan_geometry
+from kvtier_core import load_settings
+from kvtier_core.engine import open_manager, plan_geometry
 from kvtier_core.keys import OffloadKey, make_offload_key
 from kvtier_core.manager import TierManager
 from kvtier_core.namespace import GroupSpec, Namespace
+from kvtier_core.tier import RequestInfo
 from kvtier_core.transfer import Pool
 from kvtier_disk.extents.bounds import Bounds, shape_for
 from kvtier_disk.extents.census import BASE_BYTES, SLOT_BYTES

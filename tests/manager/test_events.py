@@ -5,9 +5,11 @@ from dataclasses import replace
 
 import pytest
 
-from kvtier_core import RequestInfo, TierEvent, hookimpl, load_settings, open_manager, plan_geometry
+from kvtier_core import load_settings
+from kvtier_core.engine import open_manager, plan_geometry
 from kvtier_core.ledger import BlockState
 from kvtier_core.namespace import GroupSpec, Namespace
+from kvtier_core.tier import RequestInfo, TierEvent, hookimpl
 from kvtier_core.transfer import Pool
 from kvtier_testing.faulty import FaultyTier
 from tests.manager.conftest import PATIENCE_S, PAYLOAD, content, key

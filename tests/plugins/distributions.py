@@ -7,7 +7,7 @@ from pathlib import Path
 TIER_SOURCE = """
 from pydantic import BaseModel, Field, SecretStr, field_validator, model_validator
 
-from kvtier_core import BlockTier, Duration, Size, TierInfo, TierSettings
+from kvtier_core.tier import BlockTier, Duration, Size, TierInfo, TierSettings
 
 
 class Account(BaseModel):

@@ -8,7 +8,7 @@ from kvtier_core import PluginError, list_tier_types, load_tier_type
 
 BROKEN = "raise ImportError('libfoo.so is missing')"
 HOOKS = """
-from kvtier_core import TierInfo, TierSettings, hookimpl
+from kvtier_core.tier import TierInfo, TierSettings, hookimpl
 
 class Tier:
     Settings = TierSettings

@@ -3,7 +3,8 @@ import sys
 
 import pytest
 
-from kvtier_core import ConfigError, GroupSpec, Namespace, PluginError, load_settings, open_session
+from kvtier_core import ConfigError, PluginError, load_settings
+from kvtier_core.engine import GroupSpec, Namespace, open_session
 from kvtier_core.plugins import load_policy
 from kvtier_core.policies import LRU, CheckedPolicy, Entry
 from kvtier_memory import MemoryTier

@@ -5,17 +5,10 @@ import pluggy
 import pytest
 from pydantic import ConfigDict, Field
 
-from kvtier_core import (
-    BlockTier,
-    Namespace,
-    PluginError,
-    TierHookSpecs,
-    TierInfo,
-    TierSettings,
-    check_tier_class,
-    hookimpl,
-)
+from kvtier_core import PluginError, check_tier_class
+from kvtier_core.engine import Namespace
 from kvtier_core.hookspecs import PROJECT, REQUIRED_HOOKS
+from kvtier_core.tier import BlockTier, TierHookSpecs, TierInfo, TierSettings, hookimpl
 
 
 class Block(BlockTier):
@@ -268,8 +261,8 @@ def test_c52_a_persistent_tier_bounded_by_the_core_needs_scan():
 @pytest.mark.parametrize(
     ("info", "problem"),
     [
-        (None, "info must be a kvtier_core.TierInfo"),
-        ({"medium": "disk"}, "info must be a kvtier_core.TierInfo"),
+        (None, "info must be a kvtier_core.tier.TierInfo"),
+        ({"medium": "disk"}, "info must be a kvtier_core.tier.TierInfo"),
         (TierInfo(medium=""), "info.medium is empty"),
         (TierInfo(medium="x", bounded_by=cast("Any", "nobody")), "info.bounded_by must be 'core' or 'tier'"),
     ],
@@ -312,8 +305,8 @@ class Doubled(TierSettings):
         (Aliased, "Settings.root has an alias"),
         (Shouting, "Settings.ROOT: a setting's name is lower case"),
         (Doubled, "Settings.a__b: a setting's name is lower case"),
-        (dict, "Settings must be a subclass of kvtier_core.TierSettings"),
-        (None, "Settings must be a subclass of kvtier_core.TierSettings"),
+        (dict, "Settings must be a subclass of kvtier_core.tier.TierSettings"),
+        (None, "Settings must be a subclass of kvtier_core.tier.TierSettings"),
     ],
 )
 def test_c53_wrong_settings_are_refused(settings, problem):
@@ -345,6 +338,6 @@ def test_b20_a_forgotten_base_class_is_what_is_told():
         def close(self): ...
 
     message = _refused(Forgot)
-    assert "does not subclass BlockTier: begin it with class Forgot(kvtier_core.BlockTier)" in message
+    assert "does not subclass BlockTier: begin it with class Forgot(kvtier_core.tier.BlockTier)" in message
     assert "hookimpl" not in message
     assert "lookup" not in message

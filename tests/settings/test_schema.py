@@ -4,9 +4,9 @@ import re
 import pytest
 
 from kvtier.main import main
-from kvtier_core import TierSettings
 from kvtier_core.settings import PoolSettings, make_schema
 from kvtier_core.settings.model import TopSettings
+from kvtier_core.tier import TierSettings
 from kvtier_core.tier_settings import TierLimits
 from kvtier_disk.settings import DiskSettings
 from kvtier_fsspec.settings import FsspecSettings

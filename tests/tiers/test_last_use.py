@@ -11,7 +11,7 @@ from itertools import takewhile
 
 import pytest
 
-from kvtier_core import RequestInfo
+from kvtier_core.tier import RequestInfo
 from kvtier_disk.extents import upkeep
 from kvtier_testing.driving import TierDriver
 from kvtier_testing.rows import similar_keys

@@ -11,7 +11,8 @@ import pytest
 from rich.console import Console
 
 from kvtier.main import main
-from kvtier_core import TierContext, load_settings
+from kvtier_core import load_settings
+from kvtier_core.tier import TierContext
 from kvtier_testing.rows import RowMaker, similar_keys
 from kvtier_transformers.demo import command
 from kvtier_transformers.demo.files import drop_page_cache, flip_bytes

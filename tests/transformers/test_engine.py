@@ -3,19 +3,22 @@ import os
 import threading
 import time
 from pathlib import Path
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 import pytest
 import torch
 from transformers import DynamicCache
 
-from kvtier_core import ClosedError, ConfigError, EngineSession, UnsupportedModelError
+from kvtier_core import ClosedError, ConfigError, UnsupportedModelError
 from kvtier_transformers.cache import DeviceKV
 from kvtier_transformers.compat import cache_keyword
 from kvtier_transformers.decoding import GreedyDecoder
 from kvtier_transformers.engine import Engine
 from kvtier_transformers.token_log import CacheError
 from tests.transformers.tiny import BLOCK, save_model, tiny_model, tokens, write_settings
+
+if TYPE_CHECKING:
+    from kvtier_core.engine import EngineSession
 
 NEW = 12
 

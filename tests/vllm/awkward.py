@@ -10,8 +10,8 @@ import threading
 from pathlib import Path
 from unittest.mock import patch
 
-from kvtier_core import BlockTier, TierInfo, TierSettings
 from kvtier_core.proof import Sealer
+from kvtier_core.tier import BlockTier, TierInfo, TierSettings
 
 _check = Sealer.check
 

@@ -7,7 +7,8 @@ from itertools import count
 
 import pytest
 
-from kvtier_core import load_settings, open_manager, plan_geometry
+from kvtier_core import load_settings
+from kvtier_core.engine import open_manager, plan_geometry
 from kvtier_core.namespace import GroupSpec, Namespace
 from kvtier_core.transfer import Pool
 from tests.vllm.engines import needs_vllm

@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 import pytest
 
-from kvtier_core import LookupState, make_offload_key
 from kvtier_core.coordinator.endpoints import GroupShape
+from kvtier_core.engine import LookupState, make_offload_key
 from kvtier_vllm.order import Asked
 
 HIT, PENDING, RETRY, MISS = LookupState.HIT, LookupState.HIT_PENDING, LookupState.RETRY, LookupState.MISS

@@ -2,7 +2,7 @@
 
 import pytest
 
-from kvtier_core import LookupState
+from kvtier_core.engine import LookupState
 from kvtier_vllm.turns import Turns
 
 HIT, PENDING, RETRY, MISS = LookupState.HIT, LookupState.HIT_PENDING, LookupState.RETRY, LookupState.MISS

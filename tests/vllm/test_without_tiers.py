@@ -2,7 +2,7 @@
 
 import pytest
 
-from kvtier_core import MissReason
+from kvtier_core.engine import MissReason
 from tests.vllm.engines import connector, needs_vllm
 
 pytestmark = [needs_vllm, pytest.mark.timeout(1800)]

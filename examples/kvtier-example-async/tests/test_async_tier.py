@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from kvtier_core import OffloadKey
+from kvtier_core.tier import OffloadKey
 from kvtier_example_async import AsyncTier
 from kvtier_example_async.bucket import Bucket
 from kvtier_testing.driving import PATIENCE_S, TierDriver

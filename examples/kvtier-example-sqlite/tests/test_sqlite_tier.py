@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from kvtier_core import TierContext, TierOpenError
+from kvtier_core import TierOpenError
+from kvtier_core.tier import TierContext
 from kvtier_example_sqlite import SqliteTier
 from kvtier_testing.rows import similar_keys
 from kvtier_testing.tiers import TierTests
@@ -21,7 +22,7 @@ A, B = similar_keys(2)
 
 STORE_UNTIL_KILLED = """
 import sys
-from kvtier_core import TierContext
+from kvtier_core.tier import TierContext
 from kvtier_testing.rows import similar_keys
 from kvtier_example_sqlite import SqliteTier
 

@@ -8,7 +8,7 @@ import threading
 import time
 from collections import OrderedDict
 
-from kvtier_core import OffloadKey, TierUsage
+from kvtier_core.tier import OffloadKey, TierUsage
 
 
 class Bucket:

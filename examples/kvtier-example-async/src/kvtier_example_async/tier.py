@@ -20,7 +20,7 @@ from functools import partial
 from itertools import count
 from typing import Any
 
-from kvtier_core import (
+from kvtier_core.tier import (
     Duration,
     JobResult,
     OffloadKey,

@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from kvtier_core import JobResult, OffloadKey, TierJob
+from kvtier_core.tier import JobResult, OffloadKey, TierJob
 from kvtier_example_async.bucket import Bucket
 
 

@@ -8,7 +8,8 @@ from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
-from kvtier_core import BlockInfo, BlockTier, OffloadKey, TierContext, TierInfo, TierOpenError, TierSettings
+from kvtier_core import TierOpenError
+from kvtier_core.tier import BlockInfo, BlockTier, OffloadKey, TierContext, TierInfo, TierSettings
 
 _TABLE = """CREATE TABLE IF NOT EXISTS blocks
             (namespace TEXT, key BLOB, time REAL, block BLOB, PRIMARY KEY (namespace, key))"""

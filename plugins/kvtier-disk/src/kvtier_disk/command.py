@@ -8,7 +8,8 @@ import argparse
 import sys
 from pathlib import Path
 
-from kvtier_core import ConfigError, TierOpenError, format_size
+from kvtier_core import ConfigError, TierOpenError
+from kvtier_core.tier import format_size
 from kvtier_disk.extents.index import Index
 from kvtier_disk.extents.place import RootRefusedError, refuse_foreign
 from kvtier_disk.extents.root import Root

@@ -9,7 +9,8 @@ import threading
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 
-from kvtier_core import BlockInfo, BlockTier, OffloadKey, TierContext, TierInfo, TierOpenError, format_size
+from kvtier_core import TierOpenError
+from kvtier_core.tier import BlockInfo, BlockTier, OffloadKey, TierContext, TierInfo, format_size
 from kvtier_disk.extents.place import (
     NOT_WRITABLE,
     ONLY_SERVED,

@@ -23,7 +23,7 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from kvtier_core import BlockInfo, OffloadKey
+from kvtier_core.tier import BlockInfo, OffloadKey
 from kvtier_disk.description import NAME, describe
 from kvtier_disk.files import has_writer, write_new
 from kvtier_disk.folder import Folder, ForeignError, Handle, StrangerError

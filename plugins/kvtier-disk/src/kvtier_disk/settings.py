@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, field_validator
 
-from kvtier_core import Duration, Size, TierSettings, mask_text
+from kvtier_core.tier import Duration, Size, TierSettings, mask_text
 
 DEFAULT_CAPACITY = 16 << 30
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/")

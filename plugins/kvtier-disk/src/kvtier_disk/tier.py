@@ -7,7 +7,8 @@ deadlines are the core's.
 import errno
 from collections.abc import Sequence
 
-from kvtier_core import (
+from kvtier_core import TierOpenError
+from kvtier_core.tier import (
     BlockTier,
     Entry,
     EvictionPolicy,
@@ -15,7 +16,6 @@ from kvtier_core import (
     Sealer,
     TierContext,
     TierInfo,
-    TierOpenError,
     TierSettings,
     format_size,
     make_policy,

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import fsspec
 from fsspec.dircache import DirCache
 
-from kvtier_core import mask_text, secrets_in_options
+from kvtier_core.tier import mask_text, secrets_in_options
 from kvtier_fsspec.faults import StorageError, kinds_of, words
 
 T = TypeVar("T")

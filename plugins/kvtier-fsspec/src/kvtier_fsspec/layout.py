@@ -16,7 +16,7 @@ from typing import Any
 
 from fsspec import AbstractFileSystem
 
-from kvtier_core import BlockInfo, OffloadKey
+from kvtier_core.tier import BlockInfo, OffloadKey
 from kvtier_fsspec import description
 from kvtier_fsspec.connection import Connection
 from kvtier_fsspec.many import Requests

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator
 
-from kvtier_core import TierSettings
+from kvtier_core.tier import TierSettings
 
 OBJECT_STORES = frozenset({"s3", "s3a", "gs", "gcs", "abfs", "abfss", "az"})
 """Protocols whose URLs start with a bucket (or container), and whose single put is visible whole or not at all."""

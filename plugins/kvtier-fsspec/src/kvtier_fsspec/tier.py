@@ -8,15 +8,8 @@ import contextlib
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 
-from kvtier_core import (
-    BlockInfo,
-    BlockTier,
-    OffloadKey,
-    TierContext,
-    TierInfo,
-    TierOpenError,
-    is_of_one_process,
-)
+from kvtier_core import TierOpenError
+from kvtier_core.tier import BlockInfo, BlockTier, OffloadKey, TierContext, TierInfo, is_of_one_process
 from kvtier_fsspec.connection import Connection
 from kvtier_fsspec.faults import StorageError, advice
 from kvtier_fsspec.layout import ObjectLayout

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from fsspec import AbstractFileSystem
 
-from kvtier_core import format_size
+from kvtier_core.tier import format_size
 from kvtier_fsspec import description
 from kvtier_fsspec.connection import Connection
 from kvtier_fsspec.layout import BLOCK_NAME, LONGEST_SCAN_S

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Sequence
 
-from kvtier_core import BlockTier, Duration, OffloadKey, TierContext, TierInfo, TierSettings
+from kvtier_core.tier import BlockTier, Duration, OffloadKey, TierContext, TierInfo, TierSettings
 
 
 class MemorySettings(TierSettings):

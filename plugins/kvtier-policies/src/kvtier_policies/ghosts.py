@@ -3,7 +3,7 @@
 from collections import OrderedDict
 from collections.abc import Iterable
 
-from kvtier_core import OffloadKey
+from kvtier_core.tier import OffloadKey
 
 
 class Ghosts:

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 from typing import Generic
 
-from kvtier_core import OffloadKey
 from kvtier_core.policies import E, Order, is_astray, leave
+from kvtier_core.tier import OffloadKey
 from kvtier_policies.ghosts import Ghosts
 
 _MAX_ROUNDS = 3

@@ -20,15 +20,8 @@ from typing import Any, Literal, Self
 import torch
 from transformers import Cache, PreTrainedModel
 
-from kvtier_core import (
-    ClosedError,
-    ConfigError,
-    EngineSession,
-    RequestIdentity,
-    Settings,
-    load_settings,
-    open_session,
-)
+from kvtier_core import ClosedError, ConfigError, Settings, load_settings
+from kvtier_core.engine import EngineSession, RequestIdentity, open_session
 from kvtier_core.transfer import KVLayout
 from kvtier_transformers.cache import DeviceKV
 from kvtier_transformers.cached_prompt import Prompt

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from transformers import PreTrainedModel
 
-from kvtier_core import GroupSpec, Namespace
+from kvtier_core.engine import GroupSpec, Namespace
 from kvtier_transformers.cache import DeviceKV
 from kvtier_transformers.model_state import config_digest, digest_state, read_state
 from kvtier_weights import digest_weights, list_model_files

@@ -15,7 +15,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kvtier_core import ConfigError, KvtierError, format_size
+from kvtier_core import ConfigError, KvtierError, load_settings
+from kvtier_core.engine import format_size, why_nothing_lasts
 from kvtier_transformers.model_path import check_path
 from kvtier_transformers.prompts import PromptLine, read_prompts
 
@@ -71,8 +72,6 @@ def run(args: argparse.Namespace) -> int:
 
     Raises ``ConfigError`` for wrong arguments, ``KvtierError`` when the tiers do not take everything in time.
     """
-    from kvtier_core import load_settings, why_nothing_lasts  # noqa: PLC0415 - only when this command runs
-
     left_out: list[ConfigError] = []
 
     def leave_out(error: ConfigError) -> None:

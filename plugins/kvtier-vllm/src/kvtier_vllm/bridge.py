@@ -27,13 +27,12 @@ from vllm.v1.kv_offload.base import (
 from vllm.v1.kv_offload.config import OffloadingConfig, OffloadingParallelConfig
 from vllm.v1.kv_offload.tiering.base import JobResult, SecondaryTierManager, TransferJob
 
-from kvtier_core import (
-    ConfigError,
+from kvtier_core import ConfigError, PoolError
+from kvtier_core.engine import (
     GroupSpec,
     LookupState,
     Namespace,
     OffloadKey,
-    PoolError,
     get_offload_block_hash,
     lasting_tiers,
     open_manager,

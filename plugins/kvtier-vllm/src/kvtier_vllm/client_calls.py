@@ -14,7 +14,7 @@ from weakref import WeakSet
 from vllm.lora.request import LoRARequest
 from vllm.v1.engine.core import EngineCore
 
-from kvtier_core import TierManager
+from kvtier_core.engine import TierManager
 from kvtier_vllm.weights_look import look_at_weights
 
 _log = logging.getLogger("kvtier.vllm")

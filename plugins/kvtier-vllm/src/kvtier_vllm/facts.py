@@ -8,7 +8,7 @@ import json
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from kvtier_core import GroupSpec, Namespace
+from kvtier_core.engine import GroupSpec, Namespace
 
 
 @dataclass(frozen=True, kw_only=True)

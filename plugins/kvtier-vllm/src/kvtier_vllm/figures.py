@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from kvtier_core import MissReason, TierManager
+from kvtier_core.engine import MissReason, TierManager
 
 PREFIX = "vllm:kvtier_"
 

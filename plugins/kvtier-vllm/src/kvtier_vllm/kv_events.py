@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from vllm.v1.kv_offload.base import Medium, OffloadingEvent
 
-from kvtier_core import OffloadKey, TierEvent
+from kvtier_core.engine import OffloadKey, TierEvent
 from kvtier_vllm.places import TierPlace
 
 

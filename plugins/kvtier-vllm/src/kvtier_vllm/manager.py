@@ -27,7 +27,7 @@ from vllm.v1.kv_offload.base import (
 )
 from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
-from kvtier_core import LookupState, OffloadKey, TierManager
+from kvtier_core.engine import LookupState, OffloadKey, TierManager
 from kvtier_core.transfer import Direction, Pool
 from kvtier_vllm.client_calls import CALLS
 from kvtier_vllm.figures import Figures

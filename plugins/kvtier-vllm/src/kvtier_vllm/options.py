@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kvtier_core import ConfigError, Settings, load_settings, parse_duration
+from kvtier_core import ConfigError, Settings, load_settings
+from kvtier_core.engine import parse_duration
 
 CONFIG_OPTION = "kvtier_config"
 OURS = {

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import count, islice
 from typing import Protocol
 
-from kvtier_core import LookupState, OffloadKey, get_offload_group_idx
+from kvtier_core.engine import LookupState, OffloadKey, get_offload_group_idx
 
 Positions = Mapping[OffloadKey, int]
 """vLLM's own map of a request's keys, which grows in prompt order, group by group."""

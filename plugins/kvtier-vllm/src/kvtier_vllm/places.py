@@ -9,7 +9,8 @@ from typing import Any
 from vllm.v1.kv_offload.base import Locality, Medium
 from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
-from kvtier_core import BlockTier, Settings
+from kvtier_core import Settings
+from kvtier_core.tier import BlockTier
 
 _SOURCES = {"disk": CacheHitSource.DISK, "memory": CacheHitSource.HOST}
 

@@ -7,7 +7,7 @@ from functools import partial
 
 from vllm.v1.kv_offload.base import ReqContext
 
-from kvtier_core import RequestInfo, TierManager
+from kvtier_core.engine import RequestInfo, TierManager
 from kvtier_vllm.order import Asked, Positions
 
 _log = logging.getLogger("kvtier.vllm")

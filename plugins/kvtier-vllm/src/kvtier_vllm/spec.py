@@ -18,14 +18,8 @@ from vllm.v1.kv_offload.base import (
 )
 from vllm.v1.kv_offload.config import OffloadingConfig
 
-from kvtier_core import (
-    PoolError,
-    UnsupportedModelError,
-    lasting_tiers,
-    open_manager,
-    plan_geometry,
-    why_nothing_lasts,
-)
+from kvtier_core import PoolError, UnsupportedModelError
+from kvtier_core.engine import lasting_tiers, open_manager, plan_geometry, why_nothing_lasts
 from kvtier_core.transfer import open_device
 from kvtier_vllm.facts import make_namespace
 from kvtier_vllm.failed_start import leaving_nothing

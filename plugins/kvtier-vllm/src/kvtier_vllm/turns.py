@@ -6,7 +6,7 @@ preempted before runs again: what its device still caches, it does not ask for. 
 wait, unless it is certain that it did not run in the step before.
 """
 
-from kvtier_core import LookupState
+from kvtier_core.engine import LookupState
 
 
 class Turns:

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import xxhash
 
-from kvtier_core import format_size
+from kvtier_core.tier import format_size
 
 _log = logging.getLogger("kvtier.weights")
 

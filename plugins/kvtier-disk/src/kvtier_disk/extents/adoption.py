@@ -7,7 +7,7 @@ header and can't be entered are removed, and those that carry none, or can't be 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import suppress
 
-from kvtier_core import OffloadKey, Sealer
+from kvtier_core.tier import OffloadKey, Sealer
 from kvtier_disk.extents.extent_files import ExtentFiles, ExtentLostError
 from kvtier_disk.extents.form import Shape, extent_of, place_of, read_entry
 from kvtier_disk.extents.found import OUT_OF_DESCRIPTORS, FoundExtent, identify

@@ -8,7 +8,7 @@ import struct
 from array import array
 from collections.abc import Sequence
 
-from kvtier_core import OffloadKey
+from kvtier_core.tier import OffloadKey
 from kvtier_disk.extents.contents import Pair
 from kvtier_disk.extents.form import MAX_KEY_BYTES
 from kvtier_disk.extents.statements import Statements

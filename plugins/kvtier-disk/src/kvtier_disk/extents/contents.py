@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
-from kvtier_core import Entry, EvictionPolicy, OffloadKey, begin_of
+from kvtier_core.tier import Entry, EvictionPolicy, OffloadKey, begin_of
 
 MINUTE_S = 60.0
 """How finely it is known after a restart when a block was used: a write for each use would cost too much."""

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from kvtier_core import OffloadKey
+from kvtier_core.tier import OffloadKey
 from kvtier_disk.extents.advice import advised, bare
 from kvtier_disk.extents.form import (
     ALIGNMENT,

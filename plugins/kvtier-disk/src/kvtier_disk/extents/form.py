@@ -17,7 +17,7 @@ import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from kvtier_core import OffloadKey
+from kvtier_core.tier import OffloadKey
 
 ALIGNMENT = 4096
 HEADER_BYTES = 4096

@@ -8,7 +8,7 @@ Decides nothing: what to remove, and when, comes from outside. Every method rais
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from operator import itemgetter
 
-from kvtier_core import OffloadKey
+from kvtier_core.tier import OffloadKey
 from kvtier_disk.extents.census import count
 from kvtier_disk.extents.change_log import ChangeLog
 from kvtier_disk.extents.contents import Pair

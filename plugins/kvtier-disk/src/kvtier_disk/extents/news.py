@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from itertools import islice
 
-from kvtier_core import OffloadKey
+from kvtier_core.tier import OffloadKey
 from kvtier_disk.extents.contents import Pair
 from kvtier_disk.extents.full_disk import full_disk_waits
 from kvtier_disk.extents.store import BlockStore

@@ -5,7 +5,7 @@ Works inside transactions that ``Index`` begins and ends. Decides nothing.
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from kvtier_core import OffloadKey
+from kvtier_core.tier import OffloadKey
 from kvtier_disk.extents.contents import Pair
 from kvtier_disk.extents.statements import Statements
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
-from kvtier_core import OffloadKey, Sealer
+from kvtier_core.tier import OffloadKey, Sealer
 from kvtier_disk.extents.advice import bare
 from kvtier_disk.extents.contents import Contents, Pair
 from kvtier_disk.extents.extent_files import TAIL_BYTES, ExtentFiles

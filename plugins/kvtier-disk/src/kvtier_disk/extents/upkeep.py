@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-from kvtier_core import OffloadKey, format_size
+from kvtier_core.tier import OffloadKey, format_size
 from kvtier_disk.extents.bounds import Bounds, shape_for
 from kvtier_disk.extents.census import SLOT_BYTES
 from kvtier_disk.extents.contents import MINUTE_S

@@ -12,7 +12,9 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from kvtier_core import BlockTier, OffloadKey, Settings, SupportsBatch, TierContext
+from kvtier_core import Settings
+from kvtier_core.engine import OffloadKey
+from kvtier_core.tier import BlockTier, SupportsBatch, TierContext
 from kvtier_transformers.demo.files import block_files, written_parts
 
 _TURNS = 5

@@ -14,7 +14,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from kvtier_core import format_size
+from kvtier_core.engine import format_size
 from kvtier_transformers.demo.legs import Answer, Leg, OverheadPair
 from kvtier_transformers.demo.manual import QUESTIONS
 

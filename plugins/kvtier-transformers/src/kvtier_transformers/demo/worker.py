@@ -17,7 +17,8 @@ import numpy as np
 import torch
 from transformers import DynamicCache
 
-from kvtier_core import KvtierError, RequestIdentity, hash_blocks, load_settings, make_offload_key
+from kvtier_core import KvtierError, load_settings
+from kvtier_core.engine import RequestIdentity, hash_blocks, make_offload_key
 from kvtier_transformers.decoding import GreedyDecoder, Progress
 from kvtier_transformers.demo.legs import Answer, Leg, Order, OverheadPair, WorkerReport
 from kvtier_transformers.demo.manual import make_prompts

@@ -1,0 +1,51 @@
+"""All that the author of an engine adapter imports, with ``kvtier_core.transfer`` for the copies."""
+
+from kvtier_core.coordinator import Lookup, PreparedTransfer, RecomputeCost
+from kvtier_core.keys import (
+    MultimodalInput,
+    OffloadKey,
+    RequestIdentity,
+    get_offload_block_hash,
+    get_offload_group_idx,
+    hash_blocks,
+    make_offload_key,
+    root_hash,
+)
+from kvtier_core.manager import TierManager
+from kvtier_core.namespace import GroupSpec, Namespace
+from kvtier_core.runtime import lasting_tiers, open_manager, open_session, plan_geometry, why_nothing_lasts
+from kvtier_core.session import EngineSession
+from kvtier_core.settings import PoolSettings
+from kvtier_core.units import format_size, parse_duration
+from kvtier_core.values import Direction, LookupState, MissReason, RequestInfo, TierEvent
+
+__all__ = [
+    "Direction",
+    "EngineSession",
+    "GroupSpec",
+    "Lookup",
+    "LookupState",
+    "MissReason",
+    "MultimodalInput",
+    "Namespace",
+    "OffloadKey",
+    "PoolSettings",
+    "PreparedTransfer",
+    "RecomputeCost",
+    "RequestIdentity",
+    "RequestInfo",
+    "TierEvent",
+    "TierManager",
+    "format_size",
+    "get_offload_block_hash",
+    "get_offload_group_idx",
+    "hash_blocks",
+    "lasting_tiers",
+    "make_offload_key",
+    "open_manager",
+    "open_session",
+    "parse_duration",
+    "plan_geometry",
+    "root_hash",
+    "why_nothing_lasts",
+]
