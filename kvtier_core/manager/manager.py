@@ -35,6 +35,7 @@ from kvtier_core.manager.events import (
     Wake,
     WholeRequest,
 )
+from kvtier_core.manager.figures import figures
 from kvtier_core.manager.path_log import PathLog
 from kvtier_core.manager.recompute import check_recompute_cost
 from kvtier_core.manager.tier_filter import resolve_filters
@@ -294,6 +295,10 @@ class TierManager:
         """
         return self._changes.take(self._tiers.ports.values())
 
+    def figures(self) -> dict[str, Any]:
+        """Counters since the start, and each tier's place in the path, ready for JSON. Cost: 10 us a tier."""
+        return figures(self._coordinator, self._tiers.identities, self._pool.geometry.row_bytes)
+
     @property
     def counters(self) -> Counters:
         """The counters; they go on counting."""
@@ -370,21 +375,3 @@ class TierManager:
     def _act(self) -> None:
         for action in self._coordinator.take_actions():
             self._tiers.do(action)
-
-    def describe_tiers(self) -> dict[str, dict[str, Any]]:
-        """Each tier's place in the path, for people: who it is, whether it serves, its breakers' state."""
-        return {
-            name: {
-                "identity": str(self._tiers.identities[name]),
-                "serving": tier.serving,
-                "lookups": tier.lookups.breaker.state.value,
-                "loads": tier.loads.breaker.state.value,
-                "stores": tier.stores.breaker.state.value,
-                "quarantined_rows": tier.quarantined_rows,
-                "unanswered_lookups": tier.lookups.unanswered,
-                "unanswered_stores": tier.stores.unanswered,
-                "load_seconds": tier.load_times.describe(),
-                "passed_over": tier.probe_at is not None,
-            }
-            for name, tier in self._coordinator.state.tiers.items()
-        }

@@ -23,7 +23,6 @@ from kvtier_core.manager.manager import TierManager
 from kvtier_core.prompts import HashedPrompt
 from kvtier_core.session.device_blocks import BlockIds, DeviceBlocks
 from kvtier_core.session.request import Request
-from kvtier_core.session.stats import describe
 from kvtier_core.session.transfers import Transfer, Transfers
 from kvtier_core.transfer.device import Device
 from kvtier_core.transfer.direction import Direction
@@ -367,7 +366,7 @@ class EngineSession:
 
     def stats(self) -> dict[str, Any]:
         """Counters since the start, and each tier's state, ready for JSON."""
-        return describe(self._manager, self._pool.geometry.row_bytes, self._transfers.hit_tokens)
+        return {**self._manager.figures(), "hit_tokens": dict(self._transfers.hit_tokens)}
 
 
 def _deadline(timeout_s: float) -> float:

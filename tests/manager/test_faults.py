@@ -232,7 +232,7 @@ def test_c31_a_tier_that_keeps_failing_is_taken_out_of_the_path_and_tried_again(
     for number in range(4):
         bench.store("a", number)
         bench.settle()
-    assert bench.manager.describe_tiers()["one"]["stores"] == "open"
+    assert bench.manager.figures()["tiers"]["one"]["stores"] == "open"
     assert bench.manager.counters.tiers["one"].dropped == 2
     assert caplog.text.count("is out of the path for stores after failures in a row") == 1
     assert "in the path again" not in caplog.text
@@ -242,7 +242,7 @@ def test_c31_a_tier_that_keeps_failing_is_taken_out_of_the_path_and_tried_again(
 
     def closes() -> bool:
         bench.store("a", next(numbers))
-        return bench.manager.describe_tiers()["one"]["stores"] == "closed"
+        return bench.manager.figures()["tiers"]["one"]["stores"] == "closed"
 
     bench.until(closes)
     bench.settle()
@@ -270,11 +270,11 @@ def test_c31_a_tier_that_loses_answers_is_told_of_and_gets_no_more_until_it_answ
         bench.settle()
     assert len(tier.held) == 2
     assert bench.manager.counters.tiers["one"].dropped == 3
-    assert bench.manager.describe_tiers()["one"]["unanswered_stores"] == 2
+    assert bench.manager.figures()["tiers"]["one"]["unanswered_stores"] == 2
     assert caplog.text.count("has left 2 overdue stores without any answer") == 1
     tier.hold.clear()
     tier.release()
-    bench.until(lambda: bench.manager.describe_tiers()["one"]["unanswered_stores"] == 0)
+    bench.until(lambda: bench.manager.figures()["tiers"]["one"]["unanswered_stores"] == 0)
     bench.store("a", 10)
     bench.settle()
     counters = bench.manager.counters.tiers["one"]

@@ -64,7 +64,7 @@ def test_k7_o4_after_a_reset_every_tier_misses_and_a_store_in_flight_does_not_su
     bench.store("a", 2)
     bench.until(lambda: bool(tier.held))
     bench.manager.reset_cache()
-    bench.until(lambda: all(t["serving"] for t in bench.manager.describe_tiers().values()))
+    bench.until(lambda: all(t["serving"] for t in bench.manager.figures()["tiers"].values()))
     tier.hold.clear()
     tier.release()
     bench.settle()
@@ -81,7 +81,7 @@ def test_c34_reset_and_shutdown_twice(make_bench):
     bench = make_bench()
     bench.manager.reset_cache()
     bench.manager.reset_cache()
-    bench.until(lambda: bench.manager.describe_tiers()["one"]["serving"])
+    bench.until(lambda: bench.manager.figures()["tiers"]["one"]["serving"])
     assert bench.manager.shutdown(10)
     assert bench.manager.shutdown(10)
     with pytest.raises(ClosedError):

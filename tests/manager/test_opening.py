@@ -29,7 +29,7 @@ def down(name="one"):
 
 def open_at_last(bench, name="one"):
     bench.tiers[name].raise_in.clear()
-    bench.until(lambda: bench.manager.describe_tiers()[name]["serving"])
+    bench.until(lambda: bench.manager.figures()["tiers"][name]["serving"])
 
 
 def test_c30_without_a_retry_the_start_fails_and_says_why(make_bench):
@@ -90,7 +90,7 @@ def test_c31_a_tier_that_hangs_while_opening_is_not_waited_for_longer_than_the_t
     bench.store("a", 1)
     assert bench.load("a", 1) == [True]  # from the pool
     event.set()
-    bench.until(lambda: bench.manager.describe_tiers()["one"]["serving"])
+    bench.until(lambda: bench.manager.figures()["tiers"]["one"]["serving"])
 
 
 def test_c31_without_a_retry_one_that_hangs_fails_the_start(make_bench):
@@ -125,7 +125,7 @@ def test_c34_a_reset_that_fails_is_tried_again(make_bench, monkeypatch, retry):
     bench.until(lambda: bench.manager.counters.tiers["one"].faults >= 1)
     assert tier.wait_for_call("reset", times=3)
     tier.raise_in.clear()
-    bench.until(lambda: bench.manager.describe_tiers()["one"]["serving"])
+    bench.until(lambda: bench.manager.figures()["tiers"]["one"]["serving"])
     assert bench.manager.counters.tiers["one"].faults == 1, "a try that tells nothing new"
 
 

@@ -81,7 +81,7 @@ def test_c34_after_a_reset_the_report_begins_anew(make_bench):
     bench.store("a", 1)
     bench.settle()
     bench.manager.reset_cache()
-    bench.until(lambda: bench.manager.describe_tiers()["one"]["serving"])
+    bench.until(lambda: bench.manager.figures()["tiers"]["one"]["serving"])
     assert bench.load("a", 1) == []
     bench.new("b")
     bench.store("b", 1)

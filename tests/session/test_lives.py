@@ -196,7 +196,7 @@ def test_c60_c35_a_request_that_computes_faster_is_told_so(toy):
     for number in range(3):
         toy.run(f"measures-{number}", PROMPT)
         toy.empty_pool()
-    assert session.stats()["tiers"]["one"]["load_seconds"]["per_block"] >= 0
+    assert session.stats()["tiers"]["one"]["expected_load_seconds"]["per_block"] >= 0
     session.set_recompute_cost(0.0)
     session.begin("a", PROMPT)
     assert session.wait_matched("a", PATIENCE_S) == 0
@@ -225,7 +225,7 @@ def test_c35_a_cost_function_that_makes_no_sense_costs_time_and_is_told_once(toy
     for number in range(3):
         toy.run(f"measures-{number}", PROMPT)
         toy.empty_pool()
-    assert session.stats()["tiers"]["one"]["load_seconds"] is not None
+    assert session.stats()["tiers"]["one"]["expected_load_seconds"] is not None
     session.set_recompute_cost(cost)
     for name in "abc":
         assert toy.run(name, PROMPT) == 24
@@ -244,4 +244,4 @@ def test_c60_what_a_tier_took_is_counted_by_kind(make_toy):
     figures = toy.session.stats()["tiers"]["one"]
     for kind in ("load", "store"):
         assert figures[f"{kind}_jobs"] >= 1
-        assert 0 < figures[f"{kind}_job_seconds"] < PATIENCE_S * figures[f"{kind}_jobs"]
+        assert 0 < figures[f"{kind}_seconds"] < PATIENCE_S * figures[f"{kind}_jobs"]

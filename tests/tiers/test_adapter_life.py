@@ -287,13 +287,13 @@ def test_c34_a_tier_out_of_use_because_old_calls_run_comes_back_when_they_have_e
     with TierEngine(tier_class, threads=1) as engine, Gate("store") as gate:
         script.before = gate
         for number in range(2):
-            engine.wait_until(lambda: engine.manager.describe_tiers()["far"]["serving"])
+            engine.wait_until(lambda: engine.manager.figures()["tiers"]["far"]["serving"])
             engine.start_store(f"r{number}", [A, B])
             engine.manager.end_step()
             gate.wait_entered()
             engine.manager.reset_cache()
         engine.wait_until(lambda: "at most 1 may; see why" in caplog.text)
-        assert not engine.manager.describe_tiers()["far"]["serving"]
+        assert not engine.manager.figures()["tiers"]["far"]["serving"]
         gate.open()
-        engine.wait_until(lambda: engine.manager.describe_tiers()["far"]["serving"])
+        engine.wait_until(lambda: engine.manager.figures()["tiers"]["far"]["serving"])
     assert "job failed" not in caplog.text, "what a reset ended has not failed"

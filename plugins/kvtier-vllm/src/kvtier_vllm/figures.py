@@ -75,6 +75,7 @@ FIGURES = {
     "pool_rows": Figure(kind="gauge", label="", help="Rows of the pool"),
     "pool_free_rows": Figure(kind="gauge", label="", help="Rows that hold no block"),
 }
+_OF_A_TIER = [name.removeprefix("tier_") for name in FIGURES if name.startswith("tier_")]
 
 
 class Figures:
@@ -96,31 +97,16 @@ class Figures:
                 yield name, label, value - (reported or 0) if FIGURES[name].kind == "counter" else value
 
     def _read(self) -> Iterator[tuple[str, str, float]]:
-        counters = self._tiers.counters
-        state = self._tiers.coordinator.state
-        for source in ("pool", *state.tiers):
-            yield "hit_blocks", source, counters.hits.get(source, 0)
+        figures = self._tiers.figures()
+        pool, tiers = figures["pool"], figures["tiers"]
+        for source in ("pool", *tiers):
+            yield "hit_blocks", source, figures["hit_blocks"].get(source, 0)
         for reason in MissReason:
-            yield "misses", reason.value, counters.misses.get(reason, 0)
-        yield "device_stored_blocks", "", counters.device_stored
-        yield "evicted_blocks", "", counters.evicted
-        yield "pool_rows", "", state.ledger.num_rows
-        yield "pool_free_rows", "", state.ledger.num_free
-        for name, tier in state.tiers.items():
-            counted = tier.counters
-            yield "tier_stored_blocks", name, counted.stored
-            yield "tier_loaded_blocks", name, counted.loaded
-            yield "tier_store_failed_blocks", name, counted.store_failed
-            yield "tier_load_failed_blocks", name, counted.load_failed
-            yield "tier_load_missing_blocks", name, counted.load_missing
-            yield "tier_dropped_blocks", name, counted.dropped
-            yield "tier_made_up_blocks", name, counted.made_up
-            yield "tier_integrity_misses", name, counted.integrity
-            yield "tier_faults", name, counted.faults
-            yield "tier_timeouts", name, counted.timeouts
-            times_of = (counted.lookups, counted.loads, counted.stores)
-            for kind, times in zip(_TIMED, times_of, strict=True):
-                yield f"tier_{kind}_jobs", name, times.jobs
-                yield f"tier_{kind}_seconds", name, times.seconds
-            yield "tier_serving", name, tier.serving
-            yield "tier_quarantined_rows", name, tier.quarantined_rows
+            yield "misses", reason.value, figures["misses"].get(reason.value, 0)
+        yield "device_stored_blocks", "", pool["stored_blocks"]
+        yield "evicted_blocks", "", pool["evicted_blocks"]
+        yield "pool_rows", "", pool["rows"]
+        yield "pool_free_rows", "", pool["free_rows"]
+        for name, tier in tiers.items():
+            for figure in _OF_A_TIER:
+                yield f"tier_{figure}", name, tier[figure]

@@ -1,15 +1,18 @@
-"""The figures of a session, as plain values."""
+"""The figures of a manager, as plain values ready for JSON."""
 
 from collections.abc import Mapping
 from typing import Any
 
-from kvtier_core.manager.manager import TierManager
+from kvtier_core.coordinator import Coordinator
+from kvtier_core.coordinator.tier_record import TierRecord
+from kvtier_core.manager.guard import TierIdentity
 
 
-def describe(manager: TierManager, row_bytes: int, hit_tokens: Mapping[str, int]) -> dict[str, Any]:
-    """Counters since the start, and each tier's state, ready for JSON."""
-    counters = manager.counters
-    ledger = manager.coordinator.state.ledger
+def figures(
+    coordinator: Coordinator, identities: Mapping[str, TierIdentity], row_bytes: int
+) -> dict[str, Any]:
+    """Counters since the start, and each tier's place in the path: whether it serves, its breakers' state."""
+    counters, ledger = coordinator.counters, coordinator.state.ledger
     return {
         "pool": {
             "rows": ledger.num_rows,
@@ -21,18 +24,27 @@ def describe(manager: TierManager, row_bytes: int, hit_tokens: Mapping[str, int]
             "stored_blocks": counters.device_stored,
             "loaded_blocks": counters.device_loaded,
         },
-        "hit_tokens": dict(hit_tokens),
+        "hit_blocks": dict(counters.hits),
         "misses": {reason.value: n for reason, n in counters.misses.items()},
         "tiers": {
-            name: {**state, **_tier_figures(manager, name, row_bytes)}
-            for name, state in manager.describe_tiers().items()
+            name: {"identity": str(identities[name]), **_of_tier(tier, row_bytes)}
+            for name, tier in coordinator.state.tiers.items()
         },
     }
 
 
-def _tier_figures(manager: TierManager, name: str, row_bytes: int) -> dict[str, float]:
-    counted = manager.counters.tiers[name]
+def _of_tier(tier: TierRecord, row_bytes: int) -> dict[str, Any]:
+    counted = tier.counters
     return {
+        "serving": tier.serving,
+        "lookups": tier.lookups.breaker.state.value,
+        "loads": tier.loads.breaker.state.value,
+        "stores": tier.stores.breaker.state.value,
+        "quarantined_rows": tier.quarantined_rows,
+        "unanswered_lookups": tier.lookups.unanswered,
+        "unanswered_stores": tier.stores.unanswered,
+        "expected_load_seconds": tier.load_times.describe(),
+        "passed_over": tier.probe_at is not None,
         "stored_blocks": counted.stored,
         "loaded_blocks": counted.loaded,
         "stored_bytes": counted.stored * row_bytes,
@@ -49,9 +61,9 @@ def _tier_figures(manager: TierManager, name: str, row_bytes: int) -> dict[str, 
         "faults": counted.faults,
         "timeouts": counted.timeouts,
         "lookup_jobs": counted.lookups.jobs,
-        "lookup_job_seconds": counted.lookups.seconds,
+        "lookup_seconds": counted.lookups.seconds,
         "load_jobs": counted.loads.jobs,
-        "load_job_seconds": counted.loads.seconds,
+        "load_seconds": counted.loads.seconds,
         "store_jobs": counted.stores.jobs,
-        "store_job_seconds": counted.stores.seconds,
+        "store_seconds": counted.stores.seconds,
     }
