@@ -202,7 +202,11 @@ class Engine:
         self.llm.collective_rpc(method)
 
     def load_adapter(self, **adapter):
-        self.llm.llm_engine.add_lora(_adapter(**adapter))
+        self.core.engine_core.add_lora(lora_request=_adapter(**adapter))
+
+    def rpc_adapter(self, **adapter):
+        """The same behind the engine core's back."""
+        self.llm.collective_rpc("add_lora", args=(_adapter(**adapter),))
 
     def unload_adapter(self, number):
         self.llm.llm_engine.remove_lora(number)

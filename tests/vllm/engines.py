@@ -6,6 +6,7 @@ import random
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 from importlib.util import find_spec
@@ -125,6 +126,12 @@ def save_adapter(directory: Path, *, seed: int) -> Path:
         weights[f"{name}_B.weight"] = torch.randn(64, 4, generator=numbers)
     save_file(weights, directory / "adapter_model.safetensors")
     return directory
+
+
+def until_settled(directory: Path) -> None:
+    """Return when the files there are so old that another change would get another time."""
+    while time.time() < max(file.stat().st_ctime for file in directory.iterdir()) + 2.1:
+        time.sleep(0.05)
 
 
 def prompt(seed: int, blocks: int = 10, extra: int = 9) -> list[int]:

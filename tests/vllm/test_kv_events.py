@@ -44,8 +44,11 @@ def contents_after(events):
     return contents
 
 
+@pytest.mark.parametrize(
+    "lora", [{}, {"enable_lora": True, "max_lora_rank": 8}], ids=["plain", "v8 with LoRA"]
+)
 @pytest.mark.filterwarnings("ignore")  # what vLLM imports is its own affair
-def test_c16_c61_events_replay_into_pool_and_disk(start, tmp_path):
+def test_c16_c61_v8_events_replay_into_pool_and_disk(start, tmp_path, lora):
     replay = f"ipc://{tmp_path}/replay"
     engine = start(
         connector(disk(tmp_path / "root", pool="1MiB", layout="files")),  # 28 rows, and a file a block
@@ -55,6 +58,7 @@ def test_c16_c61_events_replay_into_pool_and_disk(start, tmp_path):
             "endpoint": f"ipc://{tmp_path}/events",
             "replay_endpoint": replay,
         },
+        **lora,
     )
     for number in range(6):
         engine.store(prompt(number, blocks=5))

@@ -76,7 +76,6 @@ def test_every_reason_is_told_at_once():
     ("change", "says"),
     [
         ({"hash_algorithm": "xxhash"}, "'xxhash' is not cryptographic"),
-        ({"has_lora": True}, "LoRA"),
         (
             {"weights_elsewhere": "load_format = 'tensorizer'"},
             "load_format = 'tensorizer': kvtier does not see",
@@ -166,7 +165,6 @@ CASES = {
     "weights from elsewhere than the model's own files": Case(
         "load_format = 'tensorizer'", {"engine": {"load_format": "tensorizer"}}, KEPT
     ),
-    "LoRA": Case("LoRA is enabled", {"engine": {"enable_lora": True}}, KEPT),
     "speculative decoding with a draft model": Case(
         "speculative decoding has a draft model",
         {"engine": {"speculative_config": {"method": "draft_model", "num_speculative_tokens": 3}}},
@@ -177,6 +175,7 @@ PROPOSE = {"num_speculative_tokens": 3, "model": None}
 SERVED: dict[str, dict[str, Any]] = {
     "plain": {},
     "v8 ngram": {"engine": {"speculative_config": {"method": "ngram", "prompt_lookup_max": 4, **PROPOSE}}},
+    "v8 LoRA": {"engine": {"enable_lora": True}},
     "v8 suffix": {"engine": {"speculative_config": {"method": "suffix", **PROPOSE}}},
     "v16 a streamer of the model's own files": {"engine": {"load_format": "runai_streamer"}},
     "v14 each engine on a host of its own": {

@@ -48,3 +48,18 @@ def test_v4_c02_a_draft_models_weights_count():
 def test_v4_weights_without_bits_are_told_of():
     with pytest.raises((RuntimeError, TypeError, NotImplementedError)):
         look(torch.zeros(4, device="meta"))
+
+
+def test_r8_c02_an_adapter_that_is_loaded_counts_in_engines_that_have_any():
+    def look_with(*numbers):
+        model = torch.nn.Linear(2, 2)
+        return look_at_weights(
+            SimpleNamespace(get_model=lambda: model, lora_config=object(), list_loras=lambda: set(numbers))
+        )
+
+    torch.manual_seed(0)
+    one = look_with(1, 2)
+    torch.manual_seed(0)
+    assert look_with(2, 1) == one
+    torch.manual_seed(0)
+    assert look_with(1) != one

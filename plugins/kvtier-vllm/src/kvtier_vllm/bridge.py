@@ -4,7 +4,7 @@ For those who keep vLLM's primary tier and its policies and want what is behind 
 small pool of kvtier's own (the ``[pool]`` of the settings), where they get their proof on the way out and are checked
 on the way in: a row of vLLM's has no room for one. The price is one more copy in host memory, on a thread of its own.
 
-vLLM tells a tier nothing of the weights, adapters, draft model, configuration and layout of what it stores. Without the
+vLLM tells a tier nothing of the weights, draft model, configuration and layout of what it stores. Without the
 option ``kvtier_identity``, a text that stands for all of them, nothing is reused by another run. Of the hash algorithm
 it sees the length of the hashes: ones that are not cryptographic never reach a tier that outlives the engine.
 """
@@ -64,6 +64,7 @@ _RESULTS = {
 class _Request:
     id: str
     asked: Asked
+    has_adapter: bool
 
 
 @dataclass(frozen=True)
@@ -123,6 +124,7 @@ class KvtierTier(SecondaryTierManager):
         with leaving_nothing(offloading_spec.config.engine_id):
             self._open(offloading_spec.config, primary_kv_view, options)
         self._has_told_of_weak_hashes = False
+        self._has_told_of_adapters = False
         self._view = primary_kv_view
         self._copier = ThreadPoolExecutor(max_workers=1, thread_name_prefix="kvtier-bridge")
         self._copies: list[_Copy] = []
@@ -166,10 +168,23 @@ class KvtierTier(SecondaryTierManager):
         """A request begins."""
         self._holder.holds_nothing = False
         request_id = f"{req_context.req_id}#{next(self._numbers)}"
-        request = _Request(request_id, keys_asked(self._tiers, request_id, req_context))
+        asked = keys_asked(self._tiers, request_id, req_context)
+        request = _Request(request_id, asked, self._has_adapter(req_context.req_id))
         self._requests[id(req_context)] = request
         begin_request(self._tiers, request_id, req_context)
         return RequestOffloadingContext()
+
+    def _has_adapter(self, request_id: str) -> bool:
+        """Whether its blocks are an adapter's: vLLM's primary tier has them by name and path, whatever was there."""
+        if self._holder.adapter_of(request_id) is None:
+            return False
+        if not self._has_told_of_adapters:
+            self._has_told_of_adapters = True
+            _log.warning(
+                "kvtier keeps no blocks of LoRA adapters behind vLLM's own tiering, which does not notice when an "
+                "adapter's files change: use KvtierSpec for them"
+            )
+        return True
 
     def on_request_finished(self, req_context: ReqContext) -> None:
         """No submit for this request follows."""
@@ -177,9 +192,9 @@ class KvtierTier(SecondaryTierManager):
 
     def lookup(self, key: OffloadKey, req_context: ReqContext) -> LookupResult:
         """HIT once the block is in kvtier's pool, checked; RETRY while it is on its way there."""
-        if self._is_weak(key):
-            return LookupResult.MISS
         request = self._requests[id(req_context)]
+        if request.has_adapter or self._is_weak(key):
+            return LookupResult.MISS
         self._tiers.request_begins(
             request.id
         )  # vLLM asks for requests that have no device blocks, and for them alone
@@ -203,10 +218,10 @@ class KvtierTier(SecondaryTierManager):
 
     def submit_store(self, job_metadata: TransferJob) -> None:
         """Copy the blocks kvtier does not hold into its pool; from there they go on to the tiers."""
-        if any(map(self._is_weak, job_metadata.keys)):
+        request = self._requests[id(job_metadata.req_context)]
+        if request.has_adapter or any(map(self._is_weak, job_metadata.keys)):
             self._done.append(JobResult(job_id=job_metadata.job_id, success=False))
             return
-        request = self._requests[id(job_metadata.req_context)]
         chunks = dict(zip(job_metadata.keys, job_metadata.chunk_ids.tolist(), strict=True))
         prepared = self._tiers.reserve_store(request.id, list(chunks))
         if prepared is None:

@@ -2,7 +2,7 @@
 
 Weights change by ``collective_rpc``, ``/update_weights`` included, which the engine core passes on to the workers.
 Adapters come with ``add_lora`` and with requests. This module stands in the way of these calls, in the engine core's
-process. It decides what has changed, or may have; what to do then is the holders'.
+process. It decides whether weights have changed, or may have; what to do then is the holders'.
 """
 
 import logging
@@ -15,6 +15,7 @@ from vllm.lora.request import LoRARequest
 from vllm.v1.engine.core import EngineCore
 
 from kvtier_core.engine import TierManager
+from kvtier_vllm.adapters import Adapter, Adapters
 from kvtier_vllm.weights_look import look_at_weights
 
 _log = logging.getLogger("kvtier.vllm")
@@ -27,12 +28,28 @@ class Holder:
         self._tiers = tiers
         self.holds_nothing = False
         """Whether all was left behind, and no request has come since."""
+        self.adapters = Adapters()
+        self._arriving: dict[str, Adapter | None] = {}
+
+    def arrive(self, request: Any) -> None:
+        """*request* is about to begin."""
+        adapter = request.lora_request
+        self._arriving[request.request_id] = None if adapter is None else self.adapters.meet(adapter)
+
+    def has_arrived(self, request: Any) -> None:
+        """It has begun, or failed to."""
+        self._arriving.pop(request.request_id, None)
+
+    def adapter_of(self, request_id: str) -> Adapter | None:
+        """The adapter of the request that begins, ``None`` for the model alone. One not seen coming has a stranger."""
+        return self._arriving.get(request_id, self.adapters.stranger)
 
     def leave_behind(self, why: str) -> None:
         """Nothing stored so far answers any more, and what is stored from now on is for this run alone."""
         if self.holds_nothing:
             return
         self.holds_nothing = True
+        self.adapters.distrust_all(why)
         _log.warning(
             "%s: nothing stored before is loaded any more, from any tier, and no other run is given what is stored "
             "from now on. Call reset_prefix_cache(reset_connector=True) after each such change: vLLM's own cache is as "
@@ -47,8 +64,6 @@ class ClientCalls:
 
     def __init__(self) -> None:
         self._holders: WeakSet[Holder] = WeakSet()
-        self._adapters: dict[tuple[str, str], int | None] = {}
-        """The number of each adapter by what vLLM's keys have of it, name and path; ``None`` once removed."""
         self._is_watching = False
 
     def watch(self, tiers: TierManager) -> Holder:
@@ -60,12 +75,12 @@ class ClientCalls:
             _wrap("collective_rpc", self._around_rpc)
             _wrap("add_request", self._around_request)
             _wrap("add_lora", self._around_adapter)
-            _wrap("remove_lora", self._around_removal)
         return holder
 
     def unwatch(self, holder: Holder) -> None:
         """Its tiers are about to shut down. Twice is fine."""
         self._holders.discard(holder)
+        holder.adapters.close()
 
     def _leave_behind(self, why: str) -> None:
         for holder in self._holders:
@@ -82,33 +97,25 @@ class ClientCalls:
         finally:
             if before is None or before != _look(core):
                 name = method if isinstance(method, str) else getattr(method, "__name__", "a function")
-                self._leave_behind(f"weights have changed, or can't be told, after collective_rpc({name!r})")
+                self._leave_behind(
+                    f"collective_rpc({name!r}) has changed weights or adapters, or they can't be told"
+                )
 
     def _around_request(
         self, call: Callable[..., Any], core: EngineCore, request: Any, *rest: Any, **named: Any
     ) -> Any:
-        if request.lora_request is not None:
-            self._note(request.lora_request)
-        return call(request, *rest, **named)
+        for holder in self._holders:
+            holder.arrive(request)
+        try:
+            return call(request, *rest, **named)
+        finally:
+            for holder in self._holders:
+                holder.has_arrived(request)
 
-    def _around_adapter(self, call: Callable[..., Any], core: EngineCore, adapter: LoRARequest) -> Any:
-        self._note(adapter)
-        return call(adapter)
-
-    def _around_removal(self, call: Callable[..., Any], core: EngineCore, number: int) -> Any:
-        for known, its_number in self._adapters.items():
-            if its_number == number:
-                self._adapters[known] = None
-        return call(number)
-
-    def _note(self, adapter: LoRARequest) -> None:
-        """An adapter is used: one that vLLM will read again from where it has read it before may be another by now."""
-        known, number = (adapter.lora_name, adapter.lora_path), adapter.lora_int_id
-        if known in self._adapters and (adapter.load_inplace or self._adapters[known] != number):
-            self._leave_behind(
-                f"the adapter {adapter.lora_name!r} is loaded again from {adapter.lora_path!r}"
-            )
-        self._adapters[known] = number
+    def _around_adapter(self, call: Callable[..., Any], core: EngineCore, lora_request: LoRARequest) -> Any:
+        for holder in self._holders:
+            holder.adapters.meet(lora_request)
+        return call(lora_request)
 
 
 CALLS = ClientCalls()

@@ -74,7 +74,7 @@ _SIGNATURES = {
     "vllm.v1.engine.core:EngineCore.collective_rpc": "self, method, timeout, args, kwargs",
     "vllm.v1.engine.core:EngineCore.add_request": "self, request, request_wave",
     "vllm.v1.engine.core:EngineCore.add_lora": "self, lora_request",
-    "vllm.v1.engine.core:EngineCore.remove_lora": "self, lora_id",
+    "vllm.v1.worker.worker_base:WorkerBase.list_loras": "self",
 }
 _NAMES = {
     f"{_BASE}:LoadStoreSpec": "",
@@ -123,7 +123,7 @@ _NAMES = {
     "vllm.config:SchedulerConfig": "disable_hybrid_kv_cache_manager",
     "vllm.config:LoadConfig": "load_format, model_loader_extra_config",
     "vllm.config:CompilationConfig": "static_forward_context",
-    "vllm.lora.request:LoRARequest": "lora_name, lora_path, lora_int_id, load_inplace",
+    "vllm.lora.request:LoRARequest": "lora_name, lora_path, lora_int_id, is_3d_lora_weight",
     "vllm.v1.kv_cache_interface:SlidingWindowSpec": "sliding_window, extra_retained_tokens",
     "vllm.platforms:current_platform": "device_type",
 }

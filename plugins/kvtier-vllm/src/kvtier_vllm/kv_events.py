@@ -9,14 +9,16 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from vllm.v1.kv_offload.base import Medium, OffloadingEvent
 
 from kvtier_core.engine import OffloadKey, TierEvent
+from kvtier_vllm.adapters import KeyName
 from kvtier_vllm.places import TierPlace
 
 
 class EventTranslator:
-    """Translates the events of one manager. Used by the scheduler's thread."""
+    """Translates the events of one manager. Used by the scheduler's thread. *vllms* gives vLLM's key for kvtier's."""
 
-    def __init__(self, places: Mapping[str, TierPlace]) -> None:
+    def __init__(self, places: Mapping[str, TierPlace], vllms: KeyName) -> None:
         self._places = places
+        self._vllms = vllms
         self._told: dict[str, set[OffloadKey]] = {}
         """What vLLM was told that each place holds: ``pool``, or a tier's name."""
 
@@ -36,11 +38,12 @@ class EventTranslator:
                 yield self._say(place, event.keys, removed=True)
 
     def _say(self, name: str, keys: Sequence[OffloadKey], *, removed: bool) -> OffloadingEvent:
+        told = list(map(self._vllms, keys))
         place = self._places.get(name)
         if place is None:  # the pool, vLLM's primary tier
-            return OffloadingEvent(keys=list(keys), medium=Medium.CPU, removed=removed, removal_expected=True)
+            return OffloadingEvent(keys=told, medium=Medium.CPU, removed=removed, removal_expected=True)
         return OffloadingEvent(
-            keys=list(keys),
+            keys=told,
             medium=place.medium,
             removed=removed,
             locality=place.locality,

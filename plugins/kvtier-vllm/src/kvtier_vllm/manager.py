@@ -3,7 +3,7 @@
 Translates between vLLM's calls, which name sets of keys, and the coordinator's jobs; remembers per request what one
 batched lookup said, for as long as the step lasts. Decides nothing about blocks, does no I/O and never waits but in
 ``reset_cache`` and ``shutdown``, and a moment at the end of a step that has nothing to run. Runs on the scheduler's
-thread.
+thread. The files of a LoRA adapter are looked at, which opens them, when its request comes and when a store is over.
 """
 
 import logging
@@ -29,6 +29,7 @@ from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
 from kvtier_core.engine import LookupState, OffloadKey, TierManager
 from kvtier_core.transfer import Direction, Pool
+from kvtier_vllm.adapters import Adapter, KeyName, KeyNames
 from kvtier_vllm.client_calls import CALLS
 from kvtier_vllm.figures import Figures
 from kvtier_vllm.idle import Waiters
@@ -56,8 +57,12 @@ class _Request:
     """One request, carried by vLLM's own context of it."""
 
     id: str
-    asked: Asked
     turns: Turns
+    adapter: Adapter | None = None
+    name: KeyName | None = None
+    """Gives kvtier's key for vLLM's; ``None`` while nothing says what the adapter is."""
+    asked: Asked | None = None
+    """There once the keys have names."""
     sources: Mapping[OffloadKey, str] = field(default_factory=dict)
     """Where each key of the last load came from: ``pool`` or a tier's name."""
 
@@ -72,6 +77,7 @@ class KvtierManager(OffloadingManager):
         places: Mapping[str, TierPlace],
         shutdown_timeout_s: float,
         *,
+        has_lora: bool = False,
         tells_events: bool = False,
     ) -> None:
         self._tiers = tiers
@@ -82,7 +88,9 @@ class KvtierManager(OffloadingManager):
         self._unfinished = Unfinished(pool.control)
         self._is_prefix = len(tiers.group_shapes) == 1 and tiers.group_shapes[0].window is None
         self._figures = Figures(tiers)
-        self._events = EventTranslator(places) if tells_events else None
+        self._has_lora = has_lora
+        self._names = KeyNames(has_lora=has_lora)
+        self._events = EventTranslator(places, self._names.vllms) if tells_events else None
         self._live: dict[str, _Request] = {}
         """The requests that are not over, by vLLM's ids."""
         self._loads: dict[_Request, int] = {}
@@ -100,8 +108,8 @@ class KvtierManager(OffloadingManager):
         """A request begins, under an id of our own: vLLM may use one again before its transfers are over."""
         self._holder.holds_nothing = False
         request_id = f"{req_context.req_id}#{next(self._numbers)}"
-        asked = keys_asked(self._tiers, request_id, req_context)
-        request = _Request(request_id, asked, Turns(is_prefix=self._is_prefix))
+        adapter = self._holder.adapter_of(req_context.req_id) if self._has_lora else None
+        request = _Request(request_id, Turns(is_prefix=self._is_prefix), adapter)
         req_context.set_state(request)
         self._live[req_context.req_id] = request
         self._waiters.begin(request)
@@ -113,6 +121,16 @@ class KvtierManager(OffloadingManager):
         return RequestOffloadingContext(
             OffloadPolicy.REQUEST_LEVEL if offers_all else OffloadPolicy.CHUNK_LEVEL
         )
+
+    def _asked(self, request: _Request, req_context: ReqContext) -> Asked | None:
+        """Its keys; ``None`` while nothing says what its adapter is, and once that is in doubt."""
+        if request.asked is None:
+            request.name = self._names.of(request.adapter)
+            if request.name is not None:
+                request.asked = keys_asked(self._tiers, request.id, req_context, request.name)
+        elif request.adapter is not None and request.adapter.identity is None:
+            return None
+        return request.asked
 
     def _allowed(self, chosen: TierFilter) -> Sequence[str] | None:
         """The tiers that a request's ``kv_load_tiers`` lets it load from, ``None`` for all. The pool always answers."""
@@ -137,7 +155,8 @@ class KvtierManager(OffloadingManager):
             self._tiers.request_begins(request.id)
         if request.turns.must_wait(self._step):
             return LookupResult.RETRY
-        state = request.asked.answer(key, self._step)
+        asked = self._asked(request, req_context)
+        state = LookupState.MISS if asked is None else asked.answer(key, self._step)
         request.turns.tell(state)
         if state in _PENDING:
             self._waiters.wait(request)
@@ -154,17 +173,20 @@ class KvtierManager(OffloadingManager):
         Raises ``RuntimeError`` when one is gone all the same: vLLM can't take back the load, so the engine must stop.
         """
         request = _request(req_context)
-        prepared = self._tiers.reserve_load(request.id, self._in_prompt_order(keys, req_context))
+        assert request.name is not None
+        wanted = self._in_prompt_order(keys, req_context)
+        prepared = self._tiers.reserve_load(request.id, list(map(request.name, wanted)))
         if len(prepared.keys) != len(keys):
             raise RuntimeError(
                 f"request {req_context.req_id!r}: {len(keys)} blocks were promised and {len(prepared.keys)} are "
                 "there: please report this"
             )
-        request.sources = dict(zip(prepared.keys, prepared.sources, strict=True))
+        loaded = list(map(self._names.vllms, prepared.keys))
+        request.sources = dict(zip(loaded, prepared.sources, strict=True))
         request.turns.load()
         self._loads[request] = prepared.job_id
         self._unfinished.count(Direction.LOAD)
-        rows = dict(zip(prepared.keys, prepared.rows, strict=True))
+        rows = dict(zip(loaded, prepared.rows, strict=True))
         return PoolRows([rows[key] for key in keys])
 
     def complete_load(self, keys: Collection[OffloadKey], req_context: ReqContext) -> None:
@@ -179,30 +201,36 @@ class KvtierManager(OffloadingManager):
         """Rows for those of *keys* that are new, in their order; ``None`` when the room can't be made.
 
         Nothing is new of a request that a reset or a preemption met, before it asks again (C04). vLLM offers all of it
-        then, and of what a window left behind, the device blocks are others' by now.
+        then, and of what a window left behind, the device blocks are others' by now. Nor while its adapter is unknown.
         """
         request = _request(req_context)
-        prepared = self._tiers.reserve_store(request.id, self._in_prompt_order(keys, req_context))
+        if self._asked(request, req_context) is None:
+            return PrepareStoreOutput(keys_to_store=[], store_spec=PoolRows([]), evicted_keys=[])
+        assert request.name is not None
+        offered = self._in_prompt_order(keys, req_context)
+        prepared = self._tiers.reserve_store(request.id, list(map(request.name, offered)))
         if prepared is None:
             return None
-        if prepared.keys:
-            self._stores[request, frozenset(prepared.keys)].append(prepared.job_id)
+        rows = dict(zip(map(self._names.vllms, prepared.keys), prepared.rows, strict=True))
+        if rows:
+            self._stores[request, frozenset(rows)].append(prepared.job_id)
             self._unfinished.count(Direction.STORE)
-        rows = dict(zip(prepared.keys, prepared.rows, strict=True))
         stored = [key for key in keys if key in rows]
         return PrepareStoreOutput(
             keys_to_store=stored,
             store_spec=PoolRows([rows[key] for key in stored]),
-            evicted_keys=list(prepared.evicted),
+            evicted_keys=list(map(self._names.vllms, prepared.evicted)),
         )
 
     def complete_store(
         self, keys: Collection[OffloadKey], req_context: ReqContext, success: bool = True
     ) -> None:
-        """All workers have stored."""
-        name = _request(req_context), frozenset(keys)
+        """All workers have stored, with the adapter that its files hold if these are still the same."""
+        request = _request(req_context)
+        name = request, frozenset(keys)
         jobs = self._stores[name]
-        self._tiers.commit_store(jobs.popleft(), success=success)
+        is_right = request.adapter is None or request.adapter.is_unchanged()
+        self._tiers.commit_store(jobs.popleft(), success=success and is_right)
         if not jobs:
             del self._stores[name]
 

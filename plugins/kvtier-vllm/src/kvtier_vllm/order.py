@@ -9,6 +9,7 @@ from itertools import count, islice
 from typing import Protocol
 
 from kvtier_core.engine import LookupState, OffloadKey, get_offload_group_idx
+from kvtier_vllm.adapters import KeyName, vllms_own
 
 Positions = Mapping[OffloadKey, int]
 """vLLM's own map of a request's keys, which grows in prompt order, group by group."""
@@ -47,7 +48,7 @@ class Asked:
     vLLM looks for the end point group by group, prefixes from their beginning and windows from their end; it is told
     HIT for just the blocks that the end point of all groups needs. *groups* are the groups' numbers in keys, *shapes*
     how they cover tokens; *ask* answers for each group's keys from a common token on. With one shape all keys are of
-    one prefix, whatever their groups.
+    one prefix, whatever their groups. *name* gives kvtier's key for vLLM's.
 
     Without *positions* the keys are learnt as they are asked for: a key seen for the first time answers RETRY, so that
     vLLM goes on to the next, and all of them are looked up in one batch in the step after.
@@ -59,11 +60,13 @@ class Asked:
         groups: Sequence[int],
         shapes: Sequence[GroupShapeLike],
         ask: Callable[[Sequence[Sequence[OffloadKey]]], LookupLike],
+        name: KeyName = vllms_own,
     ) -> None:
         self._positions = positions
         self._number = {group: number for number, group in enumerate(groups)}
         self._shapes = shapes
         self._ask = ask
+        self._name = name
         self._keys: list[list[OffloadKey]] = [[] for _ in shapes]
         self._index: dict[OffloadKey, int] = {}
         """Which of its group's each key is."""
@@ -113,7 +116,7 @@ class Asked:
         for group, keys in enumerate(self._keys):
             mine = [key for key in new if self._group_of(key) == group] if len(self._keys) > 1 else new
             self._index.update(zip(mine, count(len(keys)), strict=False))
-            keys.extend(mine)
+            keys.extend(map(self._name, mine))
 
     def _group_of(self, key: OffloadKey) -> int:
         return self._number[get_offload_group_idx(key)] if len(self._keys) > 1 else 0

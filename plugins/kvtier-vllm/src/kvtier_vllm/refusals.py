@@ -86,14 +86,6 @@ def _weights_elsewhere(facts: EngineFacts, tiers: str) -> Iterator[str]:
         )
 
 
-def _lora(facts: EngineFacts, tiers: str) -> Iterator[str]:
-    if facts.has_lora:
-        yield (
-            f"LoRA is enabled, and vLLM tells adapters apart by name and path alone: {tiers} would serve the KV of an "
-            "adapter that was exchanged at its place"
-        )
-
-
 def _draft_model(facts: EngineFacts, tiers: str) -> Iterator[str]:
     if facts.has_draft_model:
         yield (
@@ -118,7 +110,6 @@ KV: Mapping[str, Callable[[EngineFacts], Iterator[str]]] = {
 LASTING: Mapping[str, Callable[[EngineFacts, str], Iterator[str]]] = {
     "a prefix hash that is not cryptographic": _weak_hash,
     "weights from elsewhere than the model's own files": _weights_elsewhere,
-    "LoRA": _lora,
     "speculative decoding with a draft model": _draft_model,
 }
 

@@ -8,6 +8,7 @@ from functools import partial
 from vllm.v1.kv_offload.base import ReqContext
 
 from kvtier_core.engine import RequestInfo, TierManager
+from kvtier_vllm.adapters import KeyName, vllms_own
 from kvtier_vllm.order import Asked, Positions
 
 _log = logging.getLogger("kvtier.vllm")
@@ -32,7 +33,7 @@ def positions_of(context: ReqContext) -> Positions | None:
     return getattr(context, "_offload_key_positions", None)
 
 
-def keys_asked(tiers: TierManager, request_id: str, context: ReqContext) -> Asked:
-    """The keys of vLLM's request, looked up under *request_id*."""
+def keys_asked(tiers: TierManager, request_id: str, context: ReqContext, name: KeyName = vllms_own) -> Asked:
+    """The keys of vLLM's request, looked up under *request_id* and the names that *name* gives them."""
     groups = list(tiers.namespace.cached_groups)
-    return Asked(positions_of(context), groups, tiers.group_shapes, partial(tiers.lookup, request_id))
+    return Asked(positions_of(context), groups, tiers.group_shapes, partial(tiers.lookup, request_id), name)

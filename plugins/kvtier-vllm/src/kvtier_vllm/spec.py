@@ -134,5 +134,6 @@ class KvtierSpec(OffloadingSpec):
             pool,
             places,
             self._options.shutdown_timeout_s,
+            has_lora=facts.has_lora,
             tells_events=self.kv_events_config.enable_kv_cache_events,
         )

@@ -17,6 +17,8 @@ _WORDS = 8192
 def look_at_weights(worker: Any) -> str:
     """Stands for every parameter and buffer of the worker's models: names, dtypes, shapes, and a sum of each 64 KiB.
 
+    Of LoRA adapters it has the numbers of those that are loaded: what these hold shows in their files.
+
     Proof against chance, not against intent. Cost: one pass over the weights, where they are; on a CPU 0.1 s a GiB.
     Raises ``RuntimeError`` or ``TypeError``, as torch does, for weights that have no bits to read.
     """
@@ -25,6 +27,8 @@ def look_at_weights(worker: Any) -> str:
     if draft is not None:
         models.append(draft)
     digest = hashlib.sha256()
+    if getattr(worker, "lora_config", None) is not None:
+        digest.update(f"adapters {sorted(worker.list_loras())}\n".encode())
     with torch.inference_mode():
         for model in models:
             for name, weight in chain(model.named_parameters(), model.named_buffers()):

@@ -34,6 +34,9 @@ _DOCUMENTS = frozenset({".md", ".rst", ".pdf", ".png", ".jpg", ".jpeg", ".gif", 
 """Endings of files in a model's directory that no loader reads. All others may be weights, settings or code."""
 _LEFT_OUT = "__pycache__"
 
+FileLook = list[int | str]
+"""A file's path, inode, size, and the times of its last change."""
+
 
 def list_model_files(directory: Path) -> list[Path]:
     """The files of a model's directory, and of those in it, that its KV may depend on: weights, settings and code.
@@ -108,7 +111,7 @@ def _remembered(path: Path, forgotten: list[tuple[Path, Exception]]) -> str:
     can't be kept goes into *forgotten*, with the reason.
     """
     real = path.resolve()
-    if (identity := _identity(real)) is None:
+    if (identity := look_at_file(real)) is None:
         return _full(real)
     try:
         entry = _open_entry(real)
@@ -121,7 +124,7 @@ def _remembered(path: Path, forgotten: list[tuple[Path, Exception]]) -> str:
             return known
         _log.info("reading all of %s (%s), to know it again", path, format_size(path.stat().st_size))
         digest = _full(real)
-        if _identity(real) == identity and _is_settled(real):
+        if look_at_file(real) == identity and is_settled(identity):
             try:
                 _note(file, json.dumps([identity, digest]).encode())
             except OSError as error:
@@ -159,7 +162,7 @@ def _lock(entry: int, place: Path) -> None:
         time.sleep(_POLL_S)
 
 
-def _recall(entry: FileIO, identity: list[int | str]) -> str | None:
+def _recall(entry: FileIO, identity: FileLook) -> str | None:
     """What was noted of the file, where that is still the same one; ``None`` also where the note was cut off."""
     try:
         noted, digest = json.loads(entry.read())
@@ -181,13 +184,24 @@ def _forget_some(directory: Path) -> None:
         Path(path).unlink(missing_ok=True)
 
 
-def _identity(path: Path) -> list[int | str] | None:
-    """Which file is at *path* and when it changed, or ``None`` where its times don't tell."""
+def look_at_file(path: Path) -> FileLook | None:
+    """Which file is at *path* and when it changed, or ``None`` where its times don't tell.
+
+    Two looks that are equal, the first of them ``is_settled``, mean that nothing was written in between. Cost: opening
+    the file. Raises ``OSError`` when that fails.
+    """
     with path.open("rb") as file:  # opened: a network's file system then asks its server
         found, on = os.fstat(file.fileno()), os.fstatvfs(file.fileno())
     if not _tells_changes(found.st_ctime_ns, is_read_only=bool(on.f_flag & os.ST_RDONLY)):
         return None
     return [str(path), found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns]
+
+
+def is_settled(look: FileLook) -> bool:
+    """Whether the file's last change was so long ago that another one would get another time stamp."""
+    changed_ns = look[-1]
+    assert isinstance(changed_ns, int)
+    return changed_ns < time.time_ns() - _SETTLED_NS
 
 
 def _tells_changes(ctime_ns: int, *, is_read_only: bool) -> bool:
@@ -196,7 +210,3 @@ def _tells_changes(ctime_ns: int, *, is_read_only: bool) -> bool:
     Reproducible ones have the same times throughout, so that two are told apart by nothing but what is in their files.
     """
     return not is_read_only or ctime_ns % 1_000_000_000 != 0
-
-
-def _is_settled(path: Path) -> bool:
-    return path.stat().st_ctime_ns < time.time_ns() - _SETTLED_NS
