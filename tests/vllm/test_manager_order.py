@@ -27,7 +27,7 @@ PATIENCE_S = 60.0
 class Scheduler:
     """What vLLM's scheduler asks of the manager, for requests of which every group has as many chunks."""
 
-    def __init__(self, rows, groups, policy):
+    def __init__(self, rows, groups, policy, *, has_lora=False):
         from kvtier_vllm.manager import KvtierManager
 
         settings = load_settings(
@@ -48,7 +48,8 @@ class Scheduler:
         )
         self.groups = range(groups)
         self.pool = Pool.create(plan_geometry(settings, namespace))
-        self.manager = KvtierManager(open_manager(settings, namespace, self.pool), self.pool, {}, PATIENCE_S)
+        tiers = open_manager(settings, namespace, self.pool)
+        self.manager = KvtierManager(tiers, self.pool, {}, PATIENCE_S, has_lora=has_lora)
         self.numbers = count(1)
 
     def keys(self, name, chunks):
@@ -58,10 +59,14 @@ class Scheduler:
         names = [f"{name}-{chunk}".encode().rjust(32, b".") for chunk in range(chunks)]
         return [[make_offload_key(of, group) for of in names] for group in self.groups]
 
+    def named(self):
+        """The name of a request that comes."""
+        return f"r{next(self.numbers)}"
+
     def begin(self, keys):
         from vllm.v1.kv_offload.base import ReqContext
 
-        context = ReqContext(f"r{next(self.numbers)}")
+        context = ReqContext(self.named())
         for group in keys:
             for chunk, key in enumerate(group, 1):
                 context.set_offload_key_position(key, chunk * TOKENS)

@@ -1,9 +1,9 @@
 """LoRA adapters, known by what their files hold for as long as these stay as they are (C02).
 
-vLLM reads an adapter's files when it needs them, and again once it has evicted it; nobody is told when. So they are
-looked at before vLLM can read them, when a request comes, and again when its blocks are stored: vLLM has read them by
-then. Looks that are all the same mean that what it read is what was digested. Decides which adapters may store and
-load. Names no vLLM type.
+vLLM reads an adapter's files when it needs them, and again once it has evicted it, and says nothing of that. So they
+are looked at when a request comes, before vLLM can read them, when it asks for blocks, and when its blocks are stored:
+vLLM has read them by then. Looks that are all the same mean that what it read is what was digested. Decides which
+adapters may store and load. Names no vLLM type.
 """
 
 import hashlib

@@ -3,7 +3,8 @@
 Translates between vLLM's calls, which name sets of keys, and the coordinator's jobs; remembers per request what one
 batched lookup said, for as long as the step lasts. Decides nothing about blocks, does no I/O and never waits but in
 ``reset_cache`` and ``shutdown``, and a moment at the end of a step that has nothing to run. Runs on the scheduler's
-thread. The files of a LoRA adapter are looked at, which opens them, when its request comes and when a store is over.
+thread. The files of a LoRA adapter are looked at, which opens them, when its request comes, in each step in which it
+asks, and when a store is over.
 """
 
 import logging
@@ -153,6 +154,8 @@ class KvtierManager(OffloadingManager):
         request = _request(req_context)
         if not request.turns.has_asked(self._step):
             self._tiers.request_begins(request.id)
+            if request.adapter is not None:
+                request.adapter.is_unchanged()  # else it is distrusted: its files may have changed in vLLM's queue
         if request.turns.must_wait(self._step):
             return LookupResult.RETRY
         asked = self._asked(request, req_context)
