@@ -2,25 +2,24 @@
 
 The public names are in three modules, by who imports them: ``kvtier_core.tier`` for tiers, ``kvtier_core.engine`` and
 ``kvtier_core.transfer`` for engine adapters, and this one for both. Importing ``kvtier_core`` brings in none of torch,
-numpy and pydantic: what needs one of them is imported when it is first used.
+numpy and pydantic: each name is imported when it is first used.
 """
 
 import warnings
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from kvtier_core.errors import (
-    ClosedError,
-    ConfigError,
-    KvtierError,
-    PluginError,
-    PoolError,
-    TierOpenError,
-    UnknownRequestError,
-    UnsupportedModelError,
-)
-
 if TYPE_CHECKING:
+    from kvtier_core.errors import (
+        ClosedError,
+        ConfigError,
+        KvtierError,
+        PluginError,
+        PoolError,
+        TierOpenError,
+        UnknownRequestError,
+        UnsupportedModelError,
+    )
     from kvtier_core.plugins import TierType, check_tier_class, list_tier_types, load_tier_type
     from kvtier_core.settings import Settings, load_settings
 
@@ -43,7 +42,7 @@ __all__ = [
     "load_settings",
     "load_tier_type",
 ]
-_LATER = {
+_HOMES = dict.fromkeys((name for name in __all__ if name.endswith("Error")), "errors") | {
     "Settings": "settings",
     "TierType": "plugins",
     "check_tier_class": "plugins",
@@ -58,8 +57,8 @@ def __getattr__(name: str) -> Any:  # noqa: ANN401 - any public name
     """Import a public name when it is first used; one of 0.1 that has moved to an audience's module, with a warning."""
     if name == "__version__":
         value: Any = import_module("importlib.metadata").version("kvtier-core")
-    elif name in _LATER:
-        value = getattr(import_module(f"kvtier_core.{_LATER[name]}"), name)
+    elif name in _HOMES:
+        value = getattr(import_module(f"kvtier_core.{_HOMES[name]}"), name)
     elif not name.startswith("_"):
         return _moved(name)
     else:
