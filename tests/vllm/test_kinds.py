@@ -7,8 +7,9 @@ import pytest
 
 from kvtier_core import UnsupportedModelError
 from kvtier_vllm.refusals import SUPPORTED_KINDS, check_engine
-from tests.vllm.engines import EngineError, connector, needs_vllm, save_gated_delta_net
+from tests.vllm.engines import EngineError, connector, needs_vllm, prompt
 from tests.vllm.facts_of import PLAIN
+from tests.vllm.layers import LAYERS
 
 pytestmark = [needs_vllm, pytest.mark.timeout(1800)]
 
@@ -64,10 +65,26 @@ def test_v3_c43_every_kind_of_kv_that_vllm_has_is_known_or_refused_by_the_layers
     } <= set(refused)
 
 
-def test_v3_c43_a_real_model_with_a_gated_delta_net_is_refused_by_the_layers_name(start, tmp_path):
-    model = save_gated_delta_net(tmp_path / "model")
-    with pytest.raises(EngineError) as raised:
-        start(connector({"pool": {"capacity": "8MiB"}}), model=model, num_gpu_blocks_override=60)
-    assert "its layer 'model.layers.0.linear_attn' keeps MambaSpec, a layout kvtier does not know" in str(
-        raised.value
-    )
+@pytest.mark.parametrize("name", LAYERS)
+def test_v3_c43_a_real_model_answers_as_without_connector_or_is_refused_by_the_layers_name(
+    start, tmp_path, name
+):
+    save, refused, options = LAYERS[name]
+    model, settings = save(tmp_path / "model"), connector({"pool": {"capacity": "8MiB"}})
+    if refused is not None:
+        with pytest.raises(EngineError) as raised:
+            start(settings, model=model, **options)
+        assert refused in str(raised.value)
+        return
+    wanted = prompt(1)
+    plain = start(model=model, enable_prefix_caching=False, **options)
+    expected = plain.generate(wanted)
+    assert plain.close() == 0
+    assert len(set(expected[0])) > 2, "the output says nothing"
+    engine = start(settings, model=model, **options)
+    assert engine.store(wanted) == expected
+    engine.call("settle")
+    assert engine.call("reset")
+    assert engine.generate(wanted) == expected
+    assert engine.call("books")["hits"]["pool"] > 0
+    assert engine.close() == 0
