@@ -1,9 +1,8 @@
 """Plugins: found through entry points, imported one by one, checked when loaded. Decides nothing about settings."""
 
 from kvtier_core.plugins.check import check_tier_class
-from kvtier_core.plugins.listing import PluginEntry, list_plugins, list_tier_types
-from kvtier_core.plugins.policies import load_policy
-from kvtier_core.plugins.tier_types import TierType, load_tier_type
+from kvtier_core.plugins.discovery import PluginEntry, list_plugins, list_tier_types
+from kvtier_core.plugins.loading import TierType, load_policy, load_tier_type
 
 __all__ = [
     "PluginEntry",

@@ -9,31 +9,28 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from kvtier_core.blocktier import (
-    BlockTier,
-    SupportsBatch,
-    SupportsChains,
-    SupportsFollow,
-    SupportsMarks,
-    SupportsRemoval,
-    SupportsScan,
-    SupportsTouch,
-)
+from kvtier_core import blocktier
+from kvtier_core.blocktier import BlockTier
 from kvtier_core.errors import PluginError
 from kvtier_core.hookspecs import PROJECT, REQUIRED_HOOKS, TIER_GROUP, TierHookSpecs
-from kvtier_core.plugins.signatures import expected_signature, signature_problems, unwrap
+from kvtier_core.plugins.signatures import expected_signature, method_problems, unwrap
 from kvtier_core.suggest import did_you_mean, nearest
 from kvtier_core.tier_settings import TierSettings
 from kvtier_core.values import TierInfo
 
-_HOOK_MARK = f"{PROJECT}_impl"
-_SPECS = {
-    name: spec
-    for name, spec in vars(TierHookSpecs).items()
-    if getattr(spec, f"{PROJECT}_spec", None) is not None
-}
-_BLOCK_METHODS = ("open", "contains", "store", "load", "delete", "close")
+_HOOKS = {name: spec for name, spec in vars(TierHookSpecs).items() if hasattr(spec, f"{PROJECT}_spec")}
+_REQUIRED_METHODS = ("open", "contains", "store", "load", "delete", "close")
 _BATCH_METHODS = ("store_many", "load_many")
+_OPTIONAL_METHODS = {
+    "store_many": blocktier.SupportsBatch,
+    "load_many": blocktier.SupportsBatch,
+    "remove_namespace": blocktier.SupportsRemoval,
+    "follow": blocktier.SupportsFollow,
+    "touch": blocktier.SupportsTouch,
+    "arrange": blocktier.SupportsChains,
+    "mark_used": blocktier.SupportsMarks,
+    "scan": blocktier.SupportsScan,
+}
 _SETTING_NAME = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)*")
 
 
@@ -54,7 +51,10 @@ def check_tier_class(cls: object, origin: str | None = None) -> None:
 def _problems(cls: type) -> Iterator[str]:
     yield from _settings_problems(cls)
     yield from _info_problems(cls)
-    yield from _constructor_problems(cls)
+    try:
+        inspect.signature(cls).bind("settings", "context")
+    except (TypeError, ValueError) as error:
+        yield f"can't be built as cls(settings, context): {error}"
     if issubclass(cls, BlockTier):
         yield from _block_tier_problems(cls)
     elif own := _blocking_methods(cls):
@@ -68,9 +68,9 @@ def _problems(cls: type) -> Iterator[str]:
 
 def _blocking_methods(cls: type) -> list[str]:
     """The methods of the blocking interface that a class without any hook has."""
-    if any(_mark(cls, name) is not None for name in dir(cls)) or any(name in _SPECS for name in dir(cls)):
+    if any(name in _HOOKS or _mark(cls, name) is not None for name in dir(cls)):
         return []
-    return [name for name in (*_BLOCK_METHODS, *_BATCH_METHODS) if unwrap(cls, name)[0] is not None]
+    return [name for name in (*_REQUIRED_METHODS, *_BATCH_METHODS) if unwrap(cls, name)[0] is not None]
 
 
 def _settings_problems(cls: type) -> Iterator[str]:
@@ -104,71 +104,32 @@ def _info_problems(cls: type) -> Iterator[str]:
         yield "info.reports_contents is for tiers on the hook specs: leave it out, and write scan or follow"
 
 
-def _constructor_problems(cls: type) -> Iterator[str]:
-    try:
-        inspect.signature(cls).bind("settings", "context")
-    except (TypeError, ValueError) as error:
-        yield f"can't be built as cls(settings, context): {error}"
-
-
 def _block_tier_problems(cls: type[BlockTier]) -> Iterator[str]:
-    for name in _BLOCK_METHODS:
+    own = [name for name in vars(cls) if callable(getattr(cls, name)) and not hasattr(BlockTier, name)]
+    for name in _REQUIRED_METHODS:
+        spec = getattr(BlockTier, name)
         if name in cls.__abstractmethods__:
-            own = [
-                other
-                for other in vars(cls)
-                if callable(getattr(cls, other)) and not hasattr(BlockTier, other)
-            ]
-            expected = expected_signature(name, getattr(BlockTier, name))
             near = nearest(name, own)
-            yield f"{name}: missing{f'; is {near[0]!r} meant to be it?' if near else ''}; expected {expected}"
+            hint = f"; is {near[0]!r} meant to be it?" if near else ""
+            yield f"{name}: missing{hint}; expected {expected_signature(name, spec)}"
         else:
-            yield from _method_problems(cls, name, getattr(BlockTier, name))
-    batch = [name for name in _BATCH_METHODS if hasattr(cls, name)]
-    for name in batch:
-        yield from _method_problems(cls, name, getattr(SupportsBatch, name))
-    if len(batch) == 1:
-        missing = next(name for name in _BATCH_METHODS if name not in batch)
-        expected = expected_signature(missing, getattr(SupportsBatch, missing))
-        yield f"has {batch[0]} but not {missing}: both or neither; expected {expected}"
-    if hasattr(cls, "remove_namespace"):
-        yield from _method_problems(cls, "remove_namespace", SupportsRemoval.remove_namespace)
-    for name, protocol in (
-        ("follow", SupportsFollow),
-        ("touch", SupportsTouch),
-        ("arrange", SupportsChains),
-        ("mark_used", SupportsMarks),
-    ):
+            yield from method_problems(cls, name, spec)
+    for name, protocol in _OPTIONAL_METHODS.items():
         if hasattr(cls, name):
-            yield from _method_problems(cls, name, getattr(protocol, name))
-    if hasattr(cls, "scan"):
-        yield from _scan_problems(cls)
-    elif _needs_scan(getattr(cls, "info", None)):
+            yield from method_problems(cls, name, getattr(protocol, name), may_yield=name == "scan")
+    for there, missing in (_BATCH_METHODS, _BATCH_METHODS[::-1]):
+        if hasattr(cls, there) and not hasattr(cls, missing):
+            expected = expected_signature(missing, getattr(blocktier.SupportsBatch, missing))
+            yield f"has {there} but not {missing}: both or neither; expected {expected}"
+    info = getattr(cls, "info", None)
+    needs_scan = isinstance(info, TierInfo) and info.persistent and info.bounded_by == "core"
+    if needs_scan and not hasattr(cls, "scan"):
         yield "scan: missing; a persistent tier bounded by the core must enumerate its blocks; expected scan(self)"
-
-
-def _needs_scan(info: object) -> bool:
-    return isinstance(info, TierInfo) and info.persistent and info.bounded_by == "core"
-
-
-def _scan_problems(cls: type) -> Iterator[str]:
-    function, bound = unwrap(cls, "scan")
-    if function is not None and inspect.isgeneratorfunction(function):  # the one method that may well be one
-        if len(inspect.signature(function).parameters) != int(bound):
-            yield "scan takes arguments; expected scan(self)"
-        return
-    yield from _method_problems(cls, "scan", SupportsScan.scan)
-
-
-def _method_problems(cls: type, name: str, spec: Any) -> Iterator[str]:  # noqa: ANN401 - any function
-    for problem in signature_problems(cls, name, spec):
-        yield f"{name} {problem}; expected {expected_signature(name, spec)}"
 
 
 def _mark(cls: type, name: str) -> dict[str, Any] | None:
     """The options ``hookimpl`` left on ``cls.name`` itself, ``None`` when it is not marked."""
-    function, _ = unwrap(cls, name)
-    options = getattr(function, _HOOK_MARK, None)
+    options = getattr(unwrap(cls, name)[0], f"{PROJECT}_impl", None)
     return options if isinstance(options, dict) else None
 
 
@@ -181,17 +142,16 @@ def _hook_problems(cls: type) -> Iterator[str]:
             continue
         hook = str(options.get("specname") or name)
         hooks.add(hook)
-        spec = _SPECS.get(hook)
+        spec = _HOOKS.get(hook)
         if spec is None:
-            yield f"{hook}: no such hook in {TIER_GROUP}{did_you_mean(hook, _SPECS)}"
+            yield f"{hook}: no such hook in {TIER_GROUP}{did_you_mean(hook, _HOOKS)}"
         elif options.get("wrapper") or options.get("hookwrapper"):
             yield f"{hook} is a wrapper, but there is nothing to wrap: each tier has its hooks to itself"
         else:
-            for problem in signature_problems(cls, name, spec):
-                yield f"{hook} {problem}; expected {expected_signature(hook, spec)}"
+            yield from method_problems(cls, name, spec, role=hook)
     for hook in REQUIRED_HOOKS:
         if hook not in hooks and not hasattr(cls, hook):
-            yield f"{hook}: missing and required; expected @hookimpl {expected_signature(hook, _SPECS[hook])}"
+            yield f"{hook}: missing and required; expected @hookimpl {expected_signature(hook, _HOOKS[hook])}"
 
 
 def _unmarked_problems(cls: type, name: str) -> Iterator[str]:
@@ -199,6 +159,6 @@ def _unmarked_problems(cls: type, name: str) -> Iterator[str]:
         if name in vars(base) and _mark(base, name) is not None:
             yield f"{name} overrides a hook of {base.__qualname__} but lost its marker: decorate it with @hookimpl"
             return
-    if name in _SPECS:
-        expected = expected_signature(name, _SPECS[name])
+    if name in _HOOKS:
+        expected = expected_signature(name, _HOOKS[name])
         yield f"{name} is named like a hook but has no marker: add @hookimpl or rename it; expected {expected}"

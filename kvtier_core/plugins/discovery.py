@@ -13,10 +13,13 @@ from importlib.metadata import Distribution, EntryPoint, distributions
 from typing import Any
 
 from kvtier_core.errors import PluginError
+from kvtier_core.hookspecs import TIER_GROUP
 from kvtier_core.masking import mask_text
+from kvtier_core.policies import BUILT_IN
 
 COMMAND_GROUP = "kvtier.commands.v1"
 POLICY_GROUP = "kvtier.policies.v1"
+_GROUPS = (TIER_GROUP, POLICY_GROUP, COMMAND_GROUP)
 
 _log = logging.getLogger("kvtier.plugins")
 
@@ -29,10 +32,13 @@ class Offer:
     group: str
     distribution: str
     version: str
-    target: str
-    """``package.module:attribute``"""
-    blocked: bool = False
+    blocked: bool
     entry_point: EntryPoint = field(repr=False, compare=False)
+
+    @property
+    def target(self) -> str:
+        """``package.module:attribute``."""
+        return self.entry_point.value
 
     @property
     def origin(self) -> str:
@@ -50,24 +56,15 @@ class Offer:
             ) from error
 
 
-def _offers_of(distribution: Distribution, prefix: str, blocked: Collection[str]) -> list[Offer]:
-    entry_points = [item for item in distribution.entry_points if item.group.startswith(prefix)]
-    if not entry_points:
-        return []
-    name = distribution.metadata["Name"] or "(distribution without a name)"
-    version = distribution.metadata["Version"] or "(no version)"
-    return [
-        Offer(
-            name=item.name,
-            group=item.group,
-            distribution=name,
-            version=version,
-            target=item.value,
-            blocked=normalized(name) in blocked,
-            entry_point=item,
-        )
-        for item in entry_points
-    ]
+@dataclass(frozen=True, kw_only=True)
+class PluginEntry:
+    """An offer as people are shown it. ``status`` is ``"available"`` or why it can't be used."""
+
+    name: str
+    distribution: str
+    version: str
+    group: str
+    status: str
 
 
 def normalized(distribution: str) -> str:
@@ -81,8 +78,7 @@ def find_offers(prefix: str, blocked: Collection[str] = ()) -> list[Offer]:
     Offers of the distributions *blocked* (normalized names) are marked so, and are in the list all the same.
     Cost: reads the entry points of every installed distribution, a few milliseconds in all.
     """
-    found: list[Offer] = []
-    seen: set[str] = set()
+    found: dict[str, list[Offer]] = {}
     for distribution in distributions():
         try:
             offers = _offers_of(distribution, prefix, blocked)
@@ -90,10 +86,30 @@ def find_offers(prefix: str, blocked: Collection[str] = ()) -> list[Offer]:
             where = getattr(distribution, "_path", "an unknown place")
             _log.warning("ignoring the broken metadata of a distribution at %s: %s", where, error)
             continue
-        if offers and normalized(offers[0].distribution) not in seen:
-            seen.add(normalized(offers[0].distribution))
-            found += offers
-    return sorted(found, key=lambda offer: (offer.name, offer.distribution))
+        if offers:
+            found.setdefault(normalized(offers[0].distribution), offers)
+    offers = [offer for of_one in found.values() for offer in of_one]
+    return sorted(offers, key=lambda offer: (offer.name, offer.distribution))
+
+
+def _offers_of(distribution: Distribution, prefix: str, blocked: Collection[str]) -> list[Offer]:
+    entry_points = [item for item in distribution.entry_points if item.group.startswith(prefix)]
+    if not entry_points:
+        return []
+    name = distribution.metadata["Name"] or "(distribution without a name)"
+    version = distribution.metadata["Version"] or "(no version)"
+    is_blocked = normalized(name) in blocked
+    return [
+        Offer(
+            name=item.name,
+            group=item.group,
+            distribution=name,
+            version=version,
+            blocked=is_blocked,
+            entry_point=item,
+        )
+        for item in entry_points
+    ]
 
 
 def pick(offers: Sequence[Offer], name: str, what: str) -> Offer | None:
@@ -120,3 +136,48 @@ def pick(offers: Sequence[Offer], name: str, what: str) -> Offer | None:
 def usable_names(offers: Sequence[Offer]) -> set[str]:
     """The names that are not blocked."""
     return {offer.name for offer in offers if not offer.blocked}
+
+
+def list_plugins(blocked: Collection[str] = ()) -> list[PluginEntry]:
+    """Every offer for kvtier, of any kind and API major, sorted by group and name.
+
+    *blocked* are normalized names of distributions; their offers are listed as blocked.
+    """
+    offers = find_offers("kvtier.", blocked)
+    offers.sort(key=lambda offer: _GROUPS.index(offer.group) if offer.group in _GROUPS else len(_GROUPS))
+    return [
+        PluginEntry(
+            name=offer.name,
+            distribution=offer.distribution,
+            version=offer.version,
+            group=offer.group,
+            status=_status(offer, offers),
+        )
+        for offer in offers
+    ]
+
+
+def list_tier_types(blocked: Collection[str] = ()) -> list[PluginEntry]:
+    """Every tier type that an installed distribution offers, of any API major, sorted by name."""
+    entries = [entry for entry in list_plugins(blocked) if _kind(entry.group) == _kind(TIER_GROUP)]
+    return sorted(entries, key=lambda entry: entry.name)
+
+
+def _kind(group: str) -> str:
+    return group.rpartition(".")[0]
+
+
+def _status(offer: Offer, offers: Sequence[Offer]) -> str:
+    if offer.blocked:
+        return "blocked by the setting blocked_plugins"
+    if offer.group not in _GROUPS:
+        speaks = [group for group in _GROUPS if _kind(group) == _kind(offer.group)]
+        return f"unusable: made for another API, this core speaks {', '.join(speaks or _GROUPS)}"
+    if offer.group == POLICY_GROUP and offer.name in BUILT_IN:
+        return "unusable: the built-in policy has that name"
+    rivals = [
+        item.origin
+        for item in offers
+        if item is not offer and not item.blocked and (item.name, item.group) == (offer.name, offer.group)
+    ]
+    return f"conflict: also offered by {' and '.join(rivals)}" if rivals else "available"

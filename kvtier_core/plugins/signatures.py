@@ -9,42 +9,48 @@ import inspect
 from collections.abc import Callable, Iterator
 from typing import Any
 
-_VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+_Function = Callable[..., Any]
+_NOT_PLAIN = {
+    "a coroutine function": inspect.iscoroutinefunction,
+    "an asynchronous generator function": inspect.isasyncgenfunction,
+    "a generator function": inspect.isgeneratorfunction,
+}
+_STARS = {inspect.Parameter.VAR_POSITIONAL: "*", inspect.Parameter.VAR_KEYWORD: "**"}
 
 
-def arguments_of(function: Callable[..., Any]) -> list[inspect.Parameter]:
-    """The parameters of a plain function, without its first one (``self``)."""
-    return list(inspect.signature(function).parameters.values())[1:]
+def _arguments(spec: _Function) -> list[str]:
+    return list(inspect.signature(spec).parameters)[1:]  # without self
 
 
-def expected_signature(name: str, spec: Callable[..., Any]) -> str:
+def expected_signature(name: str, spec: _Function) -> str:
     """How the function should begin: ``lookup(self, job)``."""
-    return f"{name}({', '.join(['self', *(item.name for item in arguments_of(spec))])})"
+    return f"{name}({', '.join(['self', *_arguments(spec)])})"
 
 
-def unwrap(cls: type, name: str) -> tuple[Callable[..., Any] | None, bool]:
-    """The function behind ``cls.name`` and whether it is called with ``self`` (or ``cls``) in front.
-
-    ``None`` when the attribute is no function at all.
-    """
+def unwrap(cls: type, name: str) -> tuple[_Function | None, bool]:
+    """The function behind ``cls.name``, if it is one, and whether ``self`` or ``cls`` is passed in front."""
     attribute = inspect.getattr_static(cls, name, None)
-    if isinstance(attribute, staticmethod):
-        return attribute.__func__, False
-    if isinstance(attribute, classmethod):
-        return attribute.__func__, True
+    if isinstance(attribute, staticmethod | classmethod):
+        return attribute.__func__, isinstance(attribute, classmethod)
     return (attribute, True) if inspect.isroutine(attribute) else (None, False)
 
 
-def signature_problems(cls: type, name: str, spec: Callable[..., Any]) -> Iterator[str]:
-    """What is wrong with ``cls.name`` as an implementation of *spec*; nothing when it fits."""
+def method_problems(
+    cls: type, name: str, spec: _Function, role: str | None = None, *, may_yield: bool = False
+) -> Iterator[str]:
+    """What is wrong with ``cls.name`` as an implementation of *spec*; messages call it *role* (else *name*)."""
+    role = role or name
     function, bound = unwrap(cls, name)
-    if function is None:
-        yield "is not a function"
-        return
-    kind = _not_plain(function)
-    if kind is not None:
-        yield f"is {kind}; it must be a plain function (start threads of your own for slow work)"
-        return
+    problems = ["is not a function"] if function is None else _problems(function, bound, spec, may_yield)
+    for problem in problems:
+        yield f"{role} {problem}; expected {expected_signature(role, spec)}"
+
+
+def _problems(function: _Function, bound: bool, spec: _Function, may_yield: bool) -> Iterator[str]:  # noqa: FBT001
+    for kind, is_kind in _NOT_PLAIN.items():
+        if is_kind(function) and not (may_yield and is_kind is inspect.isgeneratorfunction):
+            yield f"is {kind}; it must be a plain function (start threads of your own for slow work)"
+            return
     try:
         parameters = list(inspect.signature(function).parameters.values())
     except (TypeError, ValueError) as error:
@@ -53,25 +59,13 @@ def signature_problems(cls: type, name: str, spec: Callable[..., Any]) -> Iterat
     if bound and not parameters:
         yield "takes no 'self'"
         return
-    yield from _argument_problems(parameters[1:] if bound else parameters, spec)
+    yield from _argument_problems(parameters[1:] if bound else parameters, _arguments(spec))
 
 
-def _not_plain(function: Callable[..., Any]) -> str | None:
-    if inspect.iscoroutinefunction(function):
-        return "a coroutine function"
-    if inspect.isasyncgenfunction(function):
-        return "an asynchronous generator function"
-    if inspect.isgeneratorfunction(function):
-        return "a generator function"
-    return None
-
-
-def _argument_problems(parameters: list[inspect.Parameter], spec: Callable[..., Any]) -> Iterator[str]:
-    wanted = [item.name for item in arguments_of(spec)]
+def _argument_problems(parameters: list[inspect.Parameter], wanted: list[str]) -> Iterator[str]:
     for item in parameters:
-        if item.kind in _VARIADIC:
-            stars = "*" if item.kind is inspect.Parameter.VAR_POSITIONAL else "**"
-            yield f"takes {stars}{item.name}; name the arguments instead"
+        if item.kind in _STARS:
+            yield f"takes {_STARS[item.kind]}{item.name}; name the arguments instead"
         elif item.name not in wanted:
             yield f"has the surplus argument {item.name!r}"
         elif item.default is not inspect.Parameter.empty:

@@ -13,8 +13,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from kvtier_core.errors import PluginError
-from kvtier_core.plugins.policies import load_policy
-from kvtier_core.plugins.tier_types import TierType, load_tier_type
+from kvtier_core.plugins import TierType, load_policy, load_tier_type
 from kvtier_core.policies import PolicyFactory
 from kvtier_core.settings import blocklist
 from kvtier_core.settings.environment import put_variables

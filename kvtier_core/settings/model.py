@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from kvtier_core.plugins.tier_types import TierType
+from kvtier_core.plugins import TierType
 from kvtier_core.policies import PolicyFactory
 from kvtier_core.settings.layers import CONFIG_VARIABLE
 from kvtier_core.tier_settings import TierSettings

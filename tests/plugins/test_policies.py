@@ -196,7 +196,7 @@ def test_c14_our_policies_are_found_by_their_entry_points(name):
 
 
 def test_c14_a_policy_of_ours_that_is_not_installed_names_its_package(monkeypatch):
-    monkeypatch.setattr("kvtier_core.plugins.policies.find_offers", lambda _group, _blocked: [])
+    monkeypatch.setattr("kvtier_core.plugins.loading.find_offers", lambda _group, _blocked: [])
     with pytest.raises(
         PluginError, match="eviction policy 'arc' is not installed: pip install kvtier-policies"
     ):

@@ -255,7 +255,9 @@ def test_c52_a_persistent_tier_bounded_by_the_core_needs_scan():
     def picky(self, limit):
         yield from ()
 
-    assert "scan takes arguments" in _refused(_make(Block, info=info, scan=picky))
+    assert "scan has the surplus argument 'limit'; expected scan(self)" in _refused(
+        _make(Block, info=info, scan=picky)
+    )
 
 
 @pytest.mark.parametrize(
