@@ -10,8 +10,7 @@ from typing import Any
 from kvtier_core.errors import ConfigError
 from kvtier_core.policies.base import E, Entry, EvictionPolicy
 from kvtier_core.policies.checked import CheckedPolicy
-from kvtier_core.policies.lru import LRU
-from kvtier_core.policies.order import Order, is_astray, leave
+from kvtier_core.policies.order import LRU, Order, is_astray, leave
 
 __all__ = [
     "BUILT_IN",
@@ -31,7 +30,6 @@ PolicyFactory = Callable[[int], EvictionPolicy[Any]]
 """Makes a policy; called with the capacity (blocks), which bounds what it remembers of evicted keys."""
 
 BUILT_IN: Mapping[str, PolicyFactory] = {"lru": lambda _capacity: LRU()}
-"""The policies of the core, by name."""
 
 
 def make_policy(

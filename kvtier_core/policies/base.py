@@ -1,7 +1,7 @@
 """What an eviction policy is: the order in which blocks leave, and nothing else.
 
-A policy knows entries and their order. It never knows bytes, the capacity in use, threads or time, and never evicts by
-itself: its owner says how many must go. It is not thread-safe; its owner serialises the calls.
+A policy knows entries and their order, never bytes, the capacity in use, threads or time. It never evicts by itself:
+its owner says how many must go. It is not thread-safe; its owner serialises the calls.
 """
 
 from collections.abc import Sequence
@@ -14,12 +14,12 @@ from kvtier_core.keys import OffloadKey
 class Entry:
     """One block as a policy sees it. The owner makes it, keeps all but ``place``, and may subclass it.
 
-    An entry is *held* while ``pins`` is above zero, or its key is among those that ``evict`` is told to keep: it must
-    not be evicted then. Holding an entry takes no call, so that the owner's hot path has none for each block: a policy
-    finds out when it meets the entry.
-    Entries are compared by identity. The owner may use one that has left again for another block, with ``place`` at
-    ``None``: what a policy remembers of a block that left is its key. An entry is made empty and filled by its maker,
-    ``of`` or a pool's loop: making one takes longer than all else that is done for a block.
+    An entry is *held* while ``pins`` is above zero, or its key is in the ``keep`` of ``evict``: it must not be evicted
+    then. Holding takes no call, which keeps the owner's hot path short: a policy finds out when it meets the entry.
+
+    Entries are compared by identity. The owner may use one that has left for another block, with ``place`` at ``None``:
+    so a policy remembers an evicted block by its key. A pool's loop makes entries empty and fills them itself, because
+    making one takes longer than all else that is done for a block.
     """
 
     __slots__ = ("chain", "depth", "key", "pins", "place", "uses")
@@ -32,11 +32,10 @@ class Entry:
     however many calls it came in, and the whole chain was used when its last block was.
     """
     depth: int
-    """Where the block stands in its chain, 0 without one: above all that come before it. Equal ones stay as they came.
-    """
+    """Where the block stands in its chain, above all before it; 0 without a chain. Equal ones stay as they came."""
     pins: int
     uses: int
-    """Uses that the policy has not taken notice of: one for each request. The owner adds, the policy resets."""
+    """Uses that the policy has not noticed yet, one for each request. The owner adds, the policy resets."""
     place: Any
     """The policy's own, ``None`` before it has met the entry with this key."""
 
@@ -56,13 +55,11 @@ E = TypeVar("E", bound=Entry)
 class EvictionPolicy(Protocol[E]):
     """The order of eviction over the entries it was given.
 
-    A policy that knows nothing of chains is an eviction policy all the same: it costs hits where prompts come in
-    pieces, since it lets their beginnings go first.
+    A policy may ignore chains. It then costs hits where prompts come in pieces, since their beginnings leave first.
 
-    Every method takes many entries at once. Its cost is proportional to the entries it is given or gives out, plus,
-    over time, one look for each entry that was held or used since the policy last met it: neither the number of
-    entries nor the number held counts. What a policy remembers of evicted keys is bounded by the capacity it was made
-    with.
+    The cost of a call is proportional to the entries it is given or gives out, plus, over time, one look for each entry
+    that was held or used since the policy last met it. Neither the number of entries nor the number held counts.
+    The capacity that a policy was made with bounds what it remembers of evicted keys.
     """
 
     def insert(self, entries: Sequence[E]) -> None:
@@ -87,8 +84,8 @@ class EvictionPolicy(Protocol[E]):
     def evict(self, n: int, keep: AbstractSet[OffloadKey]) -> list[E]:
         """Take the next *n* entries out of the order, none of them pinned or with a key in *keep*, and return them.
 
-        The owner asks for no more than there are. *keep* may be large, and it is the owner's own, which changes after
-        the call: ask it about keys, and don't walk over it. A held entry that is met may be left out of the order until
-        its ``release``, so that no later call meets it again.
+        The owner asks for no more than there are. *keep* may be large, and the owner changes it after the call: ask it
+        about keys, and don't walk over it. A held entry that is met may be left out of the order until its
+        ``release``, so that no later call meets it again.
         """
         ...

@@ -1,11 +1,11 @@
-"""A queue of entries that an entry can leave from anywhere: what LRU and the policies of kvtier-policies are made of.
+"""A queue that entries can leave from anywhere: LRU, and what the policies of kvtier-policies are made of.
 
 Entries of one chain stay together in a batch, and so do those without a chain that come in one call. An entry knows its
-batch, so that it leaves or moves on at the cost of a few attribute accesses: no hashing, no neighbours to mend. What it
-leaves behind in its old batch is passed over, once, when the batch comes to the front.
+batch, so it leaves or moves at the cost of a few attribute accesses. Its old place is passed over, once, when the batch
+comes to the front.
 
 Example: blocks a b of one request, then c d of another, then e f of the first come in this order, and leave as
-d c f e b a. It decides nothing about which chain should leave.
+d c f e b a.
 """
 
 from collections import OrderedDict
@@ -34,10 +34,10 @@ class Batch(Generic[E]):
         self.chain = chain
         """That of its entries, 0 for entries without one."""
         self.name = name
-        """What it is called in its order: the chain, or a number below that of any chain."""
+        """Its key in the order: the chain, or a number below that of any chain."""
         self.entries: list[E] = []
         self.left = 0
-        """How many entries have their place here; at zero it is gone."""
+        """Entries that have their place here; at zero it is gone."""
         self.deepest = 0
         """No entry that ever came was deeper."""
         self.is_sorted = True
@@ -69,26 +69,20 @@ class Order(Generic[E]):
         self._aside: Batch[E] = Batch(self, _ASIDE, _ASIDE)
         """The place of held entries that were met; it has no list of them, and is never in front."""
         self.size = 0
-        """How many entries have their place here, those set aside among them."""
 
     def __len__(self) -> int:
-        """How many entries have their place here, those set aside among them."""
+        """Entries that have their place here, those set aside among them."""
         return self.size
 
     def append(self, entries: Sequence[E]) -> None:
         """Put entries, and with them their chains, behind all others, wherever they were before."""
         leave(entries)
         for chain, new in reversed([*_by_chain(entries)]):
-            depths = [*map(_depth_of, new)]
-            in_order = depths == sorted(depths)
-            self._last(chain).add(new if in_order else sorted(new, key=_depth_of))
+            self._last(chain).add(sorted(new, key=_depth_of))
         self.size += len(entries)
 
     def insert(self, entries: Sequence[E]) -> None:
-        """``append`` entries that are in no order, and that come in the order of their chains.
-
-        Of chains in one call the last is the first to leave.
-        """
+        """``append`` entries that are in no order and sorted by depth. Of chains in one call the last leaves first."""
         for chain, new in reversed([*_by_chain(entries)]):
             self._last(chain).add(new)
         self.size += len(entries)
@@ -170,7 +164,7 @@ class Order(Generic[E]):
 
 
 def _by_chain(entries: Sequence[E]) -> Iterable[tuple[int, Sequence[E]]]:
-    """The entries by chain, a run of them at a time. As a rule that is all, which is told in a third of the time."""
+    """The entries by chain, a run of them at a time. One chain, the usual case, takes a third of the time."""
     chain = entries[0].chain if entries else 0
     for entry in entries:
         if entry.chain != chain:
@@ -195,3 +189,32 @@ def leave(entries: Sequence[E]) -> None:
             batch.left -= 1
             if not batch.left:
                 order.drop(batch)
+
+
+class LRU(Generic[E]):
+    """``EvictionPolicy`` by recency: the chain whose last use is longest ago leaves first, from its end.
+
+    It remembers nothing of evicted keys.
+    """
+
+    def __init__(self) -> None:
+        self._order: Order[E] = Order()
+
+    def insert(self, entries: Sequence[E]) -> None:
+        """The most recently used ones from now on."""
+        self._order.insert(entries)
+
+    def release(self, entries: Sequence[E]) -> None:
+        """The used ones are the most recent now, and so are those that lost their rank, or came to another chain."""
+        moving = [entry for entry in entries if entry.uses or is_astray(entry)]
+        for entry in moving:
+            entry.uses = 0
+        self._order.append(moving)
+
+    def remove(self, entries: Sequence[E]) -> None:
+        """Forget entries."""
+        leave(entries)
+
+    def evict(self, n: int, keep: AbstractSet[OffloadKey]) -> list[E]:
+        """The *n* entries used longest ago."""
+        return self._order.take(n, keep)
