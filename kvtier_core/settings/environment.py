@@ -1,7 +1,7 @@
 """What the variables ``KVTIER_...`` mean, once the types of all tiers are known.
 
-Decides which variables are settings, which are mistakes, and which texts are JSON (lists and tables, C53). Unknown
-variables are found here by going through all of them, since nobody else would notice one that sets nothing.
+Decides which variables are settings, which are mistakes, and which texts are JSON (lists and tables, C53). An unknown
+variable is a mistake that nothing else would notice, since it sets nothing.
 """
 
 import json
@@ -23,19 +23,48 @@ def put_variables(
     variables: tuple[Variable, ...], models: TierModels, merged: Merged, problems: Problems
 ) -> None:
     """Put every variable that is a setting into *merged*, and note every one that isn't."""
-    known = sorted({*KNOWN_VARIABLES, *(variable_for(path) for path in _all_paths(models))})
+    sections = dict(_sections(models))
+    known = sorted(
+        {*KNOWN_VARIABLES}
+        | {variable_for(path) for at, model in sections.items() for path in field_paths(model, at)}
+    )
     for variable in variables:
-        if _tier_without_model(variable.path, models):
+        path = variable.path
+        if len(path) > 1 and path[0] == "tiers" and models.get(path[1], BaseModel) is None:
             continue  # what is wrong there is already known, and its settings can't be
-        place = _find(variable.path, models) if variable.name == variable_for(variable.path) else None
-        if place is None:
+        found = _find(path, sections) if variable.name == variable_for(path) else None
+        if found is None:
             problems.add(variable.name, f"unknown environment variable{_hint(variable.name.upper(), known)}")
-        elif isinstance(place, _Inside):
-            problems.add(
-                variable.name, f"unknown environment variable; set {place.variable} to a JSON object"
-            )
+        elif len(found[0]) < len(path):
+            whole = variable_for(found[0])
+            problems.add(variable.name, f"unknown environment variable; set {whole} to a JSON object")
         else:
-            _put(variable, place.annotation, merged, problems)
+            _put(variable, found[1], merged, problems)
+
+
+def _sections(models: TierModels) -> Iterator[tuple[SettingPath, type[BaseModel]]]:
+    """Every table of settings: where it is, and its model."""
+    yield (), TopSettings
+    yield ("pool",), PoolSettings
+    for name, model in models.items():
+        if model is not None:
+            yield ("tiers", name), model
+
+
+def _find(
+    path: SettingPath, sections: Mapping[SettingPath, type[BaseModel]]
+) -> tuple[SettingPath, object] | None:
+    """The setting that *path* names, or goes into: where it is, and its annotation."""
+    place = next(at for at in (path[:2], path[:1], ()) if at in sections)
+    model: type[BaseModel] | None = sections[place]
+    annotation: object = None
+    while model is not None:
+        field = model.model_fields.get(path[len(place)]) if len(place) < len(path) else None
+        if field is None:
+            return None
+        place, annotation = path[: len(place) + 1], field.annotation
+        model = nested_model(annotation)
+    return (place, annotation) if place == path or wants_json(annotation) else None
 
 
 def _hint(name: str, known: list[str]) -> str:
@@ -43,60 +72,14 @@ def _hint(name: str, known: list[str]) -> str:
     return f"; it names a table: set its values, such as {inside[0]}" if inside else did_you_mean(name, known)
 
 
-class _Found:
-    def __init__(self, annotation: object) -> None:
-        self.annotation = annotation
-
-
-class _Inside:
-    """The path goes on inside a value that is no settings table."""
-
-    def __init__(self, variable: str) -> None:
-        self.variable = variable
-
-
 def _put(variable: Variable, annotation: object, merged: Merged, problems: Problems) -> None:
-    text = variable.text
-    value: object = text
+    value: object = variable.text
     if wants_json(annotation):
         try:
-            value = json.loads(text)
+            value = json.loads(variable.text)
         except json.JSONDecodeError:
             problems.add(
                 variable.name, """expected JSON, such as ["a", "b"] for a list or {"name": "value"}"""
             )
             return
-    merged.put(variable.path, value, variable.source)
-
-
-def _tier_without_model(path: SettingPath, models: TierModels) -> bool:
-    return len(path) > 1 and path[0] == "tiers" and path[1] in models and models[path[1]] is None
-
-
-def _find(path: SettingPath, models: TierModels) -> _Found | _Inside | None:
-    if path[0] == "pool":
-        return _walk(PoolSettings, path, 1)
-    if path[0] == "tiers" and len(path) > 1:
-        model = models.get(path[1])
-        return None if model is None else _walk(model, path, 2)
-    return _walk(TopSettings, path, 0)
-
-
-def _walk(model: type[BaseModel], path: SettingPath, start: int) -> _Found | _Inside | None:
-    field = model.model_fields.get(path[start]) if start < len(path) else None
-    if field is None:
-        return None
-    inner = nested_model(field.annotation)
-    if inner is not None:
-        return _walk(inner, path, start + 1)
-    if start + 1 == len(path):
-        return _Found(field.annotation)
-    return _Inside(variable_for(path[: start + 1])) if wants_json(field.annotation) else None
-
-
-def _all_paths(models: TierModels) -> Iterator[SettingPath]:
-    yield from field_paths(TopSettings, ())
-    yield from field_paths(PoolSettings, ("pool",))
-    for name, model in models.items():
-        if model is not None:
-            yield from field_paths(model, ("tiers", name))
+    merged.put(variable.path, value, f"env:{variable.name}")

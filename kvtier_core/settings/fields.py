@@ -12,6 +12,7 @@ from kvtier_core.masking import holds_only_secrets, secrets_in_options, secrets_
 from kvtier_core.units import parse_duration, parse_size
 
 _UNKNOWN_MIN = 6
+"""Shorter values of unknown settings would mask ordinary words in other messages."""
 _UNITS: Mapping[object, str] = {parse_size: "bytes", parse_duration: "seconds"}
 
 
@@ -28,12 +29,8 @@ def _alternatives(annotation: object) -> list[object]:
     if typing.get_origin(annotation) is typing.Annotated:
         return _alternatives(typing.get_args(annotation)[0])
     if typing.get_origin(annotation) in (typing.Union, types.UnionType):
-        return [
-            item
-            for part in typing.get_args(annotation)
-            for item in _alternatives(part)
-            if item is not type(None)
-        ]
+        branches = (item for part in typing.get_args(annotation) for item in _alternatives(part))
+        return [item for item in branches if item is not type(None)]
     return [annotation]
 
 
@@ -43,41 +40,17 @@ def _is_model(annotation: object) -> TypeGuard[type[BaseModel]]:
 
 def nested_model(annotation: object) -> type[BaseModel] | None:
     """The settings table a field is, or ``None`` when it is a plain value."""
-    alternatives = _alternatives(annotation)
-    if (
-        len(alternatives) == 1
-        and isinstance(alternatives[0], type)
-        and issubclass(alternatives[0], BaseModel)
-    ):
-        return alternatives[0]
-    return None
+    first, *others = _alternatives(annotation)
+    return first if _is_model(first) and not others else None
 
 
 def wants_json(annotation: object) -> bool:
     """Whether a text for this field can only be meant as JSON: it holds a list, a table, and no plain text."""
-    structured = False
-    for alternative in _alternatives(annotation):
-        kind = typing.get_origin(alternative) or alternative
-        if kind is str or kind is Any:
-            return False
-        if isinstance(kind, type) and issubclass(kind, BaseModel | Iterable) and not issubclass(kind, bytes):
-            structured = True
-    return structured
-
-
-def _leaves(value: object) -> Iterator[str]:
-    if isinstance(value, Mapping):
-        for item in value.values():
-            yield from _leaves(item)
-    elif isinstance(value, list | tuple | set | frozenset):
-        for item in value:
-            yield from _leaves(item)
-    elif hasattr(value, "get_secret_value"):
-        yield from _leaves(value.get_secret_value())
-    elif isinstance(value, bytes):
-        yield value.decode(errors="replace")
-    elif value is not None and not isinstance(value, bool):
-        yield str(value)
+    kinds = [typing.get_origin(item) or item for item in _alternatives(annotation)]
+    return not {str, Any} & set(kinds) and any(
+        isinstance(kind, type) and issubclass(kind, BaseModel | Iterable) and not issubclass(kind, bytes)
+        for kind in kinds
+    )
 
 
 def unit_of(field: FieldInfo) -> str | None:
@@ -86,11 +59,18 @@ def unit_of(field: FieldInfo) -> str | None:
     for part in _parts(field.annotation):
         if typing.get_origin(part) is typing.Annotated:
             metadata += typing.get_args(part)[1:]
-    for item in metadata:
-        unit = _UNITS.get(getattr(item, "func", None))
-        if unit is not None:
-            return unit
-    return None
+    units = (_UNITS.get(getattr(item, "func", None)) for item in metadata)
+    return next((unit for unit in units if unit is not None), None)
+
+
+def field_paths(model: type[BaseModel], prefix: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
+    """The path of every value that *model* takes, tables inside it opened."""
+    for name, field in model.model_fields.items():
+        inner = nested_model(field.annotation)
+        if inner is None:
+            yield (*prefix, name)
+        else:
+            yield from field_paths(inner, (*prefix, name))
 
 
 def find_secrets(model: type[BaseModel] | None, table: Mapping[str, Any]) -> set[str]:
@@ -98,7 +78,7 @@ def find_secrets(model: type[BaseModel] | None, table: Mapping[str, Any]) -> set
     found: set[str] = set()
     for name, value in table.items():
         field = model.model_fields.get(name) if model is not None else None
-        if field is None:  # short ones would mask ordinary words in other messages
+        if field is None:
             found |= {leaf for leaf in _leaves(value) if len(leaf) >= _UNKNOWN_MIN}
         elif holds_only_secrets(name):
             found |= secrets_in_options({name: value})
@@ -127,11 +107,16 @@ def _search(value: object, models: Sequence[type[BaseModel]]) -> set[str]:
     return found
 
 
-def field_paths(model: type[BaseModel], prefix: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
-    """The path of every value that *model* takes, tables inside it opened."""
-    for name, field in model.model_fields.items():
-        inner = nested_model(field.annotation)
-        if inner is None:
-            yield (*prefix, name)
-        else:
-            yield from field_paths(inner, (*prefix, name))
+def _leaves(value: object) -> Iterator[str]:
+    """The texts and numbers in *value*, as text."""
+    if isinstance(value, Mapping):
+        value = list(value.values())
+    if isinstance(value, list | tuple | set | frozenset):
+        for item in value:
+            yield from _leaves(item)
+    elif hasattr(value, "get_secret_value"):
+        yield from _leaves(value.get_secret_value())
+    elif isinstance(value, bytes):
+        yield value.decode(errors="replace")
+    elif value is not None and not isinstance(value, bool):
+        yield str(value)

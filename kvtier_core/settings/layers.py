@@ -1,8 +1,8 @@
 """The layers a configuration is made of, and how they merge: init arguments > environment > TOML file.
 
-This module decides which source wins, name by name (tables merge, everything else is replaced). It knows no models:
-what a name means and whether it exists is decided by its callers. pydantic-settings is not used for this: it drops
-unknown variables in silence, needs all models before the tier types are known, and does not say where a value is from.
+This module decides which source wins, name by name (tables merge, everything else is replaced). Its callers decide
+what a name means. pydantic-settings is not used for this: it drops unknown variables in silence, needs all models
+before the tier types are known, and does not say where a value is from.
 """
 
 import os
@@ -48,11 +48,6 @@ class Variable:
     path: SettingPath
     text: str = field(repr=False)
 
-    @property
-    def source(self) -> str:
-        """As ``sources`` has it."""
-        return f"env:{self.name}"
-
 
 def _value_at(data: Mapping[str, Any], path: SettingPath) -> object:
     value: Any = data
@@ -74,10 +69,8 @@ class Layers:
     def peek(self, path: SettingPath) -> object:
         """The strongest value given for exactly *path*, undecoded, or ``None``."""
         text = next((item.text for item in self.variables if item.path == path), None)
-        for value in (_value_at(self.overrides, path), text, _value_at(self.file_data, path)):
-            if value is not None:
-                return value
-        return None
+        values = (_value_at(self.overrides, path), text, _value_at(self.file_data, path))
+        return next((value for value in values if value is not None), None)
 
     def is_table(self, path: SettingPath) -> bool:
         """Whether the file and the overrides, where they have *path* at all, have a table there."""
@@ -151,21 +144,18 @@ def read_layers(file: Path | None, overrides: Mapping[str, Any] | None, environ:
     """
     if file is None and environ.get(CONFIG_VARIABLE):
         file = Path(environ[CONFIG_VARIABLE])
-    variables: list[Variable] = []
-    ignored: list[str] = []
-    for name in sorted(environ):
-        if not name.startswith(PREFIX) or name in KNOWN_VARIABLES:
-            continue
-        path = tuple(name.removeprefix(PREFIX).lower().split("__"))
-        if _KUBERNETES.fullmatch(name):
-            ignored.append(name)
-        else:
-            variables.append(Variable(name=name, path=path, text=environ[name]))
+    names = sorted(name for name in environ if name.startswith(PREFIX) and name not in KNOWN_VARIABLES)
+    ignored = tuple(name for name in names if _KUBERNETES.fullmatch(name))
+    variables = (
+        Variable(name=name, path=tuple(name.removeprefix(PREFIX).lower().split("__")), text=environ[name])
+        for name in names
+        if name not in ignored
+    )
     return Layers(
         file=file,
         file_data={} if file is None else _read_toml(file),
         variables=tuple(variables),
-        ignored=tuple(ignored),
+        ignored=ignored,
         overrides=overrides or {},
     )
 

@@ -2,6 +2,9 @@
 
 Read the layers; find out which tiers there are and import just their types; merge, now that every name's model is
 known; validate everything and tell all problems at once.
+
+``blocked_plugins`` is read first, because it decides which plugins may be imported at all. A malformed list blocks
+nothing; it is told with all other problems, and nothing starts with it.
 """
 
 import os
@@ -12,20 +15,21 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
-from kvtier_core.errors import PluginError
+from kvtier_core.errors import ConfigError, PluginError
 from kvtier_core.plugins import TierType, load_policy, load_tier_type
+from kvtier_core.plugins.discovery import normalized
 from kvtier_core.policies import PolicyFactory
-from kvtier_core.settings import blocklist
 from kvtier_core.settings.environment import put_variables
 from kvtier_core.settings.fields import find_secrets
 from kvtier_core.settings.layers import Layers, Merged, SettingPath, dotted, read_layers, variable_for
 from kvtier_core.settings.model import PoolSettings, Settings, TopSettings
 from kvtier_core.settings.problems import Problems
-from kvtier_core.settings.sense import in_order, order_findings, policies_named, pool_findings, tier_findings
+from kvtier_core.settings.sense import blocklist_findings, order_findings, pool_findings, tier_findings
 from kvtier_core.settings.shown import sources_of
 from kvtier_core.tier_settings import TierSettings
 
 TIER_NAME = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)*")
+_DISTRIBUTIONS = TypeAdapter(tuple[str, ...])
 _M = TypeVar("_M", bound=BaseModel)
 
 
@@ -44,50 +48,156 @@ def load_settings(
     Raises ``ConfigError`` listing all problems, or ``PluginError`` when tier types that can't be used are the only
     ones. Imports the configured tiers' plugins; opens nothing.
     """
-    layers = read_layers(file, overrides, os.environ if environ is None else environ)
-    problems = Problems()
-    blocked = blocklist.blocked_in(layers) or frozenset()
-    found = _TierTypes(layers, blocked, problems)
-    merged = _merge(layers, found, problems)
-    return _validate(layers, found, blocked, merged, problems)
+    return _Loading(read_layers(file, overrides, os.environ if environ is None else environ)).load()
 
 
-class _TierTypes:
-    """The type of each configured tier, loaded. ``models`` has ``None`` where there is none to be had."""
+def read_blocklist(file: Path | None = None) -> frozenset[str]:
+    """The blocked distributions of a configuration, for tools that need nothing else of it.
 
-    def __init__(self, layers: Layers, blocked: frozenset[str], problems: Problems) -> None:
-        self._blocked = blocked
-        self.types: dict[str, TierType] = {}
-        self.models: dict[str, type[BaseModel] | None] = {}
-        self.unavailable: dict[str, str] = {}
-        for name, origin in layers.tier_names().items():
-            path = ("tiers", name)
-            if layers.peek((*path, "type")) is None and origin == "env":
-                continue  # made up by a misspelt variable, which is then reported as unknown
-            self.models[name] = None
-            if not TIER_NAME.fullmatch(name):
-                problems.add(dotted(path), _bad_name(name))
-            elif not layers.is_table(path):
-                problems.add(dotted(path), "must be a table, such as [tiers.disk]")
-            else:
-                self._load(name, layers, problems)
+    *file* and the environment are read as ``load_settings`` reads them. Raises ``ConfigError`` when the file can't be
+    read or the value is malformed.
+    """
+    blocked = _blocked_in(read_layers(file, None, os.environ))
+    if blocked is None:
+        raise ConfigError('blocked_plugins: must be a list of distributions, such as ["kvtier-disk"]')
+    return blocked
 
-    def _load(self, name: str, layers: Layers, problems: Problems) -> None:
-        path = ("tiers", name, "type")
-        wanted = layers.peek(path)
-        if not isinstance(wanted, str):
+
+def _blocked_in(layers: Layers) -> frozenset[str] | None:
+    """The normalized names of blocked distributions, or ``None`` where the value is malformed."""
+    value = layers.peek(("blocked_plugins",))
+    validate = _DISTRIBUTIONS.validate_json if isinstance(value, str) else _DISTRIBUTIONS.validate_python
+    try:
+        return frozenset(map(normalized, validate(value or ())))  # type: ignore[arg-type]
+    except ValidationError:
+        return None
+
+
+class _Loading:
+    """One configuration on its way from layers to settings."""
+
+    def __init__(self, layers: Layers) -> None:
+        self._layers = layers
+        self._blocked = _blocked_in(layers) or frozenset()
+        self._problems = Problems()
+        self._merged = Merged()
+        self._types: dict[str, TierType] = {}
+        self._models: dict[str, type[BaseModel] | None] = {}
+        """The settings model of each configured tier; ``None`` where there is none to be had."""
+        self._unavailable: dict[str, str] = {}
+
+    def load(self) -> Settings:
+        for name, origin in self._layers.tier_names().items():
+            self._find_type(name, origin)
+        self._merge()
+        pool = self._build(PoolSettings, ("pool",))
+        top = self._build(TopSettings, ())
+        tiers: dict[str, TierSettings] = {}
+        for name, tier_type in self._types.items():
+            tier = self._build(tier_type.cls.Settings, ("tiers", name), tier_type.origin)
+            if tier is not None:
+                tiers[name] = tier
+        if not isinstance(self._merged.table(("tiers",)), Mapping):
+            self._problems.add("tiers", "must be a table with one table a tier, such as [tiers.disk]")
+        self._check_sense(pool, top, tiers)
+        policies = self._load_policies(pool, tiers)
+        self._problems.raise_if_any()
+        assert pool is not None  # a section that could not be built has left a problem
+        assert top is not None
+        tiers = _in_order(tiers, top.lookup_order)
+        return Settings(
+            pool=pool,
+            tiers=tiers,
+            tier_types={name: self._types[name] for name in tiers},
+            **dict(top),
+            policies=policies,
+            file=self._layers.file,
+            sources=sources_of(pool, top, tiers, self._merged),
+            ignored_variables=self._layers.ignored,
+            unavailable=self._unavailable,
+        )
+
+    def _find_type(self, name: str, origin: str) -> None:
+        """Load the type of the tier *name*, which the layer *origin* brought up."""
+        path = ("tiers", name)
+        wanted = self._layers.peek((*path, "type"))
+        if wanted is None and origin == "env":
+            return  # made up by a misspelt variable, which is then reported as unknown
+        self._models[name] = None
+        if not TIER_NAME.fullmatch(name):
+            self._problems.add(dotted(path), _bad_name(name))
+        elif not self._layers.is_table(path):
+            self._problems.add(dotted(path), "must be a table, such as [tiers.disk]")
+        elif not isinstance(wanted, str):
             say = "is required" if wanted is None else "must be a text"
-            example = f'type = "disk" in [tiers.{name}], or {variable_for(path)}'
-            problems.add(dotted(path), f"{say}: set it, such as {example}")
-            return
+            example = f'type = "disk" in [tiers.{name}], or {variable_for((*path, "type"))}'
+            self._problems.add(dotted((*path, "type")), f"{say}: set it, such as {example}")
+        else:
+            self._load_type(name, wanted)
+
+    def _load_type(self, name: str, wanted: str) -> None:
         try:
-            self.types[name] = load_tier_type(wanted, self._blocked)
-            self.models[name] = self.types[name].cls.Settings
+            self._types[name] = load_tier_type(wanted, self._blocked)
+            self._models[name] = self._types[name].cls.Settings
         except PluginError as error:
-            if _is_disabled(layers, name):
-                self.unavailable[name] = str(error)
+            if _is_disabled(self._layers, name):
+                self._unavailable[name] = str(error)
             else:
-                problems.add_plugin(dotted(path), error)
+                self._problems.add_plugin(f"tiers.{name}.type", error)
+
+    def _merge(self) -> None:
+        for name, value in self._layers.file_data.items():
+            self._merged.put((name,), value, f"file:{self._layers.file}")
+        put_variables(self._layers.variables, self._models, self._merged, self._problems)
+        for name, value in self._layers.overrides.items():
+            self._merged.put((str(name),), value, "init")
+
+    def _build(self, model: type[_M], path: SettingPath, plugin: str = "kvtier-core") -> _M | None:
+        table = self._merged.table(path)
+        if not isinstance(table, Mapping):
+            self._problems.add(dotted(path), f"must be a table, such as [{dotted(path)}]")
+            return None
+        if not path:
+            table = {name: value for name, value in table.items() if name not in ("pool", "tiers")}
+        self._problems.hide(find_secrets(model, table))
+        try:
+            return model.model_validate(table)
+        except ValidationError as error:
+            self._problems.add_validation(error, path, model, self._merged)
+        except Exception as error:  # noqa: BLE001 - a plugin's own validator; it is named and nothing else stops
+            message = f"the settings check of {plugin} failed: {type(error).__name__}: {error}"
+            self._problems.add(dotted(path), message)
+        return None
+
+    def _check_sense(
+        self, pool: PoolSettings | None, top: TopSettings | None, tiers: Mapping[str, TierSettings]
+    ) -> None:
+        findings = list(pool_findings(pool)) if pool is not None else []
+        for name, tier in tiers.items():
+            findings += tier_findings(name, tier, pool)
+        if top is not None and len(tiers) == len(self._models) - len(self._unavailable):
+            enabled = [name for name, tier in tiers.items() if tier.enabled]
+            unordered = [name for name in enabled if self._layers.tier_names()[name] != "file"]
+            findings += order_findings(enabled, unordered, top.lookup_order, self._models)
+        if top is not None:
+            findings += blocklist_findings(top.blocked_plugins)
+        for path, message in findings:
+            self._problems.add_at(path, message, self._merged)
+
+    def _load_policies(
+        self, pool: PoolSettings | None, tiers: Mapping[str, TierSettings]
+    ) -> dict[str, PolicyFactory]:
+        """The eviction policies that the pool and the tiers name; only their plugins are imported."""
+        named: dict[SettingPath, str] = {} if pool is None else {("pool", "policy"): pool.policy}
+        named |= {("tiers", name, "policy"): tier.policy for name, tier in tiers.items()}
+        loaded: dict[str, PolicyFactory] = {}
+        for path, name in named.items():
+            if name not in loaded:
+                try:
+                    loaded[name] = load_policy(name, self._blocked)
+                except PluginError as error:
+                    self._problems.add_at(path, str(error), self._merged)
+        return loaded
 
 
 def _bad_name(name: str) -> str:
@@ -106,106 +216,11 @@ def _is_disabled(layers: Layers, name: str) -> bool:
         return False
 
 
-def _merge(layers: Layers, found: _TierTypes, problems: Problems) -> Merged:
-    merged = Merged()
-    for name, value in layers.file_data.items():
-        merged.put((name,), value, f"file:{layers.file}")
-    put_variables(layers.variables, found.models, merged, problems)
-    for name, value in layers.overrides.items():
-        merged.put((str(name),), value, "init")
-    return merged
-
-
-def _validate(
-    layers: Layers, found: _TierTypes, blocked: frozenset[str], merged: Merged, problems: Problems
-) -> Settings:
-    pool = _build(PoolSettings, ("pool",), merged, problems)
-    top = _build(TopSettings, (), merged, problems)
-    tiers: dict[str, TierSettings] = {}
-    for name, tier_type in found.types.items():
-        tier = _build(tier_type.cls.Settings, ("tiers", name), merged, problems, tier_type.origin)
-        if tier is not None:
-            tiers[name] = tier
-    if not isinstance(merged.table(("tiers",)), Mapping):
-        problems.add("tiers", "must be a table with one table a tier, such as [tiers.disk]")
-    _check_sense(layers, found, pool, top, tiers, merged, problems)
-    policies = _load_policies(pool, tiers, blocked, merged, problems)
-    problems.raise_if_any()
-    assert pool is not None  # a section that could not be built has left a problem
-    assert top is not None
-    tiers = in_order(tiers, top.lookup_order)
-    return Settings(
-        pool=pool,
-        tiers=tiers,
-        tier_types={name: found.types[name] for name in tiers},
-        on_reset=top.on_reset,
-        lookup_order=top.lookup_order,
-        blocked_plugins=top.blocked_plugins,
-        policies=policies,
-        file=layers.file,
-        sources=sources_of(pool, top, tiers, merged),
-        ignored_variables=layers.ignored,
-        unavailable=found.unavailable,
-    )
-
-
-def _build(
-    model: type[_M], path: SettingPath, merged: Merged, problems: Problems, plugin: str = "kvtier-core"
-) -> _M | None:
-    table = merged.table(path)
-    if not isinstance(table, Mapping):
-        problems.add(dotted(path), f"must be a table, such as [{dotted(path)}]")
-        return None
-    if not path:
-        table = {name: value for name, value in table.items() if name not in ("pool", "tiers")}
-    problems.hide(find_secrets(model, table))
-    try:
-        return model.model_validate(table)
-    except ValidationError as error:
-        problems.add_validation(error, path, model, merged)
-    except Exception as error:  # noqa: BLE001 - a plugin's own validator; it is named and nothing else stops
-        problems.add(dotted(path), f"the settings check of {plugin} failed: {type(error).__name__}: {error}")
-    return None
-
-
-def _check_sense(
-    layers: Layers,
-    found: _TierTypes,
-    pool: PoolSettings | None,
-    top: TopSettings | None,
-    tiers: Mapping[str, TierSettings],
-    merged: Merged,
-    problems: Problems,
-) -> None:
-    findings = list(pool_findings(pool)) if pool is not None else []
-    for name, tier in tiers.items():
-        findings += tier_findings(name, tier, pool)
-    if top is not None and len(tiers) == len(found.models) - len(found.unavailable):
-        enabled = [name for name, tier in tiers.items() if tier.enabled]
-        unordered = [name for name in enabled if layers.tier_names()[name] != "file"]
-        findings += order_findings(enabled, unordered, top.lookup_order, found.models)
-    if top is not None:
-        findings += [(blocklist.SETTING, text) for text in blocklist.findings(top.blocked_plugins)]
-    for path, message in findings:
-        problems.add_at(path, message, merged)
-
-
-def _load_policies(
-    pool: PoolSettings | None,
-    tiers: Mapping[str, TierSettings],
-    blocked: frozenset[str],
-    merged: Merged,
-    problems: Problems,
-) -> dict[str, PolicyFactory]:
-    """The eviction policies that the pool and the tiers name; only their plugins are imported."""
-    loaded: dict[str, PolicyFactory] = {}
-    refused: dict[str, str] = {}
-    for path, name in policies_named(pool, tiers):
-        if name not in loaded and name not in refused:
-            try:
-                loaded[name] = load_policy(name, blocked)
-            except PluginError as error:
-                refused[name] = str(error)
-        if name in refused:
-            problems.add_at(path, refused[name], merged)
-    return loaded
+def _in_order(
+    tiers: Mapping[str, TierSettings], lookup_order: tuple[str, ...] | None
+) -> dict[str, TierSettings]:
+    """The tiers in lookup order, those that are not in it last, of them the enabled ones first."""
+    names = [name for name in lookup_order or () if name in tiers]
+    rest = [name for name in tiers if name not in names]
+    rest.sort(key=lambda name: not tiers[name].enabled)
+    return {name: tiers[name] for name in (*names, *rest)}

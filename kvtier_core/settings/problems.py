@@ -1,7 +1,7 @@
 """Everything that is wrong with a configuration, collected and told at once, without secrets.
 
 Messages carry names, sources and what to do; of inputs numbers alone. Pydantic's own rendering prints whole inputs, so
-its errors are taken apart here, and told in the words of a person who writes TOML.
+its errors are told here in the words of a person who writes TOML.
 """
 
 from collections.abc import Mapping, Sequence
@@ -61,7 +61,8 @@ class Problems:
 
     def add_at(self, path: SettingPath, message: str, merged: Merged) -> None:
         """Note one problem of the value at *path*, with where the value came from."""
-        self.add(_where(path, merged), message)
+        source = merged.source_of(path) or merged.source_within(path)
+        self.add(dotted(path) if source is None else f"{dotted(path)} ({source})", message)
 
     def add_plugin(self, where: str, error: PluginError) -> None:
         """Note that the tier type named at *where* can't be used."""
@@ -87,7 +88,7 @@ class Problems:
         texts = [mask_text(text, self._secrets) for text in texts]
         if len(texts) == 1:
             return texts[0]
-        return f"{len(texts)} problems in the configuration:" + "".join(f"\n  - {text}" for text in texts)
+        return "\n  - ".join([f"{len(texts)} problems in the configuration:", *texts])
 
 
 def _place(
@@ -111,11 +112,6 @@ def _place(
         data = data[part] if written else None
         owner, inside = inside, nested_model(field.annotation) if field is not None else None
     return path, owner
-
-
-def _where(path: SettingPath, merged: Merged) -> str:
-    source = merged.source_of(path) or merged.source_within(path)
-    return dotted(path) if source is None else f"{dotted(path)} ({source})"
 
 
 def _explain(item: ErrorDetails, path: SettingPath, owner: type[BaseModel] | None) -> str:

@@ -1,7 +1,6 @@
 """The JSON Schema of a whole configuration file, for editors: what may be written, not whether it makes sense.
 
-Made from the same models that check a configuration. To know the settings of every installed tier type their plugins
-are imported; one that can't be is left out, and the caller is told why.
+Made from the models that check a configuration. A tier type whose plugin can't be imported is left out, with a reason.
 """
 
 from collections.abc import Collection, Mapping

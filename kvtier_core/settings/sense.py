@@ -1,14 +1,17 @@
 """Whether valid values make sense together (contract C54).
 
 Each finding says which value, why it can't work and what to change. What needs the engine's geometry (a pool of less
-than one block of this model) is checked where that is known. Pure.
+than one block of this model) is checked where that is known.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+import logging
+from collections.abc import Collection, Iterable, Iterator
 
+from kvtier_core.plugins.discovery import find_offers, normalized
 from kvtier_core.proof import ROW_ALIGNMENT
 from kvtier_core.settings.layers import variable_for
 from kvtier_core.settings.model import PoolSettings
+from kvtier_core.suggest import did_you_mean
 from kvtier_core.tier_settings import TierLimits, TierSettings
 
 Finding = tuple[tuple[str, ...], str]
@@ -16,21 +19,13 @@ Finding = tuple[tuple[str, ...], str]
 
 _SMALLEST_ROW = f"a block takes at least {ROW_ALIGNMENT} bytes"
 
+_log = logging.getLogger("kvtier.settings")
+
 
 def pool_findings(pool: PoolSettings) -> Iterator[Finding]:
     """Nonsense in ``[pool]`` alone."""
     if pool.capacity < ROW_ALIGNMENT:
         yield ("pool", "capacity"), f'{pool.capacity} bytes hold no block ({_SMALLEST_ROW}): try "1GiB"'
-
-
-def policies_named(
-    pool: PoolSettings | None, tiers: Mapping[str, TierSettings]
-) -> Iterator[tuple[tuple[str, ...], str]]:
-    """Every eviction policy that somebody may use, with the path of the setting that names it."""
-    if pool is not None:
-        yield ("pool", "policy"), pool.policy
-    for name, tier in tiers.items():
-        yield ("tiers", name, "policy"), tier.policy
 
 
 def tier_findings(name: str, tier: TierSettings, pool: PoolSettings | None) -> Iterator[Finding]:
@@ -54,14 +49,10 @@ def tier_findings(name: str, tier: TierSettings, pool: PoolSettings | None) -> I
 
 
 def order_findings(
-    enabled: Iterable[str],
-    unordered: Iterable[str],
-    lookup_order: tuple[str, ...] | None,
-    tiers: Iterable[str],
+    enabled: list[str], unordered: list[str], lookup_order: tuple[str, ...] | None, tiers: Iterable[str]
 ) -> Iterator[Finding]:
     """Whether the enabled tiers have an order. *unordered* are those that no file puts in order."""
     path = ("lookup_order",)
-    enabled, unordered = list(enabled), list(unordered)
     if lookup_order is None:
         if len(unordered) > 1:
             example = ", ".join(f'"{name}"' for name in enabled)
@@ -78,11 +69,19 @@ def order_findings(
             yield path, f"leaves out the enabled tier {name!r}"
 
 
-def in_order(
-    tiers: Mapping[str, TierSettings], lookup_order: tuple[str, ...] | None
-) -> dict[str, TierSettings]:
-    """The tiers in lookup order, those that are not in it last."""
-    names = [name for name in lookup_order or () if name in tiers]
-    enabled = [name for name in tiers if name not in names and tiers[name].enabled]
-    disabled = [name for name in tiers if name not in names and not tiers[name].enabled]
-    return {name: tiers[name] for name in (*names, *enabled, *disabled)}
+def blocklist_findings(names: Collection[str]) -> Iterator[Finding]:
+    """What can't have been meant: a name of a tier type, policy or command in place of its distribution's.
+
+    A name that is not installed is no problem (it may come and go), but is logged: it may be misspelt.
+    """
+    offers = find_offers("kvtier.")
+    distributions = {normalized(offer.distribution) for offer in offers}
+    for name in names:
+        if normalized(name) in distributions:
+            continue
+        if homes := sorted({offer.distribution for offer in offers if offer.name == name}):
+            text = f"{name!r} is no distribution but a name that {' and '.join(homes)} offers: block {homes[0]!r}"
+            yield ("blocked_plugins",), text
+        else:
+            hint = did_you_mean(name, distributions)
+            _log.warning("blocked_plugins: no plugin %r is installed%s", name, hint)

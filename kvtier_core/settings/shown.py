@@ -12,7 +12,7 @@ from kvtier_core.settings.layers import Merged, SettingPath, dotted
 from kvtier_core.settings.model import PoolSettings, Settings, TopSettings
 from kvtier_core.tier_settings import TierSettings
 
-DEFAULT = "default"
+_DEFAULT = "default"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,15 +28,12 @@ class ShownValue:
     source: str
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Value:
-    path: SettingPath
-    value: object
-    unit: str | None = None
+_Value = tuple[SettingPath, object, str | None]
+"""Where a value is, the value, secrets masked, and its unit."""
 
 
 def _values(model: BaseModel, prefix: SettingPath) -> Iterator[_Value]:
-    """Every value with its path; the values of tables (settings tables and plain ones) one by one, secrets masked."""
+    """Every value of *model*; those of tables (settings tables and plain ones) one by one."""
     for name, field in type(model).model_fields.items():
         value = getattr(model, name)
         path = (*prefix, name)
@@ -45,9 +42,9 @@ def _values(model: BaseModel, prefix: SettingPath) -> Iterator[_Value]:
         elif isinstance(value, Mapping) and value:
             for key, item in value.items():
                 shown = MASK if holds_only_secrets(name) else mask_value(str(key), item)
-                yield _Value(path=(*path, str(key)), value=shown)
+                yield (*path, str(key)), shown, None
         else:
-            yield _Value(path=path, value=mask_value(name, value), unit=unit_of(field))
+            yield path, mask_value(name, value), unit_of(field)
 
 
 def _all_values(pool: PoolSettings, top: TopSettings, tiers: Mapping[str, TierSettings]) -> Iterator[_Value]:
@@ -61,8 +58,7 @@ def sources_of(
     pool: PoolSettings, top: TopSettings, tiers: Mapping[str, TierSettings], merged: Merged
 ) -> dict[str, str]:
     """Where each value came from, by dotted name, in the order in which values are shown."""
-    paths = [item.path for item in _all_values(pool, top, tiers)]
-    return {dotted(path): merged.source_of(path) or DEFAULT for path in paths}
+    return {dotted(path): merged.source_of(path) or _DEFAULT for path, _, _ in _all_values(pool, top, tiers)}
 
 
 def show_settings(settings: Settings) -> list[ShownValue]:
@@ -70,21 +66,16 @@ def show_settings(settings: Settings) -> list[ShownValue]:
 
     An unset ``capacity`` is shown as the tier type's own default, which is what holds.
     """
-    top = TopSettings(
-        on_reset=settings.on_reset,
-        lookup_order=settings.lookup_order,
-        blocked_plugins=settings.blocked_plugins,
-    )
+    top = TopSettings(**{name: getattr(settings, name) for name in TopSettings.model_fields})
     capacities: dict[SettingPath, int | None] = {
         ("tiers", name, "capacity"): tier_type.cls.info.resolve_capacity(settings.tiers[name].capacity)
         for name, tier_type in settings.tier_types.items()
     }
     shown = []
-    for item in _all_values(settings.pool, top, settings.tiers):
-        value = _plain(capacities.get(item.path, item.value))
-        name = dotted(item.path)
-        source = settings.sources.get(name, DEFAULT)
-        shown.append(ShownValue(name=name, value=value, text=text_of(value, item.unit), source=source))
+    for path, kept, unit in _all_values(settings.pool, top, settings.tiers):
+        name, value = dotted(path), _plain(capacities.get(path, kept))
+        source = settings.sources.get(name, _DEFAULT)
+        shown.append(ShownValue(name=name, value=value, text=text_of(value, unit), source=source))
     return shown
 
 
