@@ -16,7 +16,7 @@ import struct
 import xxhash
 
 from kvtier_core.keys import OffloadKey
-from kvtier_core.transfer.row import PROOF_BYTES as PROOF_BYTES  # noqa: PLC0414 - one number, re-exported
+from kvtier_core.transfer.layout import PROOF_BYTES as PROOF_BYTES  # noqa: PLC0414 - one number, re-exported
 
 ROW_ALIGNMENT = 4096
 FORMAT_VERSION = 1

@@ -9,13 +9,12 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from kvtier_core.transfer.control import ControlPage
+    from kvtier_core.transfer.control import SCHEDULER, ControlPage
     from kvtier_core.transfer.cpu import CPUDevice
     from kvtier_core.transfer.cuda import CUDADevice
     from kvtier_core.transfer.device import Device, TransferResult, open_device
     from kvtier_core.transfer.direction import Direction
     from kvtier_core.transfer.layout import KVGroup, KVLayout, split_pages
-    from kvtier_core.transfer.members import SCHEDULER
     from kvtier_core.transfer.plan import GroupTransfer
     from kvtier_core.transfer.pool import Pool, PoolGeometry
     from kvtier_core.transfer.staged import StagedDevice
@@ -39,7 +38,7 @@ __all__ = [
 ]
 
 _HOMES = {
-    "SCHEDULER": "members",
+    "SCHEDULER": "control",
     "CPUDevice": "cpu",
     "CUDADevice": "cuda",
     "ControlPage": "control",

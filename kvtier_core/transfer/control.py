@@ -1,11 +1,10 @@
 """The control page (C36): shared words that say which device transfers may still touch a row.
 
-The scheduler's process learns from it when the rows of a transfer may be handed out again. The page never touches a row
-and never waits.
+The scheduler's process learns from it when the rows of a transfer may be handed out again. The page never waits.
 
-Each word is a 64-bit counter with one writer. The scheduler writes that it came. Each worker writes that it came, and
-for each direction the last job that was *handed* to it, that it *started*, and that it *finished*. Job ids of one
-direction grow, and its jobs complete in order.
+Each word is a 64-bit counter with one writer. Every member writes that it came, and each worker for each direction the
+last job that was *handed* to it, that it *started*, and that it *finished*. Job ids of one direction grow, and its jobs
+complete in order.
 
 A worker writes *started* before it touches a row, and *finished* after its last byte, with a full fence in between.
 ``_fence`` acquires and releases a lock twice. On x86-64 each of these is a locked instruction, which is a full fence.
@@ -19,13 +18,14 @@ from collections.abc import Callable
 from kvtier_core.transfer.direction import Direction
 
 PAGE_BYTES = 4096
+SCHEDULER = -1
+"""The member that decides; workers are members 0, 1, ..."""
 
 _WORD = 8
 _SLOT_WORDS = 16
 """Two 64-byte cache lines for the scheduler and two for each worker, so that writers do not slow each other down."""
 
-_SCHEDULER_CAME = 0
-_WORKER_CAME = 6
+_CAME = 6
 _STARTED = {Direction.STORE: 0, Direction.LOAD: 2}
 _FINISHED = {Direction.STORE: 1, Direction.LOAD: 3}
 _HANDED = {Direction.STORE: 4, Direction.LOAD: 5}
@@ -51,22 +51,13 @@ class ControlPage:
         self._devices_lock = threading.Lock()
         self._fence_lock = threading.Lock()
 
-    @property
-    def scheduler_came(self) -> bool:
-        """Whether this pool has, or had, a scheduler."""
-        return self._words[_SCHEDULER_CAME] != 0
+    def has_come(self, member: int) -> bool:
+        """Whether this pool has, or had, this member."""
+        return self._words[self._index(member, _CAME)] != 0
 
-    def note_scheduler(self) -> None:
-        """Say that the scheduler has come. Scheduler side."""
-        self._words[_SCHEDULER_CAME] = 1
-
-    def worker_came(self, worker: int) -> bool:
-        """Whether this pool has, or had, this worker."""
-        return self._words[self._index(worker, _WORKER_CAME)] != 0
-
-    def note_worker(self, worker: int) -> None:
-        """Say that this worker has come. Worker side."""
-        self._words[self._index(worker, _WORKER_CAME)] = 1
+    def note_member(self, member: int) -> None:
+        """Say that this member has come. Its own side."""
+        self._words[self._index(member, _CAME)] = 1
 
     def use_worker(self, worker: int) -> Callable[[], None]:
         """Reserve this worker's words for one device, until it calls what this returns (twice is fine). Worker side.
@@ -144,7 +135,7 @@ class ControlPage:
         return self._words[self._index(worker, _FINISHED[direction])]
 
     def get_unfinished(self, worker: int, direction: Direction) -> int | None:
-        """The job this worker announced and has not finished: it is at it, or died in the middle of it."""
+        """The job this worker announced and has not finished: it runs, or the worker died in the middle of it."""
         started = self.get_last_started(worker, direction)
         return None if started == self.get_last_finished(worker, direction) else started
 
@@ -152,10 +143,10 @@ class ControlPage:
         """Let go of the shared memory; every other method raises ``ValueError`` afterwards. For the pool."""
         self._words.release()
 
-    def _index(self, worker: int, word: int) -> int:
-        if not 0 <= worker < self.num_workers:
-            raise ValueError(f"worker {worker} is not one of this pool's {self.num_workers}")
-        return (1 + worker) * _SLOT_WORDS + word
+    def _index(self, member: int, word: int) -> int:
+        if not (0 <= member < self.num_workers or (member == SCHEDULER and word == _CAME)):
+            raise ValueError(f"worker {member} is not one of this pool's {self.num_workers}")
+        return (1 + member) * _SLOT_WORDS + word
 
     def _fence(self) -> None:
         """Keep all accesses before this point before all after it, as every process sees them (see above)."""

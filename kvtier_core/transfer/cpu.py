@@ -3,26 +3,32 @@
 It decides how pages travel: as few and as large copies as the ids and the tensors' places in memory allow, and those of
 a large transfer on several threads. numpy copies, not torch: torch would share its threads with the engine, and a busy
 engine then slows both. numpy lets the interpreter go on during a copy of more than 500 bytes.
+
+An engine usually allocates its layers one after another, so that the same block of every layer is found at even
+distances. One strided array (a ``Span``) over all of them leaves the loop over layers to numpy, which costs 10 ns a
+page instead of 500.
 """
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple
+from itertools import groupby
+from math import prod
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
+from kvtier_core.transfer.direction import Direction
 from kvtier_core.transfer.helpers import Helpers
 from kvtier_core.transfer.lanes import LaneDevice, worker_parts
 from kvtier_core.transfer.layout import KVGroup, KVLayout
 from kvtier_core.transfer.plan import Columns, Runs, share_out
 from kvtier_core.transfer.pool import Pool
-from kvtier_core.transfer.spans import Span, join
 
 _SHARE_BYTES = 4 << 20
-"""A thread is given about so much at least: less is copied by the time it has woken up."""
+"""A thread's least share: less is copied by the time it has woken up."""
 _COPY_THREADS = 2
 """One core moves 5.4 GB/s, two move 8.0 (``docs/benchmarks/transfer.md``); the engine needs the others."""
 _CALL_BYTES = 16 << 10
@@ -74,11 +80,9 @@ class CPUDevice(LaneDevice):
             self._helpers.stop()
             raise
 
-    def _store(self, plan: dict[int, Runs]) -> None:
-        self._helpers.run([partial(_fill_slots, share, self._pairs) for share in self._shares(plan)])
-
-    def _load(self, plan: dict[int, Runs]) -> None:
-        self._helpers.run([partial(_fill_pages, share, self._pairs) for share in self._shares(plan)])
+    def _copy(self, direction: Direction, plan: dict[int, Runs]) -> None:
+        fill = _fill_slots if direction is Direction.STORE else _fill_pages
+        self._helpers.run([partial(fill, share, self._pairs) for share in self._shares(plan)])
 
     def _let_go(self) -> None:
         self._helpers.stop()
@@ -100,7 +104,7 @@ class CPUDevice(LaneDevice):
         return {group: self._indices_of(runs) for group, runs in columns.items()}
 
     def _indices_of(self, runs: Columns) -> _Indices:
-        """What to index ``_Pair.pages`` and ``_Pair.slots`` with, a run each."""
+        """The indices into ``_Pair.pages`` and ``_Pair.slots``, a run each."""
         blocks = [_some(block, length) for block, length in zip(runs[0], runs[3], strict=True)]
         if self._limits.factor == 1:
             return blocks, [_some(row, length) for row, length in zip(runs[1], runs[3], strict=True)]
@@ -127,9 +131,13 @@ def _fill_pages(indices: Mapping[int, _Indices], pairs: Sequence[Sequence[_Pair]
 
 def _pair_up(group: KVGroup, slots: _Bytes) -> list[_Pair]:
     """Views of both sides, as few as the tensors' addresses allow."""
+    # numpy has no bfloat16 or float8, and needs none: pages are contiguous bytes, as the layout checked.
+    singles = [
+        Span(tensor.data_ptr(), size, tensor.stride(0) * tensor.element_size())
+        for tensor, size in zip(group.tensors, group.page_bytes, strict=True)
+    ]
     pairs = []
     offset = 0
-    singles = [_span(tensor, size) for tensor, size in zip(group.tensors, group.page_bytes, strict=True)]
     for span in join(singles, around=slots.ctypes.data):
         size = span.num_pages * span.page_bytes
         part = slots[..., offset : offset + size].reshape(*slots.shape[:-1], *span.shape)
@@ -139,6 +147,74 @@ def _pair_up(group: KVGroup, slots: _Bytes) -> list[_Pair]:
     return pairs
 
 
-def _span(tensor: torch.Tensor, page_bytes: int) -> Span:
-    # numpy has no bfloat16 or float8, and needs none: pages are contiguous bytes, as the layout checked.
-    return Span(tensor.data_ptr(), page_bytes, tensor.stride(0) * tensor.element_size())
+@dataclass(frozen=True)
+class Span:
+    """Pages of ``page_bytes`` that are ``steps`` apart: ``(count, distance)`` of each level, outermost first.
+
+    ``address`` is that of block 0's first page; blocks are ``block_stride`` bytes apart.
+    """
+
+    address: int
+    page_bytes: int
+    block_stride: int
+    steps: tuple[tuple[int, int], ...] = ()
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of one block: ``(..., page_bytes)``."""
+        return (*(count for count, _ in self.steps), self.page_bytes)
+
+    @property
+    def num_pages(self) -> int:
+        """Pages of one block."""
+        return prod(count for count, _ in self.steps)
+
+    def view(self, num_blocks: int) -> _Bytes:
+        """The memory as ``(num_blocks, ..., page_bytes)``; the caller keeps it alive.
+
+        Built from bare addresses: no array of Python's spans several allocations. Every element that the shape reaches
+        is a byte of some page.
+        """
+        strides = (self.block_stride, *(distance for _, distance in self.steps), 1)
+        return np.asarray(_Memory((num_blocks, *self.shape), self.address, strides))
+
+
+class _Memory:
+    """How numpy is told of memory it does not own."""
+
+    def __init__(self, shape: tuple[int, ...], address: int, strides: tuple[int, ...]) -> None:
+        self.__array_interface__: dict[str, Any] = {
+            "version": 3,
+            "typestr": "|u1",
+            "shape": shape,
+            "data": (address, False),
+            "strides": strides,
+        }
+
+
+def join(spans: Sequence[Span], around: int) -> list[Span]:
+    """Join neighbours at even distances, twice over: K and V of every layer are two levels. Keeps the order.
+
+    Pages on different sides of the address *around*, that of the memory on the other side of the copies, stay apart.
+    numpy takes two arrays for overlapping when one lies between the other's first and last byte. It then copies into a
+    new array first, which may come to lie in there, and so on until the stack is full.
+    """
+    for _ in range(2):
+        alike = groupby(spans, key=lambda s: (s.page_bytes, s.block_stride, s.steps, s.address < around))
+        spans = [joined for _, same in alike for joined in _join_alike(list(same))]
+    return list(spans)
+
+
+def _join_alike(spans: list[Span]) -> Iterator[Span]:
+    """Cut spans of one shape into the longest evenly spaced pieces, from the front."""
+    begin = 0
+    while begin < len(spans):
+        first = spans[begin]
+        end = begin + 1
+        distance = spans[end].address - first.address if end < len(spans) else 0
+        while end < len(spans) and spans[end].address - spans[end - 1].address == distance:
+            end += 1
+        count = end - begin
+        steps = first.steps if count == 1 else ((count, distance), *first.steps)
+        yield Span(first.address, first.page_bytes, first.block_stride, steps)
+        begin = end

@@ -1,25 +1,161 @@
-"""A device that copies on threads: a lane for each direction, jobs in, results out. Subclasses say what a copy is.
+"""A device that copies on threads: a lane for each direction. Subclasses say what a copy is.
 
+A lane carries out its jobs in order, tells the control page, and gives each job one result: done, failed or dropped.
 The interface of devices knows no lanes: a device that queues its copies on streams needs none.
 """
 
+import logging
 import threading
 import time
+import traceback
 import warnings
 import weakref
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from kvtier_core.transfer.control import ControlPage
 from kvtier_core.transfer.device import TransferResult
 from kvtier_core.transfer.direction import Direction
-from kvtier_core.transfer.lane import Copy, Lane, LaneJob
-from kvtier_core.transfer.layout import KVLayout
+from kvtier_core.transfer.layout import PROOF_BYTES, KVLayout
 from kvtier_core.transfer.plan import GroupTransfer, Runs, TransferLimits, copy_parts, plan_transfer
 from kvtier_core.transfer.pool import Pool
-from kvtier_core.transfer.row import PROOF_BYTES
+from kvtier_core.transfer.waiting import bounded
+
+_log = logging.getLogger("kvtier.transfer")
+
+
+class LaneJob(NamedTuple):
+    """One transfer to carry out, after *compute_done* has returned."""
+
+    job_id: int
+    parts: Sequence[GroupTransfer]
+    compute_done: Callable[[], object] | None
+
+
+Copy = Callable[[Sequence[GroupTransfer]], int]
+"""Carries out a transfer and returns the bytes it moved."""
+
+
+class Lane:
+    """Calls *copy* for one job after the other on a daemon thread, which calls *enter* first."""
+
+    def __init__(
+        self,
+        direction: Direction,
+        control: ControlPage,
+        worker: int,
+        copy: Copy,
+        on_finished: Callable[[], None] | None,
+        enter: Callable[[], object] | None,
+    ) -> None:
+        self._direction = direction
+        self._control = control
+        self._worker = worker
+        self._copy = copy
+        self._on_finished = on_finished
+        self._enter = enter
+        self._changed = threading.Condition()  # guards the five below
+        self._queue: deque[LaneJob] = deque()
+        self._unfinished: set[int] = set()
+        self._results: list[TransferResult] = []
+        self._last_id = control.get_last_started(worker, direction)
+        self._stopping = False
+        control.hand(worker, direction, self._last_id)  # what a dead process had in its line never comes
+        self._thread = threading.Thread(
+            target=self._run, name=f"kvtier-{direction.value}-{worker}", daemon=True
+        )
+        self._thread.start()
+
+    def submit(self, job: LaneJob) -> None:
+        """Queue a job. Raises ``ValueError`` when its id does not grow, ``RuntimeError`` after ``stop``."""
+        with self._changed:
+            if self._stopping:
+                raise RuntimeError(f"{self._direction.value} job {job.job_id} was submitted after shutdown")
+            if job.job_id <= self._last_id:
+                raise ValueError(
+                    f"{self._direction.value} job {job.job_id} must be above the last one, {self._last_id}"
+                )
+            self._last_id = job.job_id
+            with suppress(ValueError):  # the pool is closed already, which fails the job when it begins
+                self._control.hand(self._worker, self._direction, job.job_id)
+            self._unfinished.add(job.job_id)
+            self._queue.append(job)
+            self._changed.notify_all()
+
+    def take_finished(self) -> list[TransferResult]:
+        """The results since the last call."""
+        with self._changed:
+            results, self._results = self._results, []
+            return results
+
+    def wait(self, job_ids: Iterable[int], timeout_s: float) -> bool:
+        """Block until none of these jobs is unfinished; False on time-out."""
+        wanted = frozenset(job_ids)
+        with self._changed:
+            return self._changed.wait_for(lambda: self._unfinished.isdisjoint(wanted), bounded(timeout_s))
+
+    def stop(self) -> None:
+        """Take no more jobs; drop those not begun."""
+        with self._changed:
+            self._stopping = True
+            self._changed.notify_all()
+
+    def join(self, timeout_s: float) -> bool:
+        """Wait for the thread to end after ``stop``; False on time-out."""
+        self._thread.join(bounded(timeout_s))
+        return not self._thread.is_alive()
+
+    def _run(self) -> None:
+        if self._enter is not None:
+            try:
+                self._enter()
+            except BaseException:  # noqa: BLE001 - the copies then say themselves what they lack
+                _log.exception("the %s lane could not set up its thread", self._direction.value)
+        while self._do_next():
+            pass
+
+    def _do_next(self) -> bool:
+        """Carry out one job; False when none will follow."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._queue or self._stopping)
+            if not self._queue:
+                return False
+            job = self._queue.popleft()
+        result = self._carry_out(job)
+        with self._changed:
+            self._results.append(result)
+            self._unfinished.discard(job.job_id)
+            self._changed.notify_all()
+        if self._on_finished is not None:
+            try:
+                self._on_finished()
+            except BaseException:  # noqa: BLE001 - the caller's fault costs a log line, not the lane
+                _log.exception("on_finished raised; the %s lane goes on", self._direction.value)
+        return True
+
+    def _carry_out(self, job: LaneJob) -> TransferResult:
+        ended = partial(TransferResult, job_id=job.job_id, direction=self._direction)
+        try:
+            self._control.begin(self._worker, self._direction, job.job_id)
+            try:
+                if job.compute_done is not None and not self._stopping:
+                    job.compute_done()
+                if self._stopping:
+                    return ended(ok=False, dropped=True)
+                begun = time.perf_counter()
+                moved = self._copy(job.parts)
+                return ended(ok=True, bytes=moved, seconds=time.perf_counter() - begun)
+            finally:
+                self._control.finish(self._worker, self._direction, job.job_id)
+        except BaseException as error:  # noqa: BLE001 - the job gets its result, the lane lives on
+            return ended(ok=False, error="".join(traceback.format_exception_only(error)).strip())
 
 
 class LaneDevice(ABC):
@@ -27,12 +163,12 @@ class LaneDevice(ABC):
 
     *worker* fills its own part of each row: the ``worker``-th stretch of ``payload_bytes`` of the row's group.
     ``on_finished`` is called on a thread of the device after each result; it should only wake somebody. Methods may be
-    called from any thread. ``shutdown`` must come before the pool's ``close``; a device that is dropped without it says
-    so by a ``ResourceWarning``, drops what is queued, and ends its threads.
+    called from any thread. ``shutdown`` must come before the pool's ``close``. A device that is dropped without it
+    warns (``ResourceWarning``), drops what is queued, and ends its threads.
     """
 
     _enter_lane: Callable[[], object] | None = None
-    """What each lane's thread does first, where a device needs that. It must not refer to the device."""
+    """The first call of each lane's thread. It must not refer to the device, or nobody could drop that."""
 
     def __init__(
         self,
@@ -52,11 +188,11 @@ class LaneDevice(ABC):
         self._is_shut_down = False
         self._letting_go = threading.Lock()
         self._leave_worker = pool.control.use_worker(worker)
-        copies = {Direction.STORE: self._carry_out_store, Direction.LOAD: self._carry_out_load}
         self._lanes: dict[Direction, Lane] = {}
         try:
-            for direction, copy in copies.items():
-                lane = Lane(direction, pool.control, worker, _weakly(copy), on_finished, self._enter_lane)
+            for direction in Direction:
+                copy = partial(_carry_out, weakref.ref(self), direction)
+                lane = Lane(direction, pool.control, worker, copy, on_finished, self._enter_lane)
                 self._lanes[direction] = lane
         except BaseException:  # no more threads for this user, or in this control group
             for lane in self._lanes.values():
@@ -75,19 +211,15 @@ class LaneDevice(ABC):
             warnings.warn(text, ResourceWarning, stacklevel=2, source=self)  # last: it may be made an error
 
     @abstractmethod
-    def _store(self, plan: dict[int, Runs]) -> None:
-        """Copy device blocks to rows, wholly before it returns. On the store lane's thread."""
-
-    @abstractmethod
-    def _load(self, plan: dict[int, Runs]) -> None:
-        """Copy rows to device blocks, wholly before it returns. On the load lane's thread."""
+    def _copy(self, direction: Direction, plan: dict[int, Runs]) -> None:
+        """Copy device blocks to rows, or rows to blocks, wholly before it returns. On the direction's lane."""
 
     @abstractmethod
     def _let_go(self) -> None:
         """No copy will follow: drop what holds the pool's mapping. Called once."""
 
     def _mark_compute(self, _direction: Direction) -> Callable[[], object] | None:
-        """What a lane waits by for the compute that the caller has queued; ``None`` where that is over by now."""
+        """Waits for the compute that the caller has queued, when the lane calls it; ``None``: that is over by now."""
         return None
 
     def submit_store(self, job_id: int, parts: Sequence[GroupTransfer]) -> None:
@@ -124,16 +256,6 @@ class LaneDevice(ABC):
                 self._is_shut_down = True
         return True
 
-    def _carry_out_store(self, parts: Sequence[GroupTransfer]) -> int:
-        plan = self._plan(Direction.STORE, parts)
-        self._store(plan)
-        return self._bytes(plan)
-
-    def _carry_out_load(self, parts: Sequence[GroupTransfer]) -> int:
-        plan = self._plan(Direction.LOAD, parts)
-        self._load(plan)
-        return self._bytes(plan)
-
     def _plan(self, direction: Direction, parts: Sequence[GroupTransfer]) -> dict[int, Runs]:
         plan = plan_transfer(direction, parts, self._limits)
         for group in plan:
@@ -150,22 +272,24 @@ class LaneDevice(ABC):
             self._layout.groups[group].block_bytes * int(runs[3].sum()) for group, runs in plan.items()
         )
 
+    def _carry_out(self, direction: Direction, parts: Sequence[GroupTransfer]) -> int:
+        plan = self._plan(direction, parts)
+        self._copy(direction, plan)
+        return self._bytes(plan)
 
-def _weakly(method: Copy) -> Copy:
-    """The same, without keeping its device: a lane's thread would, as long as the process lives."""
-    reference = weakref.WeakMethod(method)
 
-    def copy(parts: Sequence[GroupTransfer]) -> int:
-        alive = reference()
-        if alive is None:
-            raise RuntimeError("the device was dropped without shutdown")
-        return alive(parts)
-
-    return copy
+def _carry_out(
+    reference: "weakref.ref[LaneDevice]", direction: Direction, parts: Sequence[GroupTransfer]
+) -> int:
+    """``Copy`` of a device. A lane's thread must not keep the device: it would live as long as the process."""
+    device = reference()
+    if device is None:
+        raise RuntimeError("the device was dropped without shutdown")
+    return device._carry_out(direction, parts)  # noqa: SLF001 - of this module
 
 
 def limits_for(layout: KVLayout, pool: Pool) -> TransferLimits:
-    """What transfers between this layout and this pool must stay inside.
+    """The limits of transfers between this layout and this pool.
 
     Raises ``ValueError`` when the workers' parts do not fit a row, or leave no room for its proof.
     """

@@ -1,7 +1,6 @@
 """The engine's KV memory as the device copies see it: groups of paged tensors, and where each page goes in a row.
 
-Decides whether tensors can be moved page by page, and the order of a row's bytes. It never copies, and imports torch
-for its types only.
+Decides whether tensors can be moved page by page, and the order of a row's bytes. Imports torch for its types only.
 
 A row belongs to one group and holds ``block_size_factor`` device blocks of it, one after another; each is the block's
 page of every tensor, in the order of the tensors. With several workers a row holds the workers' parts one after
@@ -20,26 +19,28 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-@dataclass(frozen=True, init=False)
+PROOF_BYTES = 64
+"""A row's end, where no worker writes. ``kvtier_core.proof`` has the rest of a row's format (C03)."""
+
+
+@dataclass(frozen=True, init=False, eq=False)
 class KVGroup:
     """Layers that share one block table: each tensor is ``(num_blocks, ...)``, and a block's page in it contiguous.
 
     The blocks may be any distance apart, the dtype is anything. One tensor that holds all layers of a block
     (block-major) moves fastest. A tensor per layer, and per K and V (layer-major), works as well; tensors at even
-    distances in memory move as one. Does not change; two are equal when they hold the same tensors.
+    distances in memory move as one. Does not change.
     """
 
-    tensors: "tuple[Tensor, ...]" = field(compare=False, repr=False)
-    device: "torch.device" = field(compare=False)
-    num_blocks: int = field(compare=False)
-    page_bytes: tuple[int, ...] = field(compare=False)
+    tensors: "tuple[Tensor, ...]" = field(repr=False)
+    device: "torch.device"
+    num_blocks: int
+    page_bytes: tuple[int, ...]
     """Bytes of a block's page in each tensor."""
-    page_offsets: tuple[int, ...] = field(compare=False)
+    page_offsets: tuple[int, ...]
     """Where each tensor's page begins in a device block's bytes."""
-    block_bytes: int = field(compare=False)
+    block_bytes: int
     """Bytes of one device block, all tensors."""
-    _identities: tuple[int, ...] = field(repr=False)
-    """Stands for the tensors, whose own ``==`` compares what is in them."""
 
     def __init__(self, tensors: "Sequence[Tensor]") -> None:
         """Keep the tensors, without a copy.
@@ -69,7 +70,6 @@ class KVGroup:
             page_bytes=page_bytes,
             page_offsets=tuple(accumulate(page_bytes[:-1], initial=0)),
             block_bytes=sum(page_bytes),
-            _identities=tuple(map(id, held)),
         )
 
     def read_addresses(self) -> list[int]:
@@ -98,17 +98,14 @@ def _page_bytes(index: int, tensor: "Tensor", num_blocks: int, device: "torch.de
     return page_items * tensor.element_size()
 
 
-@dataclass(frozen=True, init=False)
+@dataclass(frozen=True, init=False, eq=False)
 class KVLayout:
-    """All of an engine's KV on one device: its groups, and how many device blocks make a block.
-
-    Does not change; two are equal when their groups and factors are.
-    """
+    """All of an engine's KV on one device: its groups, and how many device blocks make a block. Does not change."""
 
     groups: tuple[KVGroup, ...]
     block_size_factor: int
-    device: "torch.device" = field(compare=False)
-    payload_bytes: tuple[int, ...] = field(compare=False)
+    device: "torch.device"
+    payload_bytes: tuple[int, ...]
     """Bytes of one block (one worker's part of a row), by group."""
 
     def __init__(self, *groups: "KVGroup | Sequence[Tensor]", block_size_factor: int = 1) -> None:

@@ -1,10 +1,9 @@
 """The members of a pool that several processes share: one scheduler and its workers.
 
 Decides who has joined, who lives, and whether a process may be the member that another was before it. A lock on a byte
-of the pool's file says that a member lives: the kernel drops it with the process, however that ends, and a process id
-can mean somebody else. The bytes' contents are not touched. Locks belong to an open file description, so every member
-opens the file for itself, and for nothing else: a mapping would keep the description, and its locks, in every child
-that is forked.
+of the pool's file says that a member lives: the kernel drops it with the process, however that ends, while a process
+id may be given to another. Locks belong to an open file description, so every member opens the file for itself, and
+for nothing else: a mapping would keep the description, and its locks, in every child that is forked.
 """
 
 import errno
@@ -16,12 +15,9 @@ from collections.abc import Callable
 from functools import partial
 from typing import Self
 
-from kvtier_core.transfer.control import ControlPage
+from kvtier_core.transfer.control import SCHEDULER, ControlPage
 from kvtier_core.transfer.direction import Direction
 from kvtier_core.transfer.forks import own
-
-SCHEDULER = -1
-"""The member that decides; workers are members 0, 1, ..."""
 
 _LOCK = struct.Struct("@hhqqi4x")  # struct flock
 _POLL_S = 0.005
@@ -74,13 +70,10 @@ class Members:
                 f"the pool {pool_name!r} can't be joined again: {wrong}. End the processes that have it "
                 f"({', '.join(map(describe, living)) or 'nobody'}) and start the whole engine again",
             )
-        if self._own == SCHEDULER:
-            control.note_scheduler()
-        else:
-            control.note_worker(self._own)
+        control.note_member(self._own)
 
     def _what_the_dead_left(self, control: ControlPage, member: int) -> str | None:
-        if control.scheduler_came and (member == SCHEDULER or SCHEDULER in self.missing()):
+        if control.has_come(SCHEDULER) and (member == SCHEDULER or SCHEDULER in self.missing()):
             return "its scheduler is gone, and what that knew of its rows"
         if member != SCHEDULER:
             for direction in Direction:
@@ -93,7 +86,7 @@ class Members:
         if wait_for(lambda: not self.missing(), timeout_s):
             return
         missing = self.missing()
-        left = [m for m in missing if (control.scheduler_came if m == SCHEDULER else control.worker_came(m))]
+        left = [member for member in missing if control.has_come(member)]
         texts = []
         if left:
             texts.append(

@@ -5,7 +5,6 @@ fit would fail later, by SIGBUS or the out-of-memory killer, in the middle of a 
 against resizing.
 """
 
-import errno
 import fcntl
 import os
 from collections.abc import Iterator
@@ -44,11 +43,8 @@ def find_memory_limit(proc: Path = _PROC, cgroup: Path = _CGROUP) -> MemoryLimit
 
     Cost: a few small reads. Raises ``OSError`` when there is no /proc/meminfo.
     """
-    limits = [_machine_limit(proc)]
-    for folder, names in _memory_groups(proc, cgroup):
-        limit = _group_limit(folder, names)
-        if limit is not None:
-            limits.append(limit)
+    of_groups = (_group_limit(folder, names) for folder, names in _memory_groups(proc, cgroup))
+    limits = [_machine_limit(proc), *(limit for limit in of_groups if limit is not None)]
     return min(limits, key=lambda item: item.bytes)
 
 
@@ -112,12 +108,6 @@ def make_memory(total_bytes: int, header: bytes, what: str) -> int:
         os.close(fd)
         raise MemoryError(f"the kernel refused {what}: {error}") from error
     return fd
-
-
-def check_is_own(fd: int, path: str) -> None:
-    """Raises ``PermissionError`` when the open file belongs to another user, who could read it and cut it short."""
-    if (uid := os.fstat(fd).st_uid) != os.geteuid():
-        raise PermissionError(errno.EPERM, f"the pool belongs to another user (uid {uid})", path)
 
 
 def format_size(count: float) -> str:

@@ -7,7 +7,7 @@ one name: the first makes the memory, the rest check its geometry, and one that 
 lives. The memory is a file without a name, freed by the kernel with the last process that has it open, however that
 ends; ``handover`` says how it gets around. Layout, little-endian::
 
-    0     magic "kvtpool" 0x05 | num_workers u64 | num_rows u64 | row_bytes u64 | bytes before row 0 u64
+    0     magic "kvtpool" 0x06 | num_workers u64 | num_rows u64 | row_bytes u64 | bytes before row 0 u64
     64    the control page's words (see ``control``), zero padding to a multiple of 4096
     ...   row 0 | row 1 | ...
 """
@@ -27,15 +27,14 @@ from typing import NamedTuple, Self
 import numpy as np
 import numpy.typing as npt
 
-from kvtier_core.transfer.control import PAGE_BYTES, ControlPage, control_words_bytes
+from kvtier_core.transfer.control import PAGE_BYTES, SCHEDULER, ControlPage, control_words_bytes
 from kvtier_core.transfer.handover import MAX_NOTE_BYTES, Host, meet
-from kvtier_core.transfer.huge_pages import ask_for_huge_pages, map_for_huge_pages
-from kvtier_core.transfer.members import SCHEDULER, Members, wait_for
+from kvtier_core.transfer.members import Members, wait_for
 from kvtier_core.transfer.memory import format_size, make_memory
-from kvtier_core.transfer.prefault import Prefault
+from kvtier_core.transfer.prefault import Prefault, ask_for_huge_pages, map_for_huge_pages
 from kvtier_core.transfer.waiting import bounded
 
-_MAGIC = b"kvtpool\x05"
+_MAGIC = b"kvtpool\x06"
 _HEADER = struct.Struct("<8sQQQQ")
 _HEADER_BYTES = 64
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")

@@ -1,15 +1,15 @@
 """Copies between rows and tensors on any device of torch's: a staging buffer there, one large copy a row (C42).
 
-Pages of a block lie apart on the device and side by side in its row. So the device gathers the blocks' pages into the
-staging buffer, where its own memory is an order of magnitude faster than the way to the host, and what crosses that
-way is one piece a row, as large as all layers of a block, whatever the page size. Loads go the other way round.
+Pages of a block lie apart on the device and side by side in its row. The device gathers them into the staging buffer,
+because its own memory is ten times as fast as the way to the host. One piece a row crosses that way, as large as all
+layers of a block, whatever the page size. Loads go the other way round.
 
-Decides which pieces cross together. Streams, events and pinned memory are a subclass's; without one, as here, the whole
-device is waited for before and after every transfer, which is right for any accelerator of torch's and fast on none.
+Decides which pieces cross together. Streams, events and pinned memory are a subclass's. Without them the whole device
+is waited for before and after every transfer: right for any accelerator of torch's, and fast on none.
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import NamedTuple
 
 import numpy as np
@@ -101,47 +101,35 @@ class StagedDevice(LaneDevice):
         """The same numbers on the device."""
         return numbers.to(self._device)
 
-    def _store(self, plan: dict[int, Runs]) -> None:
-        with self._queueing(Direction.STORE):
-            for group, batch in self._batches(plan):
-                staging = self._staging_for(Direction.STORE, group, batch)
-                for pages, places in group.places(staging):
-                    torch.index_select(pages, 0, batch.blocks, out=places)
-                for place, row, slot, length in batch.pieces:
-                    piece = staging[place : place + length].view(-1)
-                    self._row(group, row, slot, length).copy_(piece, non_blocking=self._queues)
-
-    def _load(self, plan: dict[int, Runs]) -> None:
-        with self._queueing(Direction.LOAD):
-            for group, batch in self._batches(plan):
-                staging = self._staging_for(Direction.LOAD, group, batch)
-                for place, row, slot, length in batch.pieces:
-                    piece = staging[place : place + length].view(-1)
-                    piece.copy_(self._row(group, row, slot, length), non_blocking=self._queues)
-                for pages, places in group.places(staging):
-                    pages.index_copy_(0, batch.blocks, places)
-
-    @contextmanager
-    def _queueing(self, direction: Direction) -> Iterator[None]:
-        """Queue copies inside; afterwards they are over, also when something went wrong half way.
-
-        In inference mode, whatever the lane's thread thinks of it: an engine's KV is often made in it, and can't be
-        written to outside.
-        """
+    def _copy(self, direction: Direction, plan: dict[int, Runs]) -> None:
+        move = self._store if direction is Direction.STORE else self._load
+        # In inference mode: an engine's KV is often made in it, and can't be written to outside.
         with torch.inference_mode(), self._on(direction):
             try:
-                yield
-            finally:
+                for group, batch in self._batches(plan):
+                    count = len(batch.blocks)
+                    staging = self._staging[direction][: count * group.block_bytes]
+                    move(group, batch, staging.view(count, group.block_bytes))
+            finally:  # also when something went wrong half way, what was queued is over
                 self._settle(direction)
+
+    def _store(self, group: _Group, batch: _Batch, staging: torch.Tensor) -> None:
+        for pages, places in group.places(staging):
+            torch.index_select(pages, 0, batch.blocks, out=places)
+        for place, row, slot, length in batch.pieces:
+            piece = staging[place : place + length].view(-1)
+            self._row(group, row, slot, length).copy_(piece, non_blocking=self._queues)
+
+    def _load(self, group: _Group, batch: _Batch, staging: torch.Tensor) -> None:
+        for place, row, slot, length in batch.pieces:
+            piece = staging[place : place + length].view(-1)
+            piece.copy_(self._row(group, row, slot, length), non_blocking=self._queues)
+        for pages, places in group.places(staging):
+            pages.index_copy_(0, batch.blocks, places)
 
     def _let_go(self) -> None:
         self._groups.clear()
         self._staging.clear()
-
-    def _staging_for(self, direction: Direction, group: _Group, batch: _Batch) -> torch.Tensor:
-        """The batch's part of the buffer, ``(n, block_bytes)``."""
-        count = len(batch.blocks)
-        return self._staging[direction][: count * group.block_bytes].view(count, group.block_bytes)
 
     def _row(self, group: _Group, row: int, slot: int, length: int) -> torch.Tensor:
         """Slots of one row, contiguous bytes."""

@@ -11,7 +11,7 @@ from kvtier_core.proof import row_bytes_for
 from kvtier_core.runtime import open_session
 from kvtier_core.settings import PoolSettings, Settings
 from kvtier_core.tier_settings import TierLimits, TierSettings
-from kvtier_core.transfer import CPUDevice, KVLayout
+from kvtier_core.transfer import CPUDevice, Direction, KVLayout
 from kvtier_testing.faulty import FaultyTier
 from tests.session.toy import LAYERS, PATIENCE_S, TOKENS, Toy, namespace_of
 
@@ -38,9 +38,10 @@ def make_toy(monkeypatch: pytest.MonkeyPatch, tiers: dict[str, FaultyTier]) -> I
         gate.set()
 
         class GatedDevice(CPUDevice):
-            def _store(self, plan):
-                gate.wait()
-                super()._store(plan)
+            def _copy(self, direction, plan):
+                if direction is Direction.STORE:
+                    gate.wait()
+                super()._copy(direction, plan)
 
         monkeypatch.setattr("kvtier_core.transfer.cpu.CPUDevice", GatedDevice)
         kv = [torch.zeros(num_blocks, TOKENS, 8) for _ in range(LAYERS)]

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from kvtier_core.transfer import Pool, PoolGeometry, huge_pages
-from kvtier_core.transfer.huge_pages import HugePages, describe_refusal, map_for_huge_pages
+from kvtier_core.transfer import Pool, PoolGeometry, prefault
+from kvtier_core.transfer.prefault import HugePages, describe_refusal, map_for_huge_pages
 
 _MIB = 1 << 20
 _SIZE = 2 * _MIB
@@ -36,10 +36,10 @@ def huge_bytes(address: int) -> int:
 
 def refuse(monkeypatch: pytest.MonkeyPatch, code: int) -> None:
     def advise(_address: int, _length: int, advice: int) -> None:
-        if advice != huge_pages.MADV_POPULATE_WRITE:
+        if advice != prefault.MADV_POPULATE_WRITE:
             raise OSError(code, os.strerror(code))
 
-    monkeypatch.setattr(huge_pages, "advise", advise)
+    monkeypatch.setattr(prefault, "advise", advise)
 
 
 def test_the_memory_of_a_file_is_moved_into_huge_pages_and_keeps_what_it_held(fd: int) -> None:
@@ -124,7 +124,7 @@ def test_what_is_in_use_is_tried_again_at_the_end(
         pytest.skip("this kernel has no huge pages")
     refuse(monkeypatch, errno.EAGAIN)
     pages.take(0, 5 * _MIB)
-    monkeypatch.setattr(huge_pages, "advise", lambda *_: None)
+    monkeypatch.setattr(prefault, "advise", lambda *_: None)
     assert pages.finish() == 0
     assert not caplog.text
 
@@ -132,7 +132,7 @@ def test_what_is_in_use_is_tried_again_at_the_end(
 def test_a_kernel_without_huge_pages_is_a_warning(
     fd: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(huge_pages, "_SIZE", tmp_path / "none")
+    monkeypatch.setattr(prefault, "_SIZE", tmp_path / "none")
     assert map_for_huge_pages(fd, 5 * _MIB) is None
     assert "pool.huge_pages = false" in caplog.text
 
@@ -143,7 +143,7 @@ def test_addresses_that_the_process_may_not_have_are_a_warning(
     def refused(*_: object) -> int:
         raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
 
-    monkeypatch.setattr(huge_pages, "_map", refused)
+    monkeypatch.setattr(prefault, "_map", refused)
     assert map_for_huge_pages(fd, 5 * _MIB) is None
     assert os.strerror(errno.ENOMEM) in caplog.text
 

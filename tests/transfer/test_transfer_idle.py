@@ -50,9 +50,9 @@ def test_v13_a_copy_in_the_middle_is_waited_for(make_pool: MakePool, layout: KVL
     gate = Gate()
 
     class SlowDevice(CPUDevice):
-        def _store(self, plan) -> None:
+        def _copy(self, direction, plan) -> None:
             gate()
-            super()._store(plan)
+            super()._copy(direction, plan)
 
     pool = make_pool()
     device = SlowDevice(layout, pool)

@@ -103,18 +103,13 @@ def test_what_is_no_sequence_of_tensors_is_refused() -> None:
         KVLayout([torch.zeros(4, 2), np.zeros((4, 2))])  # type: ignore[list-item]
 
 
-def test_a_layout_does_not_change_and_equals_one_of_the_same_tensors() -> None:
+def test_a_layout_does_not_change() -> None:
     tensors = [torch.zeros(4, 2), torch.zeros(4, 2)]
     group, layout = KVGroup(tensors), KVLayout(tensors)
     with pytest.raises(FrozenInstanceError):
         group.num_blocks = 100  # type: ignore[misc]
     with pytest.raises(FrozenInstanceError):
         layout.block_size_factor = 2  # type: ignore[misc]
-    assert group == KVGroup(tensors)
-    assert group != KVGroup(tensors[::-1])
-    assert group != KVGroup([tensor.clone() for tensor in tensors])
-    assert layout == KVLayout(group) != KVLayout(group, block_size_factor=2)
-    assert {layout: 1}[KVLayout(group)] == 1
     assert "block_bytes=16" in repr(layout)
 
 

@@ -57,9 +57,9 @@ def open_pool(name: str) -> Iterator[OpenPool]:
 def test_c43_members_of_one_name_share_rows_and_control_page(open_pool: OpenPool, name: str) -> None:
     one, scheduler, zero = (open_pool(member) for member in (1, SCHEDULER, 0))
     one.row(2)[0] = 7
-    scheduler.control.note_worker(0)
+    scheduler.control.note_member(0)
     assert zero.row(2)[0] == 7
-    assert one.control.worker_came(0)
+    assert one.control.has_come(0)
     for pool in (one, scheduler, zero):
         pool.wait_for_members(TIMEOUT_S)
         assert missing(pool) == []

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from kvtier_core.transfer import Direction, Pool, PoolGeometry
+from kvtier_core.transfer import SCHEDULER, Direction, Pool, PoolGeometry
 from kvtier_core.transfer import memory as memory_module
 from kvtier_core.transfer.memory import MemoryLimit
 
@@ -30,12 +30,12 @@ def test_rows_are_zero_page_aligned_and_apart(make_pool: MakePool) -> None:
 
 def test_a_row_is_no_copy_and_does_not_touch_the_control_page(make_pool: MakePool) -> None:
     pool = make_pool()
-    pool.control.note_scheduler()
+    pool.control.note_member(SCHEDULER)
     pool.row(0)[0] = 255
     assert pool.rows_array[0, 0] == 255
     pool.rows_array[:] = 7
     assert bytes(pool.row(7)) == b"\x07" * 8192
-    assert pool.control.scheduler_came
+    assert pool.control.has_come(SCHEDULER)
 
 
 @pytest.mark.parametrize("index", [-1, 8])
@@ -127,7 +127,7 @@ def test_close_may_be_called_again_and_ends_every_use(make_pool: MakePool) -> No
         with pytest.raises(ValueError, match="closed|released"):
             use()
     with pytest.raises(ValueError, match="released"):
-        pool.control.note_scheduler()
+        pool.control.note_member(SCHEDULER)
 
 
 def test_c34_close_keeps_the_mapping_while_rows_are_in_use(

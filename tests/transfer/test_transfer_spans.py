@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvtier_core.transfer.spans import Span, join
+from kvtier_core.transfer.cpu import Span, join
 
 _PAGE = 3
 _BLOCKS = 2
