@@ -89,11 +89,8 @@ def _token_bytes(token_ids: Sequence[int]) -> bytes:
         tokens = np.asarray(token_ids)
     except ValueError:  # ragged
         tokens = np.empty((0, 0))
-    if (
-        tokens.ndim != 1
-        or tokens.dtype.kind not in "iu"
-        or (tokens.dtype.kind == "u" and tokens.max() >= 1 << 63)
-    ):
+    kind = tokens.dtype.kind
+    if tokens.ndim != 1 or kind not in "iu" or (kind == "u" and tokens.max() >= 1 << 63):
         raise ValueError("token ids must be a flat sequence of integers below 2**63")
     return tokens.astype(">i8").tobytes()
 
@@ -108,20 +105,18 @@ def hash_blocks(
 ) -> list[bytes]:
     """Hash every whole block of *token_ids*; a partial last block has no hash.
 
-    Raises ``ValueError`` when the tokens are not a flat sequence of integers.
-
     To go on where an earlier call stopped, pass the last hash as *parent*, the tokens after it, and how many
-    blocks came before as *first_block* (multimodal positions count from the prompt's start).
+    blocks came before as *first_block* (multimodal positions count from the prompt's start). Raises ``ValueError`` when
+    the tokens are not a flat sequence of integers.
     """
     if tokens_per_block < 1:
         raise ValueError(f"tokens_per_block must be at least 1, not {tokens_per_block}")
     previous = root_hash(identity) if parent is None else parent
-    count = len(token_ids) // tokens_per_block
     tokens = _token_bytes(token_ids)
     width = 8 * tokens_per_block
     head = struct.pack(">I", tokens_per_block)
     hashes: list[bytes] = []
-    for index in range(count):
+    for index in range(len(token_ids) // tokens_per_block):
         digest = hashlib.sha256(previous + head + tokens[index * width : (index + 1) * width])
         if identity.multimodal:
             begin = (first_block + index) * tokens_per_block

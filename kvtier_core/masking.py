@@ -1,8 +1,8 @@
 """What counts as a secret, and how text is cleaned of it before it can reach a message, a repr or a log.
 
 Secrets are: a secret type's value (``SecretStr``), a value whose name says so, every value of ``storage_options``, the
-user part of a URL, and URL parameters whose name says so. This module never raises and knows no settings model; it
-works on duck types, so that importing it costs nothing.
+user part of a URL, and URL parameters whose name says so. This module never raises, and works on duck types, so that
+importing it costs nothing.
 """
 
 import re
@@ -22,9 +22,8 @@ _URL_USER = re.compile(r"(?P<scheme>\b[a-zA-Z][a-zA-Z0-9+.-]*://)(?P<user>\S*)@"
 _URL_PARAMETER = re.compile(r"(?P<name>[?&;][\w.-]+)=(?P<value>[^&;#\s\"']+)")
 _ADDRESS = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]*://(?:[^/?#\s]*@)?[^/?#@\s]+/?")
 """A server, and nothing of what may be secret behind it."""
-_SHORT = (
-    4  # a shorter secret is masked only where it stands alone: it would turn every other word into a mask
-)
+_SHORT = 4
+"""A shorter secret is masked only where it stands alone: it would turn every other word into a mask."""
 
 
 def is_secret_name(name: str) -> bool:
@@ -71,11 +70,10 @@ def secrets_in_options(options: object) -> set[str]:
     if isinstance(options, Mapping):
         found: set[str] = set()
         for name, value in options.items():
-            of_value = secrets_in_options(value)
             is_address = (
                 isinstance(value, str) and _ADDRESS.fullmatch(value) and not is_secret_name(str(name))
             )
-            found |= secrets_in_text(str(value)) if is_address else of_value
+            found |= secrets_in_text(str(value)) if is_address else secrets_in_options(value)
         return found
     if isinstance(options, list | tuple | set | frozenset):
         return set().union(*map(secrets_in_options, options))
@@ -92,19 +90,14 @@ def mask_value(name: str, value: object) -> object:
         return value
     if hasattr(value, "get_secret_value") or is_secret_name(name):
         return MASK
-    table = _as_table(value)
-    if table is not None:
+    fields = getattr(type(value), "model_fields", None)
+    if fields is not None:  # a settings table inside another
+        value = {field: getattr(value, field) for field in fields}
+    if isinstance(value, Mapping):
         hide = holds_only_secrets(name)
-        return {key: MASK if hide else mask_value(str(key), item) for key, item in table.items()}
+        return {key: MASK if hide else mask_value(str(key), item) for key, item in value.items()}
     if isinstance(value, list | tuple | set | frozenset):
         return [mask_value(name, item) for item in value]
     text = str(value)
     masked = mask_text(text)
     return value if masked == text else masked
-
-
-def _as_table(value: object) -> Mapping[object, object] | None:
-    if isinstance(value, Mapping):
-        return value
-    fields = getattr(type(value), "model_fields", None)  # a settings table inside another
-    return None if fields is None else {field: getattr(value, field) for field in fields}

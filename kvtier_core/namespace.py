@@ -96,12 +96,10 @@ class Namespace:
     def name(self) -> str:
         """A directory-safe name: a readable part and the first 32 hex digits of a SHA-256 over all fields."""
         described = asdict(self)
-        for group in described[
-            "groups"
-        ]:  # so that a field which joins the description changes no name by its default
+        for group in described["groups"]:
             for name, default in _GROUP_DEFAULTS.items():
                 if group[name] == default:
-                    del group[name]
+                    del group[name]  # so that a new field changes no name by its default
         canonical = json.dumps(described, sort_keys=True, separators=(",", ":"))
         readable = re.sub(r"[^a-z0-9]+", "-", self.model.lower()).strip("-")[-40:].strip("-") or "model"
         return f"{readable}-{hashlib.sha256(canonical.encode()).hexdigest()[:32]}"

@@ -40,15 +40,8 @@ class Sealer:
 
     def _end(self, key: OffloadKey, row: memoryview, payload_bytes: int) -> bytes:
         """The padding and proof that follow the payload."""
-        proof = _PROOF.pack(
-            _MAGIC,
-            FORMAT_VERSION,
-            0,
-            payload_bytes,
-            self._namespace,
-            xxhash.xxh3_128_digest(key),
-            xxhash.xxh3_128_digest(row[:payload_bytes]),
-        )
+        digests = self._namespace, xxhash.xxh3_128_digest(key), xxhash.xxh3_128_digest(row[:payload_bytes])
+        proof = _PROOF.pack(_MAGIC, FORMAT_VERSION, 0, payload_bytes, *digests)
         return proof.rjust(len(row) - payload_bytes, b"\0")
 
     def seal(self, key: OffloadKey, row: memoryview, payload_bytes: int) -> None:
@@ -56,13 +49,11 @@ class Sealer:
         row[payload_bytes:] = self._end(key, row, payload_bytes)
 
     def names(self, key: OffloadKey, tail: bytes) -> bool | None:
-        """Whose row it is that ends in *tail* (its last 64 bytes): ``True`` for this namespace and *key*.
+        """Whether a row that ends in *tail* (64 bytes) is this namespace's and *key*'s; ``None``: there is no proof.
 
-        ``False``: the proof is another block's; ``None``: there is no proof. The payload is not looked at.
+        The payload is not looked at.
         """
-        if len(tail) != PROOF_BYTES:
-            return None
-        if not tail.startswith(_BEGIN):
+        if len(tail) != PROOF_BYTES or not tail.startswith(_BEGIN):
             return None
         return tail[16:32] == self._namespace and tail[32:48] == xxhash.xxh3_128_digest(key)
 

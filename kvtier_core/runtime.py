@@ -6,6 +6,7 @@ The only module that knows all of them. It decides the pool's geometry and turns
 import logging
 import time
 from collections.abc import Mapping
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,14 +23,14 @@ from kvtier_core.plugins import TierType
 from kvtier_core.policies import PolicyFactory, make_policy
 from kvtier_core.proof import row_bytes_for
 from kvtier_core.session import EngineSession
-from kvtier_core.settings import Settings, exact_size, load_settings
+from kvtier_core.settings import Settings, load_settings
 from kvtier_core.settings.fields import find_secrets
 from kvtier_core.settings.model import MAX_LOADING
 from kvtier_core.tier_settings import TierSettings
 from kvtier_core.transfer.device import open_device
 from kvtier_core.transfer.pool import Pool, PoolGeometry
 from kvtier_core.transfer.waiting import bounded
-from kvtier_core.units import format_size
+from kvtier_core.units import exact_size, format_size
 
 if TYPE_CHECKING:
     from kvtier_core.transfer.layout import KVLayout
@@ -37,9 +38,9 @@ if TYPE_CHECKING:
 _MAX_WASTE = 0.25
 _TOLD_WASTE = 0.1
 _TOLD_WASTE_BYTES = 64 << 20
-"""What is wasted of a smaller pool is worth no line."""
+"""Less is worth no line."""
 _CLOSE_S = 1.0
-"""For tiers that did open to close again, where another has taken all the time there was."""
+"""For tiers that did open to close again, where another has taken all the time."""
 
 _log = logging.getLogger("kvtier")
 
@@ -118,11 +119,9 @@ def class_of_tier(tier_type: TierType, settings: TierSettings) -> type[Any]:
 
 def lasting_tiers(settings: Settings) -> list[str]:
     """The enabled tiers whose blocks other runs or processes may be given, in the order they are asked. No I/O."""
-    infos = {
-        name: class_of_tier(settings.tier_types[name], tier).info
-        for name, tier in settings.enabled_tiers.items()
-    }
-    return [name for name, info in infos.items() if info.persistent or info.shared]
+    tiers = settings.enabled_tiers.items()
+    infos = ((name, class_of_tier(settings.tier_types[name], tier).info) for name, tier in tiers)
+    return [name for name, info in infos if info.persistent or info.shared]
 
 
 def why_nothing_lasts(settings: Settings, option: str = "--config") -> str | None:
@@ -243,15 +242,10 @@ def open_session(
         pool = Pool.create(geometry, huge_pages=settings.pool.huge_pages)
     except MemoryError as error:
         raise PoolError(str(error)) from None
-    try:
+    with ExitStack() as on_failure:
+        on_failure.callback(pool.close)
         manager = open_manager(settings, namespace, pool, open_timeout_s=open_timeout_s)
-    except BaseException:
-        pool.close()
-        raise
-    try:
+        on_failure.callback(_shut_down, manager, pool, open_timeout_s)
         device = open_device(layout, pool, on_finished=manager.notify)
-    except BaseException:
-        _shut_down(manager, pool, open_timeout_s)
-        pool.close()
-        raise
+        on_failure.pop_all()
     return EngineSession(manager, device, pool, namespace.tokens_per_block * namespace.block_size_factor)

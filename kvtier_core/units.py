@@ -13,7 +13,7 @@ from pydantic import BeforeValidator
 from kvtier_core.transfer.memory import format_size
 from kvtier_core.transfer.waiting import LONGEST_S
 
-__all__ = ["Duration", "Size", "format_size", "parse_duration", "parse_size"]
+__all__ = ["Duration", "Size", "exact_size", "format_size", "parse_duration", "parse_size"]
 
 _SIZE_UNITS = {"": 1, "b": 1} | {
     f"{letter}{infix}b": (1024 if infix else 1000) ** power
@@ -50,6 +50,14 @@ def parse_size(value: object) -> int:
 def parse_duration(value: object) -> float:
     """Seconds from ``"30s"``, ``"250ms"``, ``"2h"`` or a number. Raises ``ValueError``."""
     return float(_parse(value, _TIME_UNITS, '"30s" or "250ms", in ms, s, m, h or d', LONGEST_S))
+
+
+def exact_size(count: int) -> str:
+    """Bytes in the largest binary unit that needs no fraction, so that nothing is rounded: ``"1536MiB"``."""
+    for power, unit in ((4, "TiB"), (3, "GiB"), (2, "MiB"), (1, "KiB")):
+        if count and count % 1024**power == 0:
+            return f"{count // 1024**power}{unit}"
+    return f"{count}B"
 
 
 Size = Annotated[int, BeforeValidator(parse_size)]

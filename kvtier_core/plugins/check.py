@@ -110,7 +110,7 @@ def _block_tier_problems(cls: type[BlockTier]) -> Iterator[str]:
         spec = getattr(BlockTier, name)
         if name in cls.__abstractmethods__:
             near = nearest(name, own)
-            hint = f"; is {near[0]!r} meant to be it?" if near else ""
+            hint = f"; is {near!r} meant to be it?" if near else ""
             yield f"{name}: missing{hint}; expected {expected_signature(name, spec)}"
         else:
             yield from method_problems(cls, name, spec)

@@ -9,8 +9,8 @@ from collections.abc import Iterator, Mapping
 
 from pydantic import BaseModel
 
-from kvtier_core.settings.fields import field_paths, nested_model, wants_json
-from kvtier_core.settings.layers import KNOWN_VARIABLES, Merged, SettingPath, Variable, variable_for
+from kvtier_core.settings.fields import SettingPath, field_paths, nested_model, wants_json
+from kvtier_core.settings.layers import KNOWN_VARIABLES, Merged, Variable, variable_for
 from kvtier_core.settings.model import PoolSettings, TopSettings
 from kvtier_core.settings.problems import Problems
 from kvtier_core.suggest import did_you_mean

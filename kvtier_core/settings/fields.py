@@ -8,8 +8,10 @@ from typing import Any, TypeGuard
 from pydantic import BaseModel, SecretBytes, SecretStr
 from pydantic.fields import FieldInfo
 
-from kvtier_core.masking import holds_only_secrets, secrets_in_options, secrets_in_text
+from kvtier_core.masking import MASK, holds_only_secrets, mask_value, secrets_in_options, secrets_in_text
 from kvtier_core.units import parse_duration, parse_size
+
+SettingPath = tuple[str, ...]
 
 _UNKNOWN_MIN = 6
 """Shorter values of unknown settings would mask ordinary words in other messages."""
@@ -63,7 +65,7 @@ def unit_of(field: FieldInfo) -> str | None:
     return next((unit for unit in units if unit is not None), None)
 
 
-def field_paths(model: type[BaseModel], prefix: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
+def field_paths(model: type[BaseModel], prefix: SettingPath) -> Iterator[SettingPath]:
     """The path of every value that *model* takes, tables inside it opened."""
     for name, field in model.model_fields.items():
         inner = nested_model(field.annotation)
@@ -71,6 +73,20 @@ def field_paths(model: type[BaseModel], prefix: tuple[str, ...]) -> Iterator[tup
             yield (*prefix, name)
         else:
             yield from field_paths(inner, (*prefix, name))
+
+
+def values_in(model: BaseModel, prefix: SettingPath) -> Iterator[tuple[SettingPath, object, str | None]]:
+    """Every value of *model*, tables opened: where it is, the value with secrets masked, its unit."""
+    for name, field in type(model).model_fields.items():
+        value, path = getattr(model, name), (*prefix, name)
+        if isinstance(value, BaseModel):
+            yield from values_in(value, path)
+        elif isinstance(value, Mapping) and value:
+            for key, item in value.items():
+                shown = MASK if holds_only_secrets(name) else mask_value(str(key), item)
+                yield (*path, str(key)), shown, None
+        else:
+            yield path, mask_value(name, value), unit_of(field)
 
 
 def find_secrets(model: type[BaseModel] | None, table: Mapping[str, Any]) -> set[str]:

@@ -14,13 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from kvtier_core.errors import ConfigError
+from kvtier_core.settings.fields import SettingPath
 
 PREFIX = "KVTIER_"
 CONFIG_VARIABLE = "KVTIER_CONFIG"
 LOG_VARIABLE = "KVTIER_LOG"
 KNOWN_VARIABLES = (CONFIG_VARIABLE, LOG_VARIABLE)
-
-SettingPath = tuple[str, ...]
 
 # What Kubernetes puts into every pod of a namespace that has a Service called kvtier or kvtier-something.
 _KUBERNETES = re.compile(

@@ -20,12 +20,11 @@ from kvtier_core.plugins import TierType, load_policy, load_tier_type
 from kvtier_core.plugins.discovery import normalized
 from kvtier_core.policies import PolicyFactory
 from kvtier_core.settings.environment import put_variables
-from kvtier_core.settings.fields import find_secrets
-from kvtier_core.settings.layers import Layers, Merged, SettingPath, dotted, read_layers, variable_for
+from kvtier_core.settings.fields import SettingPath, find_secrets, values_in
+from kvtier_core.settings.layers import Layers, Merged, dotted, read_layers, variable_for
 from kvtier_core.settings.model import PoolSettings, Settings, TopSettings
 from kvtier_core.settings.problems import Problems
 from kvtier_core.settings.sense import blocklist_findings, order_findings, pool_findings, tier_findings
-from kvtier_core.settings.shown import sources_of
 from kvtier_core.tier_settings import TierSettings
 
 TIER_NAME = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)*")
@@ -112,10 +111,17 @@ class _Loading:
             **dict(top),
             policies=policies,
             file=self._layers.file,
-            sources=sources_of(pool, top, tiers, self._merged),
+            sources=self._sources(
+                {(): top, ("pool",): pool, **{("tiers", name): tiers[name] for name in tiers}}
+            ),
             ignored_variables=self._layers.ignored,
             unavailable=self._unavailable,
         )
+
+    def _sources(self, tables: Mapping[SettingPath, BaseModel]) -> dict[str, str]:
+        """Where each value came from, by dotted name, in the order in which values are shown."""
+        paths = [path for at, table in tables.items() for path, _, _ in values_in(table, at)]
+        return {dotted(path): self._merged.source_of(path) or "default" for path in paths}
 
     def _find_type(self, name: str, origin: str) -> None:
         """Load the type of the tier *name*, which the layer *origin* brought up."""

@@ -13,8 +13,8 @@ from pydantic_core import ErrorDetails
 
 from kvtier_core.errors import ConfigError, PluginError
 from kvtier_core.masking import mask_text
-from kvtier_core.settings.fields import nested_model, unit_of
-from kvtier_core.settings.layers import Merged, SettingPath, dotted, variable_for
+from kvtier_core.settings.fields import SettingPath, nested_model, unit_of
+from kvtier_core.settings.layers import Merged, dotted, variable_for
 from kvtier_core.settings.model import TopSettings
 from kvtier_core.suggest import did_you_mean
 

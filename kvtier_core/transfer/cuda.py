@@ -2,9 +2,9 @@
 
 Written against torch's interface and never run on a GPU yet: docs/benchmarks/transfer.md says what was tested how.
 
-Decides when copies may start: when the compute queued at their submission has ended. For a store a lane's thread sleeps
-until then; for a load the load stream waits, and no thread. The engine's stream is made to wait for neither. Results
-come when the copies are over, so whoever has a load's result may queue compute that reads it.
+Copies start when the compute queued at their submission has ended. For a store a lane's thread sleeps until then; for a
+load the load stream waits, and no thread. The engine's stream waits for neither. Results come when the copies are over,
+so that compute that reads loaded blocks may be queued then.
 """
 
 import logging

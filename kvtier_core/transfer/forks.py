@@ -1,7 +1,7 @@
-"""What speaks for this process alone: a child that is forked closes its copies, or it would speak for a dead parent.
+"""Descriptors that speak for this process alone: a forked child closes its copies.
 
-Decides nothing. Descriptors with locks and bound sockets live as long as any process has them; the others count on
-their going with the process that made them. A library that forks without Python's hooks escapes this.
+Locks and bound sockets live as long as any process has them, and the other members count on their going with the
+process that made them. A library that forks without Python's hooks escapes this.
 """
 
 import os

@@ -1,9 +1,9 @@
 """How processes that start in any order, or start again, come to share one memory that has no name.
 
-Whoever comes first binds a socket of the engine's name, makes the memory, and hands out its descriptor, and the socket
-with it: every member answers on that one socket as long as it lives, so that whoever comes finds the pool as long as
-anybody has it, and the name goes with the last one. It is in Linux's abstract namespace: no file is left behind,
-whenever anybody dies. Users are told apart by what the kernel says of the other end, never by what it sends.
+The first one binds a socket of the engine's name, makes the memory, and hands out the memory's descriptor together with
+the socket. Every member answers on that socket as long as it lives, so a newcomer finds the pool as long as anybody has
+it, and the name goes with the last one. The socket is in Linux's abstract namespace: no file is left behind, whenever
+anybody dies. The kernel tells users apart, never what the other end sends.
 """
 
 import errno
@@ -63,19 +63,23 @@ class Host:
 
     def close(self) -> None:
         """End now. Twice is fine."""
-        if self._thread.is_alive() and self._end is not None:
-            os.eventfd_write(self._end, 1)
+        self._tell_to_end()
         self._thread.join()
         self._let_go()
 
     def end_soon(self, last: Callable[[], None]) -> None:
         """End without waiting for it, which a finalizer must not; *last* is called when nobody is answered any more."""
         self._last = last
-        if self._thread.is_alive() and self._end is not None:
-            os.eventfd_write(self._end, 1)
-        else:
+        if not self._tell_to_end():
             self._let_go()
             last()
+
+    def _tell_to_end(self) -> bool:
+        """Whether the thread is there to be told."""
+        if not self._thread.is_alive() or self._end is None:
+            return False
+        os.eventfd_write(self._end, 1)
+        return True
 
     def _let_go(self) -> None:
         if self._end is not None:

@@ -1,8 +1,8 @@
 """The copy plan: which device blocks go to which place of which row, and which of them move together.
 
-Pure; it moves nothing. A copy call costs far more than the bytes of one small page, so what is neighbouring on both
-sides goes as one. Planning is vectorised: no step visits the blocks one by one. All groups are planned in one pass:
-their device blocks are numbered one group after another, with a gap, so that nothing of two groups is neighbouring.
+Pure. A copy call costs far more than the bytes of one small page, so neighbours on both sides go as one. No step visits
+the blocks one by one. All groups are planned in one pass: their device blocks are numbered one group after another,
+with a gap, so that blocks of two groups are never neighbours.
 """
 
 import reprlib
@@ -64,10 +64,8 @@ class TransferLimits:
 Runs = npt.NDArray[np.int64]
 """``(4, n)``: the columns ``block, row, slot, length`` say which *length* device blocks from *block* on move as one.
 
-Where a row has one slot, they fill as many rows from *row* on; where it has more, as many slots of *row* from *slot*
-on.
+Where a row has one slot they fill that many rows from *row* on, else that many slots of *row* from *slot* on.
 """
-
 
 Columns = list[list[int]]
 """The same as four lists."""
@@ -197,14 +195,8 @@ def _refuse_other_rows(num_blocks: _Numbers, num_rows: _Numbers, firsts: _Number
     wrong = num_rows != needed
     if wrong.any():
         part = int(wrong.argmax())
-        raise ValueError(
-            f"{num_blocks[part]} blocks but {num_rows[part]} rows"
-            + (
-                ""
-                if factor == 1
-                else f": from slot {firsts[part]} on, at {factor} blocks a row, they need {needed[part]}"
-            )
-        )
+        why = f": from slot {firsts[part]} on, at {factor} blocks a row, they need {needed[part]}"
+        raise ValueError(f"{num_blocks[part]} blocks but {num_rows[part]} rows{'' if factor == 1 else why}")
 
 
 def _merge(direction: Direction, numbers: _Numbers, slots: _Numbers, limits: TransferLimits) -> Runs:
@@ -223,12 +215,12 @@ def _merge(direction: Direction, numbers: _Numbers, slots: _Numbers, limits: Tra
         one, other = _find_groups(numbers[first : first + 2], limits)
         if one != other:
             raise _shared(slots[first] // factor)
-        name, value = (
-            ("row", slots[first] // factor)
+        what = (
+            f"row {slots[first] // factor}"
             if is_store
-            else ("block", numbers[first] - limits.first_numbers[one])
+            else f"block {numbers[first] - limits.first_numbers[one]}"
         )
-        raise ValueError(f"{name} {value} is written twice in one {direction.value}")
+        raise ValueError(f"{what} is written twice in one {direction.value}")
     begins = np.ones(len(numbers) + 1, dtype=bool)  # and the end of the last
     begins[1:-1] = (block_steps != 1) | (slot_steps != 1)
     if factor > 1:  # the bytes of two rows do not touch: a row ends in padding and proof

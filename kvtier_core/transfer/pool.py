@@ -3,9 +3,8 @@
 It decides whether two processes mean the same geometry, and who of them is who. It never decides what a row holds.
 
 One process makes a pool for itself with ``Pool.create``. Several that start in any order all call ``Pool.open`` with
-one name: the first makes the memory, the rest check its geometry, and one that starts again finds it while any of them
-lives. The memory is a file without a name, freed by the kernel with the last process that has it open, however that
-ends; ``handover`` says how it gets around. Layout, little-endian::
+one name: the first makes the memory, the rest check its geometry. The memory is a file without a name, freed by the
+kernel with the last process that has it open; ``handover`` says how it gets around. Layout, little-endian::
 
     0     magic "kvtpool" 0x06 | num_workers u64 | num_rows u64 | row_bytes u64 | bytes before row 0 u64
     64    the control page's words (see ``control``), zero padding to a multiple of 4096
@@ -43,7 +42,7 @@ _OPEN_TIMEOUT_S = 60.0
 _log = logging.getLogger("kvtier.pool")
 
 _KEPT: "list[Pool]" = []
-"""Pools that stay mapped although nobody here has them any more."""
+"""Pools that stay mapped when nobody has them any more."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -250,7 +249,7 @@ class Pool:
         return self._view[begin : begin + self.geometry.row_bytes]
 
     def keep(self) -> None:
-        """Let no ``close`` unmap the pool: a tier that does not answer knows its address and its descriptor."""
+        """Keep the pool mapped after ``close``: a tier that does not answer knows its address and its descriptor."""
         self._is_kept = True
         _KEPT.append(self)
         _log.warning(
@@ -281,10 +280,8 @@ class Pool:
         try:
             self._mapping.close()
         except BufferError:
-            _log.warning(
-                "the pool's mapping (%s) is kept: rows are still in use",
-                format_size(self.geometry.total_bytes),
-            )
+            size = format_size(self.geometry.total_bytes)
+            _log.warning("the pool's mapping (%s) is kept: rows are still in use", size)
             return False
         return True
 

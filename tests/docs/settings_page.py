@@ -8,11 +8,11 @@ from pathlib import Path
 from pydantic import BaseModel, SecretStr
 from pydantic_core import PydanticUndefined
 
+from kvtier.shown import text_of
 from kvtier_core import load_tier_type
 from kvtier_core.settings import PoolSettings
 from kvtier_core.settings.fields import unit_of
 from kvtier_core.settings.model import TopSettings
-from kvtier_core.settings.shown import text_of
 from kvtier_core.tier_settings import TierLimits, TierSettings
 
 HEAD = """# Settings

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
+from kvtier.shown import show_settings
 from kvtier_core import ConfigError, PluginError, load_settings
-from kvtier_core.settings import show_settings
 
 pytestmark = pytest.mark.usefixtures("_fake_tier")
 

@@ -4,7 +4,8 @@ import re
 import pytest
 
 from kvtier.main import main
-from kvtier_core.settings import PoolSettings, make_schema
+from kvtier.schema import make_schema
+from kvtier_core.settings import PoolSettings
 from kvtier_core.settings.model import TopSettings
 from kvtier_core.tier import TierSettings
 from kvtier_core.tier_settings import TierLimits

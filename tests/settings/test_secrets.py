@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 
+from kvtier.shown import show_settings
 from kvtier_core import KvtierError, load_settings
 from kvtier_core.masking import MASK, mask_text, mask_value
 from kvtier_core.runtime import plan_tier
-from kvtier_core.settings import show_settings
 from kvtier_core.tier import secrets_in_options
 from tests.plugins.distributions import TIER_SOURCE
 

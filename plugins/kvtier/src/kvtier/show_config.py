@@ -6,8 +6,10 @@ import sys
 from dataclasses import asdict
 from pathlib import Path
 
+from kvtier.schema import make_schema
+from kvtier.shown import show_settings
 from kvtier.table import format_table
-from kvtier_core.settings import Settings, load_settings, make_schema, read_blocklist, show_settings
+from kvtier_core.settings import Settings, load_settings, read_blocklist
 
 help = "Show every setting, its value and where it came from (secrets hidden)."  # noqa: A001 - the command protocol
 
