@@ -9,8 +9,16 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from kvtier_core import blocktier
-from kvtier_core.blocktier import BlockTier
+from kvtier_core.blocktier import (
+    BlockTier,
+    SupportsBatch,
+    SupportsChains,
+    SupportsFollow,
+    SupportsMarks,
+    SupportsRemoval,
+    SupportsScan,
+    SupportsTouch,
+)
 from kvtier_core.errors import PluginError
 from kvtier_core.hookspecs import PROJECT, REQUIRED_HOOKS, TIER_GROUP, TierHookSpecs
 from kvtier_core.plugins.signatures import expected_signature, method_problems, unwrap
@@ -22,14 +30,14 @@ _HOOKS = {name: spec for name, spec in vars(TierHookSpecs).items() if hasattr(sp
 _REQUIRED_METHODS = ("open", "contains", "store", "load", "delete", "close")
 _BATCH_METHODS = ("store_many", "load_many")
 _OPTIONAL_METHODS = {
-    "store_many": blocktier.SupportsBatch,
-    "load_many": blocktier.SupportsBatch,
-    "remove_namespace": blocktier.SupportsRemoval,
-    "follow": blocktier.SupportsFollow,
-    "touch": blocktier.SupportsTouch,
-    "arrange": blocktier.SupportsChains,
-    "mark_used": blocktier.SupportsMarks,
-    "scan": blocktier.SupportsScan,
+    "store_many": SupportsBatch,
+    "load_many": SupportsBatch,
+    "remove_namespace": SupportsRemoval,
+    "follow": SupportsFollow,
+    "touch": SupportsTouch,
+    "arrange": SupportsChains,
+    "mark_used": SupportsMarks,
+    "scan": SupportsScan,
 }
 _SETTING_NAME = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)*")
 
@@ -119,7 +127,7 @@ def _block_tier_problems(cls: type[BlockTier]) -> Iterator[str]:
             yield from method_problems(cls, name, getattr(protocol, name), may_yield=name == "scan")
     for there, missing in (_BATCH_METHODS, _BATCH_METHODS[::-1]):
         if hasattr(cls, there) and not hasattr(cls, missing):
-            expected = expected_signature(missing, getattr(blocktier.SupportsBatch, missing))
+            expected = expected_signature(missing, getattr(SupportsBatch, missing))
             yield f"has {there} but not {missing}: both or neither; expected {expected}"
     info = getattr(cls, "info", None)
     needs_scan = isinstance(info, TierInfo) and info.persistent and info.bounded_by == "core"
