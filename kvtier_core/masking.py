@@ -6,7 +6,7 @@ importing it costs nothing.
 """
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 MASK = "**********"
 
@@ -77,11 +77,22 @@ def secrets_in_options(options: object) -> set[str]:
         return found
     if isinstance(options, list | tuple | set | frozenset):
         return set().union(*map(secrets_in_options, options))
-    if hasattr(options, "get_secret_value"):  # pydantic's, whose own text is a row of stars
-        return secrets_in_options(options.get_secret_value())
-    if isinstance(options, bytes):
-        options = options.decode(errors="replace")
-    return set() if options is None or isinstance(options, bool) else {str(options)} - {""}
+    return set(leaves(options)) - {""}
+
+
+def leaves(value: object) -> Iterator[str]:
+    """The texts and numbers in *value*, as text; what a secret type hides is shown."""
+    if isinstance(value, Mapping):
+        value = list(value.values())
+    if isinstance(value, list | tuple | set | frozenset):
+        for item in value:
+            yield from leaves(item)
+    elif hasattr(value, "get_secret_value"):  # pydantic's, whose own text is a row of stars
+        yield from leaves(value.get_secret_value())
+    elif isinstance(value, bytes):
+        yield value.decode(errors="replace")
+    elif value is not None and not isinstance(value, bool):
+        yield str(value)
 
 
 def mask_value(name: str, value: object) -> object:

@@ -8,7 +8,14 @@ from typing import Any, TypeGuard
 from pydantic import BaseModel, SecretBytes, SecretStr
 from pydantic.fields import FieldInfo
 
-from kvtier_core.masking import MASK, holds_only_secrets, mask_value, secrets_in_options, secrets_in_text
+from kvtier_core.masking import (
+    MASK,
+    holds_only_secrets,
+    leaves,
+    mask_value,
+    secrets_in_options,
+    secrets_in_text,
+)
 from kvtier_core.units import parse_duration, parse_size
 
 SettingPath = tuple[str, ...]
@@ -95,11 +102,11 @@ def find_secrets(model: type[BaseModel] | None, table: Mapping[str, Any]) -> set
     for name, value in table.items():
         field = model.model_fields.get(name) if model is not None else None
         if field is None:
-            found |= {leaf for leaf in _leaves(value) if len(leaf) >= _UNKNOWN_MIN}
+            found |= {leaf for leaf in leaves(value) if len(leaf) >= _UNKNOWN_MIN}
         elif holds_only_secrets(name):
             found |= secrets_in_options({name: value})
         elif {SecretStr, SecretBytes} & set(_parts(field.annotation)):
-            found |= set(_leaves(value))
+            found |= set(leaves(value))
         else:
             found |= _search(value, [part for part in _parts(field.annotation) if _is_model(part)])
     return found
@@ -118,21 +125,6 @@ def _search(value: object, models: Sequence[type[BaseModel]]) -> set[str]:
         for item in value:
             found |= _search(item, models)
     else:
-        for text in _leaves(value):
+        for text in leaves(value):
             found |= secrets_in_text(text)
     return found
-
-
-def _leaves(value: object) -> Iterator[str]:
-    """The texts and numbers in *value*, as text."""
-    if isinstance(value, Mapping):
-        value = list(value.values())
-    if isinstance(value, list | tuple | set | frozenset):
-        for item in value:
-            yield from _leaves(item)
-    elif hasattr(value, "get_secret_value"):
-        yield from _leaves(value.get_secret_value())
-    elif isinstance(value, bytes):
-        yield value.decode(errors="replace")
-    elif value is not None and not isinstance(value, bool):
-        yield str(value)

@@ -148,7 +148,12 @@ def meet(
     address = f"\0kvtier-{os.geteuid()}-{name}"
     while True:
         if make is not None and (listener := _claim(address)) is not None:
-            return _make(listener, make, join, note)
+            try:
+                fd = make()
+            except BaseException:
+                listener.close()
+                raise
+            return _take_part(listener, fd, join, note)
         left = deadline - time.monotonic()
         if left <= 0:
             raise TimeoutError(_why_nobody_answered(address, name, timeout_s))
@@ -205,13 +210,13 @@ def _check_user(name: str, uid: int | None) -> None:
         )
 
 
-def _make(listener: socket.socket, make: Callable[[], int], join: Callable[[int], None], note: bytes) -> Met:
+def _take_part(listener: socket.socket, fd: int, join: Callable[[int], None], note: bytes) -> Met:
+    """Join, and answer others from then on. Both descriptors are closed where that fails."""
     with ExitStack() as on_failure:
         on_failure.callback(listener.close)
-        fd = make()
         on_failure.callback(os.close, fd)
         join(fd)
-        listener.listen(_BACKLOG)
+        listener.listen(_BACKLOG)  # which changes nothing where others listen already
         met = Met(fd, note, Host(listener, fd, note))
         on_failure.pop_all()
         return met
@@ -219,7 +224,7 @@ def _make(listener: socket.socket, make: Callable[[], int], join: Callable[[int]
 
 def _ask(address: str, name: str, join: Callable[[int], None], timeout_s: float) -> Met | None:
     """What a member hands over; ``None`` when nobody is ready to."""
-    with ExitStack() as on_failure, socket.socket(socket.AF_UNIX, _KIND) as guest:
+    with socket.socket(socket.AF_UNIX, _KIND) as guest:
         guest.settimeout(timeout_s)
         try:
             guest.connect(address)
@@ -229,13 +234,7 @@ def _ask(address: str, name: str, join: Callable[[int], None], timeout_s: float)
             message, fd, listener = _receive(guest)
         except (ConnectionError, TimeoutError, BlockingIOError):  # the last: too many ask at once
             return None
-        on_failure.callback(listener.close)
-        on_failure.callback(os.close, fd)
-        join(fd)
-        note = message[1:]
-        met = Met(fd, note, Host(listener, fd, note))
-        on_failure.pop_all()
-        return met
+        return _take_part(listener, fd, join, message[1:])
 
 
 def _receive(guest: socket.socket) -> tuple[bytes, int, socket.socket]:
