@@ -39,8 +39,8 @@ def control_words_bytes(num_workers: int) -> int:
 class ControlPage:
     """The words, in the pool's shared memory. Made by ``Pool``; safe from any thread of any process.
 
-    A worker that dies in the middle of a job never finishes it: its job stays unsettled, and its rows out of use. No
-    later process can be that worker of that pool, or its first job would settle the dead one's.
+    A worker that dies in the middle of a job leaves it unsettled for ever, and its rows out of use. No later process
+    can be that worker of that pool, or its first job would settle the dead one's.
     """
 
     def __init__(self, memory: memoryview, num_workers: int) -> None:
@@ -81,7 +81,7 @@ class ControlPage:
         return leave
 
     def is_settled(self, direction: Direction, job_id: int) -> bool:
-        """Whether every worker has finished this job and all before it: no worker touches its rows. Scheduler side."""
+        """Whether every worker has finished this job and all before it. Scheduler side."""
         if any(self.get_last_finished(worker, direction) < job_id for worker in range(self.num_workers)):
             return False
         self._fence()  # the next reader of the rows must see what the workers wrote before they said "finished"

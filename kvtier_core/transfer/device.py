@@ -12,10 +12,10 @@ from kvtier_core.transfer.pool import Pool
 
 @dataclass(frozen=True, kw_only=True)
 class TransferResult:
-    """How one device transfer ended. ``ok`` means that every byte moved.
+    """How one device transfer ended. ``ok``: every byte moved, ``bytes`` in ``seconds`` of copying.
 
     ``dropped``: nothing was touched, because the device was shutting down. ``error`` says why a job failed; what it was
-    to write is then undefined. ``bytes`` moved, in ``seconds`` of copying.
+    to write is then undefined.
     """
 
     job_id: int

@@ -95,8 +95,8 @@ class _Sharing(NamedTuple):
 class Pool:
     """One process's view of the pool. Made by ``create``, or by ``open`` where several are to share it.
 
-    Rows may be used from any thread; callers agree on what a row holds. A pool that nobody closes goes in silence when
-    nobody has it, its rows or its array any more.
+    Rows may be used from any thread. A pool that nobody closes goes in silence when nobody has it, its rows or its
+    array any more.
     """
 
     def __init__(
@@ -129,11 +129,10 @@ class Pool:
 
     @classmethod
     def create(cls, geometry: PoolGeometry, *, huge_pages: bool = False) -> Self:
-        """Make a new pool, all zeros. Pages are taken from the machine when they are first touched.
+        """Make a new pool, all zeros. The machine gives pages when they are first touched.
 
-        *huge_pages* asks the kernel for 2 MiB pages, which it may give at the first touch; ``prefault`` gets them where
-        it can. Raises ``MemoryError``, before anything is mapped, when the pool does not fit in this machine's
-        available memory or in the limit of this process's control group.
+        *huge_pages* asks for 2 MiB pages, at the first touch or by ``prefault``. Raises ``MemoryError``, before
+        anything is mapped, when the pool does not fit this machine's available memory or this process's control group.
         """
         fd = geometry.make_memory()
         try:
@@ -157,8 +156,8 @@ class Pool:
 
         Every process of the engine on this machine calls this, in any order, with the same geometry; then
         ``wait_for_members``. A process that does not know the geometry passes ``None`` and waits for one that does.
-        *note*, of at most 64 KiB, is what this process tells the others should it be the first: all find the first
-        one's in ``note``. A process that starts again joins the pool that any of the others still has.
+        The first one's *note* (at most 64 KiB) is every member's ``note``. A process that starts again joins the pool
+        that any of the others still has.
 
         Raises ``MemoryError`` when the pool does not fit, ``ValueError`` for another geometry than the others' or a
         member that the pool does not have, ``FileExistsError`` when a living process is that member, ``OSError`` of
@@ -207,10 +206,9 @@ class Pool:
         return wait_for(lambda: self.control.is_idle, bounded(timeout_s))
 
     def prefault(self) -> Prefault:
-        """Take the pool's pages from the machine now, in the background; ``close`` ends that.
+        """Take the pool's pages from the machine now, in the background, in huge pages if asked for.
 
-        In huge pages where they were asked for, with a warning where the kernel gives none. Raises ``RuntimeError``
-        where no thread can be had.
+        A warning says where the kernel gives none. Raises ``RuntimeError`` where no thread can be had.
         """
         if self._prefault is None:
             length = self.geometry.total_bytes
@@ -260,8 +258,8 @@ class Pool:
     def close(self) -> bool:
         """Unmap the pool and close its descriptor; True when the mapping is gone. May be called again.
 
-        False: somebody still holds a row or the array, so the mapping is kept (a write to it stays harmless)
-        until that is dropped and ``close`` called again, or the process ends. Also after ``keep``.
+        False after ``keep``, or while somebody holds a row or the array: the mapping is kept, and a write to it stays
+        harmless.
         """
         if self._prefault is not None:
             self._prefault.stop()
