@@ -27,7 +27,7 @@ from kvtier_core.settings import Settings, load_settings
 from kvtier_core.settings.fields import find_secrets
 from kvtier_core.settings.model import MAX_LOADING
 from kvtier_core.tier_settings import TierSettings
-from kvtier_core.transfer.device import open_device
+from kvtier_core.transfer.choice import open_device
 from kvtier_core.transfer.pool import Pool, PoolGeometry
 from kvtier_core.transfer.waiting import bounded
 from kvtier_core.units import exact_size, format_size

@@ -9,10 +9,11 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from kvtier_core.transfer.choice import open_device
     from kvtier_core.transfer.control import SCHEDULER, ControlPage
     from kvtier_core.transfer.cpu import CPUDevice
     from kvtier_core.transfer.cuda import CUDADevice
-    from kvtier_core.transfer.device import Device, TransferResult, open_device
+    from kvtier_core.transfer.device import Device, TransferResult
     from kvtier_core.transfer.direction import Direction
     from kvtier_core.transfer.layout import KVGroup, KVLayout, split_pages
     from kvtier_core.transfer.plan import GroupTransfer
@@ -51,7 +52,7 @@ _HOMES = {
     "PoolGeometry": "pool",
     "StagedDevice": "staged",
     "TransferResult": "device",
-    "open_device": "device",
+    "open_device": "choice",
     "split_pages": "layout",
 }
 

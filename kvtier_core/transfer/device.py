@@ -1,13 +1,11 @@
 """The device's interface: how an engine's worker moves blocks between the device and the pool (C40, C41, C42)."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from kvtier_core.transfer.direction import Direction
-from kvtier_core.transfer.layout import KVLayout
 from kvtier_core.transfer.plan import GroupTransfer
-from kvtier_core.transfer.pool import Pool
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,27 +65,3 @@ class Device(Protocol):
         May be called again. Every submitted job still gets its result. Not to be called from ``on_finished``.
         """
         ...
-
-
-def open_device(
-    layout: KVLayout,
-    pool: Pool,
-    worker: int = 0,
-    on_finished: Callable[[], None] | None = None,
-) -> Device:
-    """The device for where the layout's tensors are: the CPU's, CUDA's, or plain torch for other accelerators.
-
-    *worker* and *on_finished* are those of ``LaneDevice``. Raises ``ValueError`` when the workers' parts and the proof
-    do not fit a row, or the pool has no such worker.
-    """
-    if layout.device.type == "cpu":
-        from kvtier_core.transfer.cpu import CPUDevice  # noqa: PLC0415 - torch, and only the parts of it that are needed
-
-        return CPUDevice(layout, pool, worker, on_finished)
-    if layout.device.type == "cuda":
-        from kvtier_core.transfer.cuda import CUDADevice  # noqa: PLC0415
-
-        return CUDADevice(layout, pool, worker, on_finished)
-    from kvtier_core.transfer.staged import StagedDevice  # noqa: PLC0415
-
-    return StagedDevice(layout, pool, worker, on_finished)
