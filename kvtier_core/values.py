@@ -32,7 +32,7 @@ class MissReason(enum.Enum):
     """Why a lookup missed (C60)."""
 
     NOT_STORED = "not_stored"
-    """Neither in the pool nor in a tier: never stored, or evicted so long ago or before a start that nobody knows."""
+    """Neither in the pool nor in a tier, and not evicted lately."""
     EVICTED = "evicted"
     """The pool had it not long ago, and no tier has it."""
     BELOW_THRESHOLD = "below_threshold"
@@ -55,13 +55,12 @@ class OffloadPolicy(enum.Enum):
 class TierInfo:
     """Facts of a tier type that are known without opening it.
 
-    ``bounded_by`` says who keeps the tier inside its capacity: the core (which then evicts by policy through
-    ``delete``) or the tier itself (which then reports what it dropped through its context). ``default_capacity`` is
-    the bound in bytes where the ``capacity`` setting is unset; ``None`` means no bound. ``load_batch`` is how many
-    times 4 MiB one call of ``load_many`` may move, as far as there is as much to load for every thread:
-    fewer calls, and no thread idle. ``store_batch`` is the same for ``store_many``, for which nobody waits: a quarter
-    of that in any case, and more as far as it is half of what there is to store; less in a tier so small that what all
-    threads store at once would be more than a quarter of it, and never more than 1,024 blocks.
+    ``bounded_by`` says who keeps the tier inside its capacity: the core (which evicts by policy through ``delete``) or
+    the tier itself (which reports what it dropped through its context). ``default_capacity`` is the bound in bytes
+    while the ``capacity`` setting is unset; ``None`` means no bound. ``load_batch`` times 4 MiB is the most that one
+    call of ``load_many`` moves; less while that would leave a thread idle. ``store_batch`` is the same for
+    ``store_many``: a quarter of it in any case, and more up to half of what there is to store. All threads together
+    store at most a quarter of the tier at once, and one call at most 1,024 blocks.
     """
 
     medium: str
@@ -156,9 +155,9 @@ class TierJob:
     arrived: Callable[[Sequence[int]], None] | None = None
     """Of a load: may be told the positions of blocks whose buffers are filled and will not be touched any more.
 
-    Their proofs are checked while others still load. Those that are right count even where the job passes its deadline;
-    the others are lost then. A block that is named again is checked with the result. Bytes written into a right one
-    later may be served, as after the result. From any thread; returns at once. The result is due all the same.
+    Their proofs are checked while others still load. Right ones count even when the job passes its deadline; the others
+    are lost then. A block that is named again is checked with the result. Bytes written into a right one later may be
+    served, as after the result. From any thread; returns at once. The result is due all the same.
     """
     is_prefix: bool = False
     """Of a lookup: the keys follow one another, and behind the first that is not there no answer is needed.

@@ -1,10 +1,8 @@
-"""Actions: the coordinator's orders to the manager, as plain data, in the order in which they are carried out.
+"""Actions: the coordinator's orders to the manager, as plain data, to be carried out in order.
 
-Order that must hold for each tier: a request's ``TellNewRequest`` comes before its jobs, its ``TellRequestFinished``
-after its last job. Loads may overtake stores, and nothing else may overtake anything.
-
-All actions of one request carry the same ``RequestInfo`` object, and no other request does, whatever its id: ids may be
-used again.
+At each tier, a request's ``TellNewRequest`` comes before its jobs, and its ``TellRequestFinished`` after its last job.
+Loads may overtake stores, and nothing else may overtake anything. All actions of a request carry its own
+``RequestInfo`` object, which tells it from later requests of the same id.
 """
 
 from collections.abc import Sequence

@@ -1,21 +1,18 @@
-"""Admission decides which offered blocks are worth a store: those that were offered often enough (contract C15).
-
-A block that is computed once and never again only drives out others. With a threshold of two or more, of the pool or
-of a tier, every offer is counted, once for each request and key, in a bounded memory that forgets what was not offered
-for longest. With no such threshold nothing is counted and everything is admitted.
-"""
+"""Bounded memories of keys: how often they were offered (admission, C15), and which were evicted lately. Pure."""
 
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from kvtier_core.keys import OffloadKey
 
 
 class Admission:
-    """How often keys were offered, and what that means for a store.
+    """Which offered blocks are worth a store: those that were offered often enough.
 
-    *pool_threshold* and *tier_thresholds* are the offers from which on the pool, or a tier, takes a block; at most
-    *max_keys* keys are counted.
+    A block that is computed once and never again only drives out others. With a threshold of two or more, every offer
+    is counted, once for each request and key. With no such threshold everything is admitted. *pool_threshold* and
+    *tier_thresholds* are the offers from which on the pool, or a tier, takes a block. Past *max_keys* keys it forgets
+    those that were not offered for longest.
     """
 
     def __init__(self, pool_threshold: int, tier_thresholds: Iterable[int], max_keys: int) -> None:
@@ -61,3 +58,36 @@ class Admission:
     def is_below(self, key: OffloadKey) -> bool:
         """Whether *key* was offered, but not often enough for the pool."""
         return 0 < self._offers.get(key, 0) < self._pool_threshold
+
+
+class KeyMemory:
+    """Remembers the last *limit* keys or more, at most twice as many: two generations, the older one goes as a whole.
+
+    Forgetting is spread over later calls, so that no call pays for what others remembered.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._young: set[OffloadKey] = set()
+        self._old: set[OffloadKey] = set()
+        self._leaving: set[OffloadKey] = set()
+
+    def add(self, keys: Collection[OffloadKey]) -> None:
+        """Remember *keys*."""
+        self._young.update(keys)
+        for _ in range(min(2 * len(keys), len(self._leaving))):
+            self._leaving.pop()
+        if len(self._young) >= self._limit:
+            self._young, self._old, self._leaving = set(), self._young, self._old
+
+    def __len__(self) -> int:
+        """How many keys are remembered, those in both generations twice."""
+        return len(self._young) + len(self._old)
+
+    def __contains__(self, key: OffloadKey) -> bool:
+        """Whether *key* is remembered."""
+        return key in self._young or key in self._old
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self._young, self._old, self._leaving = set(), set(), set()

@@ -1,15 +1,13 @@
 """Break-even (C35): a tier from which loading would take longer than computing the same tokens is passed over.
 
-The engine says what computing costs; what loading costs is measured, from the submission of a load to its result as the
-engine gets it: a fixed time and one for each block. Without the one or the other nothing is passed over. A tier that is
-passed over gets a load through at intervals, or nobody would learn that it has become faster.
+The engine says what computing costs, and ``LoadTimes`` what loading costs. Without either nothing is passed over. A
+tier that is passed over still gets a load at intervals, or nobody would learn that it has become faster.
 """
 
 from collections.abc import Callable, Sequence
 
 from kvtier_core.coordinator.endpoints import find_end
 from kvtier_core.coordinator.group_lookup import GroupLookup
-from kvtier_core.coordinator.jobs import Job
 from kvtier_core.coordinator.state import State
 
 RecomputeCost = float | Callable[[int, int], float | None]
@@ -25,11 +23,6 @@ class BreakEven:
     def __init__(self, state: State) -> None:
         self._state = state
         self.recompute: RecomputeCost | None = None
-
-    def note(self, job: Job, loaded: int, seconds: float) -> None:
-        """A load of *job*'s tier brought *loaded* blocks in *seconds*, or passed its deadline after them."""
-        if loaded:
-            self._state.tiers[job.tier].load_times.add(loaded, seconds)
 
     def find_losses(self, groups: Sequence[GroupLookup], end: int, now: float) -> list[str]:
         """The tiers whose blocks had better be computed than loaded for the end point *end*."""

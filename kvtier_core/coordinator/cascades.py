@@ -1,8 +1,8 @@
 """Stores decide which rows new blocks get, and which tiers a stored block goes on to (the cascade).
 
-A tier that is behind, out of the path or at its limit is left out and counted: a cache may forget. Once it is idle it
-gets those blocks that the pool still holds (C28). A cascade that passes its deadline is unpinned. If the tier reads the
-row later, the proof gives the changed bytes away.
+A tier that is behind, out of the path or at its limit is left out and counted. Once idle it gets the blocks that the
+pool still holds (C28). A cascade past its deadline is unpinned. If the tier reads the row later, the proof gives the
+changed bytes away.
 """
 
 import math
@@ -108,7 +108,7 @@ class Cascades:
     def _cascade_often_offered(
         self, request: RequestState, blocks: Sequence[Block], counted: Sequence[OffloadKey], now: float
     ) -> None:
-        """Blocks that the pool holds already may have been offered often enough now for a tier with a threshold."""
+        """Give *blocks*, which the pool holds, to the tiers whose threshold this offer has reached."""
         fresh = frozenset(counted)
         ready = [block for block in blocks if block.state is READY and block.key in fresh]
         tiers = [
@@ -139,7 +139,7 @@ class Cascades:
         return tier.name in block.withheld and self._may_cascade(request, tier)
 
     def expire_device_store(self, job: Job) -> None:
-        """A device store passed its deadline, or a reset came: the rows wait for the worker, the keys do not."""
+        """Let the keys of a device store go, while its rows wait for the worker: it is overdue, or a reset came."""
         self._state.detach(block for block in job.blocks if block.state is not DETACHED)
 
     # -- onwards to the tiers
@@ -162,7 +162,7 @@ class Cascades:
         )
 
     def _cascade_all(self, stored: Job, tiers: Sequence[TierRecord], now: float) -> None:
-        """The usual cascade: every tier gets every block. The blocks change from the writer's pin to the readers'."""
+        """The usual cascade: every tier gets every block. Readers' pins replace the writer's at once."""
         state = self._state
         blocks, request = stored.blocks, stored.request
         state.ledger.make_ready(blocks, pins=1 + len(tiers))
@@ -227,10 +227,6 @@ class Cascades:
         job.rows = rows
         self._state.outbox.append(SealRows(self._state.tier_job(job)))
 
-    def finish_sealing(self, job: Job) -> None:
-        """The rows of *job* have their proofs."""
-        self._state.ledger.unpin(job.blocks)
-
     def _admit(
         self, request: RequestState, tier: TierRecord, blocks: Sequence[Block], now: float
     ) -> Sequence[Block]:
@@ -264,7 +260,7 @@ class Cascades:
         tier.missed.add(request.info, [block.key for block in blocks])
 
     def make_up(self, now: float) -> None:
-        """Give every idle tier what it missed. Cost: a look at each tier, where none missed anything."""
+        """Give every idle tier what it missed."""
         for tier in self._state.tiers.values():
             if not tier.missed.num_keys or tier.cascade_rows or tier.late:
                 continue
@@ -276,9 +272,9 @@ class Cascades:
                 room -= self._make_up(tier, request, keys, now)
 
     def _make_up(self, tier: TierRecord, missed: RequestInfo, keys: Sequence[OffloadKey], now: float) -> int:
-        """Give *tier* those of *keys* that the pool still holds and it lacks; how many those are.
+        """Give *tier* those of *keys* that the pool still holds and it lacks. Returns how many.
 
-        The request may be over, so that they come as a request of their own, which is over at once.
+        Their request may be over: they come as a request of their own, which is over at once.
         """
         blocks = [
             block for block in self._state.ledger.find_all(keys) if block is not None and block.state is READY

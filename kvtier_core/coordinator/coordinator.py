@@ -1,7 +1,7 @@
 """The coordinator: which blocks are where, what moves next, what a fault costs.
 
-Pure: events and the time come in, answers go out, and what is to be done waits in an outbox (``take_actions``). No
-thread, clock, I/O or logging. Used by one thread, the engine's.
+Pure: events and the time come in, answers go out, and orders wait in an outbox (``take_actions``). No thread, clock,
+I/O or logging. Used by the engine's thread alone.
 """
 
 from collections.abc import Collection, Sequence
@@ -36,7 +36,7 @@ from kvtier_core.values import MissReason, RequestInfo
 class Coordinator:
     """Decides for one pool and the tiers behind it. *groups* are the KV groups that share the pool, in order.
 
-    Whatever takes a request's id raises ``UnknownRequestError`` for one that never began or is over.
+    Methods that take a request's id raise ``UnknownRequestError`` for one that never began or is over.
     """
 
     def __init__(
@@ -52,9 +52,7 @@ class Coordinator:
         self._promotions = Promotions(self._state)
         self._cascades = Cascades(self._state)
         self._request_level = RequestLevel(self._state, self._cascades)
-        self._results = Results(
-            self._state, self._cascades, self._promotions, self._request_level, self._lookups.break_even
-        )
+        self._results = Results(self._state, self._cascades, self._promotions, self._request_level)
 
     def set_recompute_cost(self, cost: RecomputeCost | None) -> None:
         """Set what computing tokens costs the engine; with ``None`` whatever a tier holds is worth loading (C35)."""
@@ -83,13 +81,13 @@ class Coordinator:
         state.outbox.extend(TellNewRequest(name, info) for name in state.tiers)
 
     def on_request_level(self, tier_name: str, info: RequestInfo) -> None:
-        """A tier asked for the whole of a request (C25): it is heeded from now on, and ignored once that is over."""
+        """A tier asked for the whole of a request (C25). Ignored once the request is over."""
         request = self._state.requests.get(info.request_id)
         if request is not None and request.info is info:
             self._request_level.begin(request, tier_name)
 
     def is_request_level(self, request_id: str) -> bool:
-        """Whether a tier gets the request as a whole: then blocks that are in the pool already are worth offering."""
+        """Whether a tier gets the whole request, so that blocks in the pool are worth offering."""
         return bool(self._state.known(request_id).whole)
 
     def misses(self, request_id: str) -> dict[OffloadKey, MissReason]:
@@ -97,7 +95,7 @@ class Coordinator:
         return dict(self._state.known(request_id).missed)
 
     def request_begins(self, request_id: str) -> None:
-        """The engine has computed nothing for the request yet, or gave that up: what follows may be stored (C04)."""
+        """The engine starts the request, or starts it again: what it computes from now on may be stored (C04)."""
         self._state.going_on(request_id).may_store = True
 
     def request_preempted(self, request_id: str) -> None:
@@ -109,7 +107,7 @@ class Coordinator:
         return self._state.going_on(request_id).may_store
 
     def request_finished(self, request_id: str) -> None:
-        """A request ended or was aborted: leases go back, tiers are told once its last store has left."""
+        """A request ended or was aborted: its leases go back. Tiers learn of it once its last store has left."""
         request = self._state.known(request_id)
         request.finished = True
         self._request_level.lost(self._promotions.hand_over_planned(request))
@@ -121,8 +119,8 @@ class Coordinator:
     def lookup(self, request_id: str, keys: Sequence[Sequence[OffloadKey]], now: float) -> Lookup:
         """How much of a prompt can be loaded; starts what would make it more (C10, C21).
 
-        ``keys[i]`` are the blocks of the i-th group that may be loaded, from the prompt's beginning. The same tuples of
-        keys are not looked at again while the answer is pending.
+        ``keys[i]`` are the loadable blocks of the i-th group, from the prompt's beginning. Equal tuples are not looked
+        at again while the answer is pending.
         """
         return self._lookups.lookup(self._state.going_on(request_id), keys, now)
 
@@ -176,8 +174,7 @@ class Coordinator:
     ) -> PreparedTransfer | None:
         """Rows for new blocks (C11). ``None`` when the room can't be made; no keys when nothing is new.
 
-        No keys either when a reset or a preemption came since the request began (C04): its device blocks may belong to
-        others by now, or hold the KV of other weights.
+        No keys after a reset or a preemption (C04): the device blocks may be others' by now, or of other weights.
         """
         request = self._state.going_on(request_id)
         if not request.may_store:
@@ -194,7 +191,7 @@ class Coordinator:
         job = self._state.end_job(job_id)
         assert job.kind is JobKind.DEVICE_STORE, job
         state = self._state
-        state.forget_answers_of(job)
+        state.wake(job.id, job.keys)
         self._cascades.complete(job, success=success, now=now)
         if not job.overdue:
             self._request_level.arrived(job.blocks, job.request, now)
@@ -205,7 +202,7 @@ class Coordinator:
     def end_step(self, step: int, now: float) -> None:
         """The engine's step is over: its promotions leave as one job per (tier, request).
 
-        Tiers that were given any job in this step are told that it is over.
+        Tiers that got a job in this step get a ``TellStepEnd``.
         """
         self._promotions.submit_planned(now)
         for tier in self._state.tiers.values():
@@ -214,8 +211,9 @@ class Coordinator:
                 self._state.outbox.append(TellStepEnd(tier.name, step))
 
     def tick(self, now: float, arrived: Arrived = lambda _job_id: ()) -> None:
-        """Give up the jobs whose deadline has passed. *arrived* is asked what has come of the loads among them."""
-        while (job := self._state.next_overdue(now)) is not None:
+        """Give up the jobs whose deadline has passed; *arrived* says what has come of the loads among them."""
+        while (job := self._state.jobs.next_due(now)) is not None:
+            self._state.give_up(job)
             self._results.expire(job, arrived, now)
         leases.expire(self._state, now)
         self._cascades.make_up(now)
@@ -226,10 +224,10 @@ class Coordinator:
         """The rows of a ``SealRows`` have their proofs."""
         job = self._state.end_job(job_id)
         assert job.kind is JobKind.SEAL, job
-        self._cascades.finish_sealing(job)
+        self._state.ledger.unpin(job.blocks)
 
     def on_finished(self, finished: Finished, now: float) -> None:
-        """A tier handed out a result, which is for one of its jobs or none."""
+        """A tier handed out a result, of one of its jobs or of none."""
         self._results.finish(finished, now)
 
     def on_fault(self, tier_name: str, now: float, *, of_job: bool = False) -> None:
@@ -243,7 +241,7 @@ class Coordinator:
     # -- reset
 
     def reset(self, *, tiers: bool) -> None:
-        """A new cache epoch (C34): nothing held so far answers any more; with *tiers*, nothing behind the pool either.
+        """A new cache epoch (C34): no block of the pool answers any more; with *tiers*, none of the tiers' either.
 
         Rows under transfer stay out of use until their transfer is over (C36).
         """
@@ -254,7 +252,7 @@ class Coordinator:
             request.waited.clear()
             request.not_loaded.clear()
             request.wait_until = None
-        self._promotions.drop_planned(state.requests.values())
+        self._promotions.drop_planned()
         for job in state.jobs.values():
             job.stale = job.stale or tiers
             if job.overdue:
@@ -296,7 +294,7 @@ class Coordinator:
         return actions
 
     def next_deadline(self) -> float | None:
-        """When ``tick`` has something to do for a job at the latest; ``None`` when no job is waited for."""
+        """When ``tick`` must be called at the latest; ``None`` when no job is waited for."""
         return self._state.jobs.next_deadline()
 
     def store_room(self, now: float) -> int:
@@ -321,7 +319,7 @@ class Coordinator:
     @property
     def has_pending_work(self) -> bool:
         """Whether a job that somebody waits for is under way, or a promotion waits for the end of the step."""
-        return self._state.jobs.num_awaited > 0 or bool(self._state.planning)
+        return self._state.jobs.num_awaited > 0 or bool(self._state.planned)
 
     @property
     def is_catching_up(self) -> bool:

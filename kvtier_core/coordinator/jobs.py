@@ -1,14 +1,11 @@
-"""Jobs from their submission to their one result, and which of them somebody still waits for. Pure; time comes in.
-
-The table keeps counts, so that nobody has to walk it: a tier may leave very many jobs unanswered.
-"""
+"""Jobs from their submission to their one result, and which of them somebody still waits for. Pure; time comes in."""
 
 import enum
 import heapq
 import math
 from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from kvtier_core.keys import OffloadKey
@@ -19,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class JobKind(enum.Enum):
-    """The kinds of jobs."""
+    """One of a tier, of the device, or of the sealing thread."""
 
     LOOKUP = "lookup"
     SEAL = "seal"
@@ -45,19 +42,20 @@ class Job:
     blocks: Sequence[Block]
     deadline: float
     overdue: bool = False
-    """Nobody waits for it any more: only its rows' pins are still of interest."""
+    """Nobody waits for it any more. It only holds its rows' pins."""
     is_prefix: bool = False
     """Of a lookup: behind the first key that the tier lacks no answer is needed."""
     rows: Sequence[int] = ()
     """The rows of its blocks, where they have been listed."""
     stale: bool = False
     """A reset came after it: its result says nothing about the tier's present contents."""
-    waiters: dict["RequestState", None] = field(default_factory=dict)
-    """Requests whose pending answer may change when it ends."""
 
 
 class JobTable(OrderedDict[int, Job]):
-    """The jobs that have not ended, oldest first. Those that are overdue stay until their result comes."""
+    """The jobs without a result, oldest first, overdue ones included.
+
+    It keeps counts, so that nobody has to walk it: a tier may leave very many jobs unanswered.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -86,6 +84,11 @@ class JobTable(OrderedDict[int, Job]):
         job.overdue = True
         self._count(job, -1)
 
+    def is_awaited(self, job_id: int) -> bool:
+        """Whether somebody waits for a job of this number."""
+        job = self.get(job_id)
+        return job is not None and not job.overdue
+
     def _count(self, job: Job, change: int) -> None:
         self.num_awaited += change
         if job.kind is _DEVICE_STORE:
@@ -95,8 +98,7 @@ class JobTable(OrderedDict[int, Job]):
         """When the first job that somebody still waits for, and that has a deadline, is due."""
         while self._deadlines:
             deadline, job_id = self._deadlines[0]
-            job = self.get(job_id)
-            if job is not None and not job.overdue:
+            if self.is_awaited(job_id):
                 return deadline
             heapq.heappop(self._deadlines)
         return None

@@ -1,7 +1,6 @@
 """Leases: which keys a request was promised, from a lookup to the load, the end of the request or a timeout.
 
-A promise is also what counts as a use of a block for the order of eviction: once for each request and key, when the
-promise ends.
+The end of a promise counts as a use of the block in the order of eviction, once for each request and key.
 """
 
 from collections.abc import Collection, Iterable, Sequence
@@ -41,10 +40,7 @@ def use(state: State, request: RequestState, blocks: Sequence[Block], depths: Se
 
 
 def end(state: State, request: RequestState, keys: Sequence[OffloadKey]) -> int:
-    """End the leases that *request* has on some of *keys*, count a use of each of these, and return how many.
-
-    Keys whose leases end earlier come before in the prompt.
-    """
+    """End the leases of *request* on some of *keys*, as uses, and return how many. The prompt's head goes first."""
     leased = _leased(request, keys)
     _unlease(state, request, leased, _ABOVE_ALL + request.read)
     request.read += len(leased)
@@ -52,7 +48,7 @@ def end(state: State, request: RequestState, keys: Sequence[OffloadKey]) -> int:
 
 
 def _leased(request: RequestState, keys: Sequence[OffloadKey]) -> Sequence[OffloadKey]:
-    """Those of *keys* that are promised to *request*, which are so no more."""
+    """Take from *request* its promises of *keys*. Returns the keys that were promised."""
     leased = keys
     if len(request.leases.intersection(keys)) < len(keys):  # some are not promised, or named twice
         leased = [key for key in dict.fromkeys(keys) if key in request.leases]
@@ -98,7 +94,7 @@ def expire(state: State, now: float) -> None:
         return
     first = now
     for request in state.requests.values():
-        if not request.leases or request.promoting or request.planned:
+        if not request.leases or request.promoting or request in state.planned:
             continue
         if request.last_lookup <= now - timeout:
             give_back(state, request)

@@ -1,10 +1,9 @@
 """Lookups decide how much of a prompt can be loaded, what is asked of which tier, and what is promoted.
 
-One call over all keys of all groups, no I/O: which blocks the pool holds; what the tiers are known to hold of the rest
-(asking, in one job a tier, what is unknown); then the longest end point whose blocks fit into the pool together. Rows
-are reserved only for what that end point needs, in key order, after the hits among it are leased, so that no promotion
-evicts a promised block. While an answer is pending it is remembered: nothing is looked at again until something that
-it waits for has happened.
+One call looks at all keys of all groups, without I/O. It finds the blocks that the pool holds, then what tiers are
+known to hold of the rest (what is unknown is asked, in one job a tier), then the longest end point whose blocks fit
+into the pool together. Rows are reserved for that end point alone, in key order. Its hits are leased before, so that
+no promotion evicts a promised block. A pending answer is remembered until something that it waits for has happened.
 """
 
 from collections.abc import Sequence
@@ -22,7 +21,7 @@ from kvtier_core.coordinator.endpoints import (
     unit_of,
 )
 from kvtier_core.coordinator.group_lookup import GroupLookup, Verdict
-from kvtier_core.coordinator.state import RequestState, State
+from kvtier_core.coordinator.state import PLANNED, RequestState, State
 from kvtier_core.coordinator.tier_answers import TierAnswers
 from kvtier_core.keys import OffloadKey
 from kvtier_core.ledger import ARRIVING, READY, Block
@@ -78,10 +77,9 @@ class Lookups:
         return found
 
     def _at_once(self, request: RequestState, keys: _Keys, now: float) -> Lookup | None:
-        """The answer for a lone prefix where the pool's ready blocks are all of it. No block is looked at.
+        """The answer for a lone prefix, if every key is ready or the first that is not is known to be nowhere.
 
-        Either every key has one, or the first that has none is known to be nowhere, so that what follows it is of no
-        use. ``None`` where neither is so.
+        Otherwise ``None``. No block is looked at.
         """
         ledger = self._state.ledger
         ready = ledger.ready_prefix(keys)
@@ -133,7 +131,7 @@ class Lookups:
         if self._is_prefix:
             groups[0].end_at_first_doubt()
         promotions = state.promotion_room
-        if promotions <= 0 and not request.promoting and not request.planned:
+        if promotions <= 0 and not request.promoting and request not in state.planned:
             for group in groups:
                 group.verdicts = [
                     MissReason.PRIMARY_FULL if isinstance(verdict, str) else verdict
@@ -158,7 +156,7 @@ class Lookups:
     def _pass_over(
         self, request: RequestState, groups: Sequence[GroupLookup], tiers: Sequence[str], now: float
     ) -> None:
-        """Loading from *tiers* would be a loss: let the others say what they hold, or have it computed (C35)."""
+        """Loading from *tiers* would be a loss: take the blocks from others, or have them computed (C35)."""
         for group in groups:
             indices = [index for index, verdict in enumerate(group.verdicts) if verdict in tiers]
             keys = [group.keys[index] for index in indices]
@@ -180,10 +178,10 @@ class Lookups:
         return find_end([group.costs for group in groups], ledger.room)
 
     def _choose(self, groups: Sequence[GroupLookup], end: int, promotions: float) -> _Plan:
-        """Choose the blocks to hold and to promote for *end*: none behind a key that no tier has spoken about yet.
+        """Choose the blocks to hold and to promote for *end*: none behind a key whose verdict is unknown.
 
         While there is such a key the end point may still move. Only a lone prefix is promoted then, up to that key. A
-        block that finds no room among the *promotions*, or at its tier, waits, and all that come after it wait.
+        block without room among the *promotions*, or at its tier, waits, and so do all after it.
         """
         plan = _Plan(end)
         hold: list[tuple[int, Block]] = []  # by the token each ends at
@@ -217,7 +215,7 @@ class Lookups:
         return plan
 
     def _explain(self, request: RequestState, groups: Sequence[GroupLookup], plan: _Plan) -> None:
-        """Why the end point is not the next one: the first key that can't be had, or that there is no room for it."""
+        """Why the end point is not the next one: the first key that can't be had, or no room."""
         unit = unit_of([group.shape for group in groups])
         if plan.end >= last_candidate([group.costs for group in groups]):
             return
@@ -236,7 +234,7 @@ class Lookups:
         leases.grant(state, request, [block.key for block in plan.hold])
         for block in plan.hold:
             if block.state is ARRIVING and block.source:
-                self._share(request, block)
+                request.waited.add(block.key)
         if not plan.promote:
             return
         depths = range(-len(plan.promote), 0)
@@ -251,12 +249,6 @@ class Lookups:
             request.waited.add(block.key)
             state.plan_promotion(request, block)
         leases.grant(state, request, plan.promote)
-
-    def _share(self, request: RequestState, block: Block) -> None:
-        """*request* waits for a promotion that may be another's."""
-        request.waited.add(block.key)
-        if not block.writer:  # it has not left: should its request end before, another takes it over
-            self._state.sharing.setdefault(block, {})[request] = None
 
     def _count_miss(self, request: RequestState, key: OffloadKey, reason: MissReason) -> MissReason:
         """Why *key* missed, counted once per request and key."""
@@ -285,22 +277,11 @@ class Lookups:
 
     def _wait_for(self, request: RequestState, plan: _Plan) -> bool:
         """Have *request* woken by whatever *plan* waits for; whether there is anything."""
-        waits = self._tiers.wait_for(request, plan.unknown)
-        arriving = [block for block in plan.hold if block.state is not READY]
+        jobs = self._tiers.asked_in(plan.unknown)
+        jobs.update(block.writer for block in plan.hold if block.state is not READY)
         if plan.promote:
-            self._state.awaiting_step[request] = None
-            waits = True
-        return self._wait_for_blocks(request, arriving) or waits
-
-    def _wait_for_blocks(self, request: RequestState, arriving: Sequence[Block]) -> bool:
-        state = self._state
-        last = None
-        for block in arriving:
-            if block.writer == last:
-                continue
-            last = block.writer
-            if last:
-                state.jobs[last].waiters[request] = None
-            else:
-                state.awaiting_step[request] = None
-        return bool(arriving)
+            jobs.add(PLANNED)
+        if jobs:
+            request.unsure += plan.unknown
+            self._state.wait(request, [*jobs, *plan.unknown])
+        return bool(jobs)

@@ -138,10 +138,9 @@ class Presence:
     def take_answer(
         self, job: Job, result: JobResult, bad: Mapping[OffloadKey, MissReason], now: float
     ) -> None:
-        """The tier answered the question *job*, but for its *bad* keys; late or not.
+        """The tier answered the question *job*, in time or late, except about its *bad* keys.
 
-        Keys that it could not tell of in time stay unknown. Those it failed to ask about are not asked again for a
-        while.
+        Keys without an answer in time stay unknown. Those that failed are not asked again for a while.
         """
         self.unask(job.keys, job.id)
         for key, reason in bad.items():
@@ -175,7 +174,7 @@ class Presence:
         self._lost.put(key, reason, now + self._miss_ttl)
 
     def clear(self) -> None:
-        """Forget everything: the tier serves another namespace from now on, and no set of the old one counts."""
+        """Forget everything, the resident set included: the tier serves another namespace from now on."""
         self.resident = None
         self._answers.clear()
         self._lost.clear()

@@ -1,14 +1,14 @@
 """Promotions: reserved rows become load jobs at the end of a step, and ready blocks when their job ends.
 
-Of a load that passes its deadline what has come counts, and its other keys are lost at once. Its rows hold nothing else
-until the tier answers: the tier may still write them (quarantine).
+When a load passes its deadline, the keys that have come count and the others are lost. Its rows hold nothing else until
+the tier answers, because the tier may still write them (quarantine).
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from kvtier_core.coordinator.actions import CancelJobs
 from kvtier_core.coordinator.jobs import Job, JobKind
-from kvtier_core.coordinator.state import RequestState, State
+from kvtier_core.coordinator.state import PLANNED, RequestState, State
 from kvtier_core.keys import OffloadKey
 from kvtier_core.ledger import ARRIVING, READY, Block
 from kvtier_core.values import MissReason
@@ -23,24 +23,22 @@ class Promotions:
     def submit_planned(self, now: float) -> None:
         """Turn the step's reservations into one load job per (tier, request)."""
         state = self._state
-        for request in state.planning:
-            for name, blocks in request.planned.items():
-                tier = state.tiers[name]
+        planned, state.planned = state.planned, {}
+        for request, by_tier in planned.items():
+            for name, blocks in by_tier.items():
                 keys = [block.key for block in blocks]
-                state.submit(JobKind.TIER_LOAD, request, tier, keys, blocks, now)
+                state.submit(JobKind.TIER_LOAD, request, state.tiers[name], keys, blocks, now)
                 request.promoting += 1
-            request.planned.clear()
-        state.planning.clear()
-        state.sharing.clear()
-        state.forget_answers(state.awaiting_step)
+        state.wake(PLANNED)
 
     def hand_over_planned(self, request: RequestState) -> list[Block]:
         """*request* ends before its reservations left: others that wait for a block take it over.
 
-        The rest is freed, and returned. Cost: proportional to the blocks, and to who waits for them.
+        The rest is freed, and returned. Cost: proportional to the blocks; for those that were promised to others as
+        well, to the requests that wait for planned promotions.
         """
         dropped: list[Block] = []
-        for name, blocks in request.planned.items():
+        for name, blocks in self._state.planned.pop(request, {}).items():
             for block in blocks:
                 heir = self._waiter(block, name, request)
                 if heir is not None:
@@ -48,27 +46,26 @@ class Promotions:
                 else:
                     self._release(name, 1)
                     dropped.append(block)
-        request.planned.clear()
-        self._state.planning.pop(request, None)
         if dropped:
             self._drop(dropped)
-            self._state.forget_answers(self._state.awaiting_step)
+            for waiting in self._state.waiting.get(PLANNED, ()):  # they go on waiting for the end of the step
+                self._state.forget_answer(waiting)
         return dropped
 
     def _waiter(self, block: Block, tier: str, leaver: RequestState) -> RequestState | None:
-        for other in self._state.sharing.get(block, ()):
+        if self._state.ledger.num_leases(block.key) == (block.key in leaver.leases):
+            return None
+        for other in self._state.waiting.get(PLANNED, ()):
             if other is not leaver and other.may_load_from(tier) and block.key in other.leases:
                 return other
         return None
 
     def _release(self, tier: str, rows: int) -> None:
-        """So many rows are no longer reserved for loads from *tier*."""
+        """*rows* rows are no longer reserved for loads from *tier*."""
         self._state.promoting_rows -= rows
         self._state.tiers[tier].loading_rows -= rows
 
     def _drop(self, blocks: Sequence[Block]) -> None:
-        for block in blocks:
-            self._state.sharing.pop(block, None)
         self._state.detach(blocks)
         self._state.ledger.unpin(blocks)
 
@@ -103,7 +100,7 @@ class Promotions:
         self.note_lost(job, lost, now, waiting)
 
     def _make_ready(self, job: Job, blocks: Sequence[Block], pins: int = 0) -> None:
-        """*blocks* of *job* have come; they keep *pins* pins."""
+        """*blocks* of *job* have come. They keep *pins* pins."""
         self._state.ledger.make_ready(blocks, pins)
         self._state.tiers[job.tier].counters.loaded += len(blocks)
         for block in blocks:
@@ -112,7 +109,7 @@ class Promotions:
     def note_lost(
         self, job: Job, lost: Mapping[OffloadKey, MissReason], now: float, waiting: Iterable[RequestState]
     ) -> None:
-        """No request that waited for *job* waits for its *lost* keys again, however soon others may ask (K6)."""
+        """No request that waited for *job* waits for its *lost* keys again soon (K6)."""
         miss_ttl = self._state.tiers[job.tier].limits.miss_ttl
         until = now + max(miss_ttl, self._state.limits.load_again_after_s)
         noted = {key: (until, reason) for key, reason in lost.items()}
@@ -122,7 +119,7 @@ class Promotions:
     def expire(
         self, job: Job, arrived: Collection[OffloadKey], now: float, waiting: Iterable[RequestState]
     ) -> None:
-        """The deadline of *job* passed (it is marked overdue): its requests go on with what has *arrived* of it."""
+        """*job* is overdue: its requests go on with what has *arrived* of it."""
         tier = self._state.tiers[job.tier]
         tier.loads_in_time = False
         # The job's own pin stays: until the tier's result nothing else may come into these rows.
@@ -143,11 +140,10 @@ class Promotions:
         state.quarantined_rows += len(job.blocks)
         state.detach(block for block in job.blocks if block.state is ARRIVING)
 
-    def drop_planned(self, requests: Collection[RequestState]) -> None:
+    def drop_planned(self) -> None:
         """A reset: reservations that have not left are taken back."""
-        for request in requests:
-            for name, blocks in request.planned.items():
+        for planned in self._state.planned.values():
+            for name, blocks in planned.items():
                 self._release(name, len(blocks))
                 self._drop(blocks)
-            request.planned.clear()
-        self._state.planning.clear()
+        self._state.planned.clear()

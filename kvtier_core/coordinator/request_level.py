@@ -1,9 +1,9 @@
 """Whole requests (C25): some tiers get all blocks of a request, also those that the pool held when they were offered.
 
-A tier asks for it in ``on_new_request``, or another node is to go on with the request. Blocks that are still on their
-way into the pool follow when they are ready. When the tier is behind they wait, unpinned, while blocks of other
-requests are dropped; one that is not in the pool when its turn comes is dropped too. Each (tier, request, key) is
-given once; what was not is told at the request's end.
+A tier asks for it in ``on_new_request``, or another node is to go on with the request. Blocks on their way into the
+pool follow when they are ready. While the tier is behind they wait, unpinned, and blocks of other requests are dropped.
+One that has left the pool when its turn comes is dropped. Each (tier, request, key) is given once. The request's end
+names the keys that were not.
 """
 
 from collections.abc import Iterable, Sequence
@@ -92,7 +92,7 @@ class RequestLevel:
                 self._state.forget_if_over(request)
 
     def _give(self, request: RequestState, blocks: Sequence[Block], now: float) -> None:
-        """Queue what each of the request's tiers has not been given; the tier that can't take it now never does."""
+        """Queue what each of the request's tiers has not been given, and drop what finds no room there."""
         for name, given in request.whole.items():
             tier = self._state.tiers[name]
             wanted = [block for block in blocks if given.get(block.key) is False]

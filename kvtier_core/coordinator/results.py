@@ -1,14 +1,13 @@
 """The ends of jobs, by their result or their deadline, as changes of the shared state.
 
-A result that makes no sense is a fault of its tier, and counts as if every key had failed. Part of a batch is kept:
-what a result does not name as bad counts (C22b, C23).
+A result that makes no sense is a fault of its tier, and every key counts as failed. Otherwise all keys count that the
+result does not name as bad (C22b, C23).
 """
 
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from kvtier_core.coordinator.break_even import BreakEven
 from kvtier_core.coordinator.cascades import Cascades
 from kvtier_core.coordinator.jobs import Job, JobKind
 from kvtier_core.coordinator.promotions import Promotions
@@ -19,10 +18,10 @@ from kvtier_core.keys import OffloadKey
 from kvtier_core.values import JobResult, MissReason
 
 Bad = Mapping[OffloadKey, MissReason]
-"""The keys of a job that were not moved, or not told of, and why."""
+"""The keys of a job without bytes or answer, and why."""
 
 Arrived = Callable[[int], Collection[OffloadKey]]
-"""Says which keys of a load are in their rows, whole and checked, though its tier has not answered the job."""
+"""Says which keys of an unanswered load are in their rows, whole and checked."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,13 +42,11 @@ class Results:
         cascades: Cascades,
         promotions: Promotions,
         request_level: RequestLevel,
-        break_even: BreakEven,
     ) -> None:
         self._state = state
         self._cascades = cascades
         self._promotions = promotions
         self._request_level = request_level
-        self._break_even = break_even
 
     def finish(self, finished: Finished, now: float) -> None:
         """A tier handed out a result. One that fits no job of that tier is a fault of the tier (C30)."""
@@ -60,8 +57,7 @@ class Results:
             self.fault(tier, now)
             return
         state.end_job(job.id)
-        waiting = list(job.waiters)
-        state.forget_answers_of(job)
+        waiting = state.wake(job.id, job.keys)
         bad = bad_keys(job, finished)
         if bad is None:
             tier.counters.faults += 1
@@ -79,8 +75,8 @@ class Results:
             tier.counters.integrity += why[MissReason.INTEGRITY]
             tier.counters.load_missing += why[MissReason.NOT_STORED]
             tier.counters.load_failed += why[MissReason.TIER_FAILED]
-            if seconds is not None and not why[MissReason.TIER_FAILED]:
-                self._break_even.note(job, len(job.keys) - len(bad), seconds)
+            if seconds is not None and not why[MissReason.TIER_FAILED] and len(bad) < len(job.keys):
+                tier.load_times.add(len(job.keys) - len(bad), seconds)
             self._promotions.finish(job, bad, now, waiting)
             self._request_level.arrived(job.blocks, None, now)
 
@@ -100,8 +96,7 @@ class Results:
 
     def expire(self, job: Job, arrived: Arrived, now: float) -> None:
         """The deadline of *job* passed. *arrived* is asked what has come of a load."""
-        waiting = list(job.waiters)
-        self._state.forget_answers_of(job)
+        waiting = self._state.wake(job.id, job.keys)
         if job.kind is JobKind.DEVICE_STORE:
             self._cascades.expire_device_store(job)
             self._request_level.lost(job.blocks)
@@ -113,7 +108,7 @@ class Results:
             self._cascades.expire(job)
             self._request_level.give_late(now)
         elif job.kind is JobKind.TIER_LOAD:
-            self._break_even.note(job, len(job.keys), tier.loads.timeout_s)
+            tier.load_times.add(len(job.keys), tier.loads.timeout_s)
             self._promotions.expire(job, arrived(job.id), now, waiting)
             self._request_level.arrived(job.blocks, None, now)
         else:  # nothing is remembered of the tier: the next request that asks may be answered
@@ -122,7 +117,7 @@ class Results:
 
     @staticmethod
     def fault(tier: TierRecord, now: float) -> None:
-        """A tier did what says nothing about one job: raised in a hook, or answered nonsense."""
+        """A tier raised in a hook or answered nonsense: no one job is to blame."""
         tier.counters.faults += 1
         for service in tier.services:
             service.breaker.failed(now)
@@ -135,7 +130,7 @@ def _has_moved(job: Job, bad: Bad, result: JobResult) -> bool:
 
 
 def bad_keys(job: Job, finished: Finished) -> dict[OffloadKey, MissReason] | None:
-    """Why which keys of *job* were not moved, or told of; ``None`` for a result that makes no sense."""
+    """The bad keys of *job*; ``None`` for a result that makes no sense."""
     result = finished.result
     if job.kind is JobKind.LOOKUP:
         return _bad_answers(job, result)

@@ -1,17 +1,13 @@
-"""The state that the parts of the coordinator share: requests, jobs, tiers, limits, the outbox. Pure data.
-
-Used by one thread. Nothing here decides: the other modules do.
-"""
+"""The state that the coordinator's parts share. Pure data: nothing here decides. Used by one thread."""
 
 import math
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from kvtier_core.coordinator.actions import Action, SubmitJob, TellRequestFinished
-from kvtier_core.coordinator.admission import Admission
+from kvtier_core.coordinator.admission import Admission, KeyMemory
 from kvtier_core.coordinator.answers import Lookup
 from kvtier_core.coordinator.jobs import Job, JobKind, JobTable
-from kvtier_core.coordinator.key_memory import KeyMemory
 from kvtier_core.coordinator.stats import Counters
 from kvtier_core.coordinator.tier_record import TierRecord, TierSpec
 from kvtier_core.errors import UnknownRequestError
@@ -20,6 +16,9 @@ from kvtier_core.ledger import Block, Ledger
 from kvtier_core.values import MissReason, RequestInfo, TierJob
 
 _TIER_LOAD = JobKind.TIER_LOAD
+
+PLANNED = 0
+"""Stands for the job of every promotion that has not left yet, as ``Block.writer`` and in ``State.waiting``."""
 
 
 @dataclass(eq=False, slots=True)
@@ -35,43 +34,41 @@ class RequestState:
     promised: list[OffloadKey] = field(default_factory=list)
     """All of them, and some that were promised earlier, in the order of the promises."""
     offered: set[OffloadKey] = field(default_factory=set)
-    """Keys whose offer for storing has been counted for admission."""
+    """Keys whose offer counts for admission already."""
     depth: int = 0
-    """Of the next block that it offers (``Entry.depth``): below all those before; what it reads stands below zero."""
+    """``Entry.depth`` of the next block that it offers. Depths of blocks that it reads are below zero."""
     read: int = 0
-    """How many blocks it has loaded or given back: the next one stands below these (``Entry.depth``)."""
+    """How many blocks it has loaded or given back, which sets the depth of the next."""
     used: set[OffloadKey] = field(default_factory=set)
     """Keys whose use by this request has been counted."""
-    planned: dict[str, list[Block]] = field(default_factory=dict)
-    """Promotions reserved in this step, by tier, not submitted yet."""
     promoting: int = 0
     """Tier loads under way for this request."""
     wait_until: float | None = None
     """When lookups stop waiting for tiers to say what they hold; set while one is waiting."""
     is_nowhere: bool = False
-    """Its last lookup ended at a key that is in no tier: what it computes from there on need not be looked for."""
+    """Its last lookup ended at a key in no tier: what it computes from there on is in none either."""
     device_stores: int = 0
     """Device stores under way for this request."""
     waited: set[OffloadKey] = field(default_factory=set)
     """Keys that a promotion brought while this request waited for them."""
     not_loaded: dict[str, dict[OffloadKey, tuple[float, MissReason]]] = field(default_factory=dict)
-    """By tier: keys that it waited for in vain, and until when it does not try them again."""
+    """By tier: keys that it waited for in vain, and until when it leaves them alone."""
     unsure: list[OffloadKey] = field(default_factory=list)
-    """Keys under which the request is entered in ``State.unsure``, each once."""
+    """Keys under which the request is entered in ``State.waiting``, each once."""
     passed_over: set[OffloadKey] = field(default_factory=set)
     """Keys counted as passed over."""
     missed: dict[OffloadKey, MissReason] = field(default_factory=dict)
     """Keys whose miss has been counted, and why each missed last."""
     remembered: tuple[tuple[tuple[OffloadKey, ...], ...], Lookup] | None = None
-    """The last lookup's keys and pending answer, until something happens that may change it."""
+    """The last lookup's keys and answer, while that is pending and nothing may have changed it."""
     cascaded: list[tuple[str, Sequence[OffloadKey]]] = field(default_factory=list)
     """Keys of each store job of this epoch, and its tier."""
     whole: dict[str, dict[OffloadKey, bool]] = field(default_factory=dict)
-    """The tiers that get this request as a whole: the keys offered, and whether the tier was given each, or will be."""
+    """By tier that gets the whole request: each key offered, and whether the tier was or will be given it."""
     late: int = 0
-    """Blocks that such tiers get later: they are on their way into the pool, or a tier is behind."""
+    """Blocks that such tiers get later: those on their way into the pool, or waiting for a tier that is behind."""
     may_store: bool = True
-    """Whether its device blocks may be stored: not after a reset or a preemption, until it begins again."""
+    """False from a reset or a preemption until it begins again."""
     finished: bool = False
 
     def deepen(self, count: int) -> range:
@@ -154,15 +151,11 @@ class State:
         self.no_lease_lapses_before = 0.0
         """The clock's time up to which ``leases.expire`` has nothing to do."""
         self.following: dict[Block, dict[RequestState, None]] = {}
-        """Arriving blocks, and the requests, other than the one that stores them, as part of which tiers get them."""
-        self.sharing: dict[Block, dict[RequestState, None]] = {}
-        """Blocks reserved in this step, and the requests, other than the one that reserved it, that wait for each."""
-        self.planning: dict[RequestState, None] = {}
-        """Requests that have reservations in ``planned``."""
-        self.awaiting_step: dict[RequestState, None] = {}
-        """Requests whose pending answer may change when the planned promotions leave."""
-        self.unsure: dict[OffloadKey, dict[RequestState, None]] = {}
-        """Keys that a tier has been asked about, and the requests whose pending answer may change when they come."""
+        """Arriving blocks that tiers get as part of these requests, none of which stores the block itself."""
+        self.planned: dict[RequestState, dict[str, list[Block]]] = {}
+        """Promotions reserved in this step, by request and tier."""
+        self.waiting: dict[int | OffloadKey, dict[RequestState, None]] = {}
+        """Requests whose pending answer may change, by the number of the job that ends then, or the key that comes."""
         self.promoting_rows = 0
         self.quarantined_rows = 0
         self.cascade_rows = 0
@@ -244,13 +237,6 @@ class State:
         if job.tier:
             self.tiers[job.tier].service(job.kind).unanswered += 1
 
-    def next_overdue(self, now: float) -> Job | None:
-        """A job whose deadline has passed, given up; ``None`` when there is no other."""
-        job = self.jobs.next_due(now)
-        if job is not None:
-            self.give_up(job)
-        return job
-
     def follow(self, request: RequestState, block: Block) -> None:
         """Tiers are to get *block*, which is arriving, as part of *request* once it is ready."""
         followers = self.following.setdefault(block, {})
@@ -260,8 +246,7 @@ class State:
 
     def plan_promotion(self, request: RequestState, block: Block) -> None:
         """*block* is to be loaded for *request*, from its source, when the step ends."""
-        request.planned.setdefault(block.source, []).append(block)
-        self.planning[request] = None
+        self.planned.setdefault(request, {}).setdefault(block.source, []).append(block)
 
     @property
     def promotion_room(self) -> float:
@@ -274,25 +259,26 @@ class State:
         """The next lookup of *request* looks again."""
         request.remembered = None
         for key in request.unsure:
-            unsure = self.unsure[key]
-            unsure.pop(request, None)
-            if not unsure:
-                del self.unsure[key]
+            waiting = self.waiting[key]
+            del waiting[request]
+            if not waiting:
+                del self.waiting[key]
         request.unsure.clear()
 
-    def forget_answers(self, requests: dict[RequestState, None]) -> None:
-        """Something happened that the pending answers of *requests* waited for."""
-        for request in requests:
-            self.forget_answer(request)
-        requests.clear()
+    def wait(self, request: RequestState, events: Iterable[int | OffloadKey]) -> None:
+        """The pending answer of *request* may change when one of these jobs ends, or one of these keys comes."""
+        for event in events:
+            self.waiting.setdefault(event, {})[request] = None
 
-    def forget_answers_of(self, job: Job) -> None:
-        """*job* is over, or nobody waits for it any more."""
-        self.forget_answers(job.waiters)
-        if self.unsure and job.kind in (JobKind.DEVICE_STORE, JobKind.TIER_LOAD):
-            for key in job.keys:
-                if key in self.unsure:
-                    self.forget_answers(dict(self.unsure[key]))
+    def wake(self, job_id: int, keys: Collection[OffloadKey] = ()) -> Collection[RequestState]:
+        """The job is over or given up, and *keys* may have come. Returns the requests that waited for the job."""
+        waited = self.waiting.pop(job_id, {})
+        for request in waited:
+            self.forget_answer(request)
+        for key in self.waiting.keys() & keys if keys and self.waiting else ():
+            for request in list(self.waiting.get(key, ())):
+                self.forget_answer(request)
+        return waited
 
     @staticmethod
     def tier_job(job: Job) -> TierJob:
@@ -307,9 +293,9 @@ class State:
         )
 
     def detach(self, blocks: Iterable[Block]) -> None:
-        """Part keys and rows; what was promised of the keys is no more.
+        """Part keys and rows, and end all promises of the keys.
 
-        Cost: proportional to the blocks and, where some are promised, to these for each request. Faults only.
+        Cost: proportional to the blocks, and to the promised ones times the requests. Faults only.
         """
         promised = frozenset(self.ledger.detach(blocks))
         for request in self.requests.values() if promised else ():

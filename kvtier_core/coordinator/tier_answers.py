@@ -37,8 +37,7 @@ class TierAnswers:
     ) -> list[Verdict]:
         """A verdict for each of *keys*, none of which the pool holds, by all tiers but those *passed_over*.
 
-        Of a prefix all misses behind the first one: nothing is asked about what follows it. Cost: proportional to the
-        keys and tiers.
+        Behind the first miss of a prefix all are misses, and no tier is asked. Cost: proportional to keys and tiers.
         """
         tiers = [
             tier
@@ -73,9 +72,9 @@ class TierAnswers:
         return verdict
 
     def bound_waiting(self, request: RequestState, verdicts: list[Verdict], now: float) -> list[Verdict]:
-        """*verdicts*, in which nothing is unknown any more once the request has waited long enough.
+        """*verdicts*, without unknown ones once the request has waited as long as the slowest tier may take.
 
-        That is as long as the slowest tier may take, however often answers lapse and are asked again.
+        It waits no longer than that, however often answers lapse and are asked again.
         """
         if None not in verdicts:
             return verdicts
@@ -137,7 +136,7 @@ class TierAnswers:
         answers: Sequence[Answer],
         now: float,
     ) -> list[Answer]:
-        """*answers*, but a miss for what *request* has tried to load in vain: it must not try for ever (K6)."""
+        """*answers*, with a miss for what *request* tried to load in vain: it must not try for ever (K6)."""
         lost = request.not_loaded[tier.name]
         told: list[Answer] = []
         for key, answer in zip(keys, answers, strict=True):
@@ -145,18 +144,11 @@ class TierAnswers:
             told.append(reason if until > now else answer)
         return told
 
-    def wait_for(self, request: RequestState, unknown: Iterable[OffloadKey]) -> bool:
-        """Have *request* woken when a tier says what it holds of *unknown*; whether there is anything to wait for."""
-        waits = False
-        for key in unknown:
-            self._state.unsure.setdefault(key, {})[request] = None
-            request.unsure.append(key)
-            for tier in self._state.tiers.values():
-                job = self._state.jobs.get(tier.presence.asked_in(key))
-                if job is not None and not job.overdue:
-                    job.waiters[request] = None
-                    waits = True
-        return waits
+    def asked_in(self, unknown: Iterable[OffloadKey]) -> set[int]:
+        """The jobs, waited for, whose results will tell of *unknown*."""
+        tiers = self._state.tiers.values()
+        asked = {tier.presence.asked_in(key) for key in unknown for tier in tiers}
+        return {job_id for job_id in asked if self._state.jobs.is_awaited(job_id)}
 
 
 def _end_of_interest(answers: Sequence[Answer], verdicts: Sequence[Verdict]) -> int:

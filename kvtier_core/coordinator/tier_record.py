@@ -1,25 +1,28 @@
-"""One tier from the coordinator's side: its contents, whether it is in the path, how much of the pool it has.
-
-Pure data and its limits; the modules that decide change it.
-"""
+"""One tier from the coordinator's side: contents, breakers, shares of the pool, times of loads. Pure data."""
 
 import math
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import combinations
+from statistics import median
 from typing import TYPE_CHECKING
 
 from kvtier_core.coordinator.breaker import Breaker
 from kvtier_core.coordinator.jobs import Job, JobKind
-from kvtier_core.coordinator.load_times import LoadTimes
-from kvtier_core.coordinator.missed import Missed
 from kvtier_core.coordinator.presence import Presence
 from kvtier_core.coordinator.stats import JobTimes, TierCounters
+from kvtier_core.keys import OffloadKey
 from kvtier_core.tier_settings import TierLimits
-from kvtier_core.values import TierInfo
+from kvtier_core.values import RequestInfo, TierInfo
 
 if TYPE_CHECKING:
     from kvtier_core.coordinator.state import PoolLimits, RequestState
-    from kvtier_core.keys import OffloadKey
+
+_REMEMBERED = 8
+"""Loads that a prediction rests on: few, so that a handful of others brings a new one about."""
+_ENOUGH = 3
+"""Loads below which there is no prediction."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,6 +62,83 @@ class Service:
         self._times.jobs += 1
         self._times.seconds += seconds
         return seconds
+
+
+class LoadTimes:
+    """How long loads from one tier take (C35): a fixed time and one for each block, judged by the last loads."""
+
+    def __init__(self) -> None:
+        self._samples: deque[tuple[int, float]] = deque(maxlen=_REMEMBERED)
+        self._model: tuple[float, float] | None = None
+
+    def add(self, blocks: int, seconds: float) -> None:
+        """A load of *blocks* took *seconds*."""
+        self._samples.append((blocks, seconds))
+        self._model = None
+
+    @property
+    def model(self) -> tuple[float, float] | None:
+        """Fixed seconds and seconds a block; ``None`` while too little is known.
+
+        Both are medians, which no single outlier moves: of the slopes between any two loads, and of the rests. Loads of
+        one size alone have no slope, and count as proportional to their size.
+        """
+        if self._model is None and len(self._samples) >= _ENOUGH:
+            slopes = [(t - s) / (m - n) for (n, s), (m, t) in combinations(self._samples, 2) if n != m]
+            if slopes:
+                per_block = max(0.0, median(slopes))
+            else:
+                per_block = median(seconds / blocks for blocks, seconds in self._samples)
+            fixed = median(seconds - blocks * per_block for blocks, seconds in self._samples)
+            self._model = (max(0.0, fixed), per_block)
+        return self._model
+
+    def describe(self) -> dict[str, float] | None:
+        """The prediction for people: ``fixed`` and ``per_block`` seconds."""
+        return None if self.model is None else dict(zip(("fixed", "per_block"), self.model, strict=True))
+
+    def predict(self, blocks: int) -> float | None:
+        """Seconds that a load of *blocks* would take; ``None`` while too little is known."""
+        if self.model is None:
+            return None
+        fixed, per_block = self.model
+        return fixed + blocks * per_block
+
+
+class Missed:
+    """The blocks that a tier did not get, one entry for each store that was dropped.
+
+    It keeps at most *limit* keys. Past that it forgets the oldest stores, each as a whole.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self.num_keys = 0
+        """To be read only."""
+        self._entries: deque[tuple[RequestInfo, Sequence[OffloadKey]]] = deque()
+
+    def add(self, request: RequestInfo, keys: Sequence[OffloadKey]) -> None:
+        """The tier did not get *keys* of *request*."""
+        if not keys:
+            return
+        self._entries.append((request, keys))
+        self.num_keys += len(keys)
+        while self.num_keys > self._limit:
+            self.num_keys -= len(self._entries.popleft()[1])
+
+    def take(self, n: int) -> tuple[RequestInfo, Sequence[OffloadKey]]:
+        """The oldest entry, or the first *n* keys of it."""
+        request, keys = self._entries.popleft()
+        if len(keys) > n:
+            self._entries.appendleft((request, keys[n:]))
+            keys = keys[:n]
+        self.num_keys -= len(keys)
+        return request, keys
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self._entries.clear()
+        self.num_keys = 0
 
 
 class TierRecord:
@@ -138,8 +218,8 @@ class TierRecord:
     def load_room(self) -> float:
         """Rows that promotions from it may still take, apart from the pool's own limits (C31).
 
-        A tier whose loads come in time has no limit of its own. Of one that has not shown it yet, or whose last load
-        came too late, every row lent may end in quarantine, and counts as if it had.
+        A tier whose loads come in time has no limit of its own. At any other, every row lent may end in quarantine, and
+        counts as if it had.
         """
         if self.loads_in_time:
             return math.inf

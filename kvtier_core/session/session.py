@@ -22,8 +22,7 @@ from kvtier_core.keys import RequestIdentity
 from kvtier_core.manager.manager import TierManager
 from kvtier_core.prompts import HashedPrompt
 from kvtier_core.session.device_blocks import BlockIds, DeviceBlocks
-from kvtier_core.session.request import Request
-from kvtier_core.session.transfers import Transfer, Transfers
+from kvtier_core.session.transfers import Request, Transfer, Transfers
 from kvtier_core.transfer.device import Device
 from kvtier_core.transfer.direction import Direction
 from kvtier_core.transfer.pool import Pool
@@ -57,9 +56,9 @@ class EngineSession:
     def set_recompute_cost(self, cost: RecomputeCost | None) -> None:
         """Say what computing tokens costs: seconds a token, or a function of (first token, number of tokens).
 
-        Blocks that a tier would take longer to load are not loaded (C35). The function is called on the engine's
-        thread, in lookups. While it raises or returns no time, which is logged once, everything is loaded that can be,
-        as with ``None``, the default. Raises ``ValueError`` for what is neither a function nor a time of at least 0.
+        Blocks that a tier would take longer to load are not loaded (C35). With ``None``, the default, everything is
+        loaded that can be; also while the function raises or returns no time, which is logged once. Lookups call it, on
+        the engine's thread. Raises ``ValueError`` for anything else than a function or a time of at least 0.
         """
         self._manager.set_recompute_cost(cost)
 
@@ -175,12 +174,11 @@ class EngineSession:
     def computed(self, request_id: str, num_tokens: int, block_ids: BlockIds, *, wait_s: float = 0.0) -> None:
         """The KV of the first *num_tokens* tokens is in the device blocks *block_ids*: store the blocks that are new.
 
-        Returns at once, or, where tiers are behind, waits up to *wait_s* for them, so that a pool not much larger than
-        the prompt does not make them leave blocks out. The blocks must not be rewritten before ``wait_stored``. Blocks
-        that find no room in the pool, or whose device store failed, are offered again by the next call. Nothing is
-        stored when a reset came since the request's first lookup: its KV may be that of other weights. Where a tier
-        gets the whole request, blocks that were loaded are offered as well. Raises ``ValueError`` when there are fewer
-        device blocks than whole blocks.
+        Waits up to *wait_s* for tiers that are behind, so that a pool not much larger than the prompt does not make
+        them leave blocks out. The blocks must not be rewritten before ``wait_stored``. Blocks that find no room in the
+        pool, or whose device store failed, are offered again by the next call. Nothing is stored when a reset came
+        since the request's first lookup: its KV may be that of other weights. Where a tier gets the whole request,
+        loaded blocks are offered as well. Raises ``ValueError`` when there are fewer device blocks than whole blocks.
         """
         self._poll()
         request = self._request(request_id)
@@ -237,7 +235,7 @@ class EngineSession:
     def preempt(self, request_id: str, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
         """The engine takes the request's device blocks: wait for its device transfers. It may be matched again.
 
-        Raises ``TimeoutError`` when they take longer: the blocks must not be reused then.
+        Raises ``TimeoutError`` when they take longer; the blocks must not be reused then.
         """
         self._wait_request(request_id, timeout_s)
         self._request(request_id).forget_device()
@@ -292,11 +290,11 @@ class EngineSession:
     # -- reset and end
 
     def reset_cache(self, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
-        """Nothing stored so far answers any more, in any tier (C34). Waits for device copies alone, no tier.
+        """Nothing stored so far answers any more, in any tier (C34).
 
-        Requests go on with what their device blocks hold, which is not stored any more, unless they are preempted, or
-        matched only now. Device copies that were asked for are waited for: afterwards the engine may give its KV memory
-        up. Raises ``TimeoutError`` when they take longer than *timeout_s*; the cache is reset all the same.
+        Requests go on with their device blocks, which are not stored until the request is preempted, or first matched.
+        Device copies under way are waited for, no tier: afterwards the engine may give its KV memory up. Raises
+        ``TimeoutError`` when they take longer than *timeout_s*; the cache is reset all the same.
         """
         self._ensure_open()
         self._manager.reset_cache()
@@ -308,10 +306,10 @@ class EngineSession:
         self._poll()
 
     def close(self, timeout_s: float = DEFAULT_TIMEOUT_S) -> bool:
-        """Shut down within *timeout_s*; every other method but ``stats`` raises ``ClosedError`` then. Twice is fine.
+        """Shut down within *timeout_s*. Every other method but ``stats`` raises ``ClosedError`` then.
 
-        Whether everything ended; else the pool's mapping is kept, and a later call tries again. A forked child
-        has none of the threads, and nothing to end.
+        Returns whether everything ended. If not, the pool's mapping is kept, and a later call tries again. A forked
+        child has none of the threads, and nothing to end.
         """
         if self._closed or os.getpid() != self._process:
             return True

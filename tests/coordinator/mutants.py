@@ -68,7 +68,7 @@ MUTANTS: Sequence[Mutant] = (
     _m(
         "leases lapse while a promotion is waited for",
         "coordinator.leases:expire",
-        "not request.leases or request.promoting or request.planned",
+        "not request.leases or request.promoting or request in state.planned",
         "not request.leases",
         test_promotions.test_c13_a_request_that_waits_for_a_promotion_keeps_its_leases,
     ),
@@ -280,8 +280,8 @@ MUTANTS: Sequence[Mutant] = (
     _m(
         "a promotion leaves twice",
         "coordinator.promotions:Promotions.submit_planned",
-        "request.planned.clear()",
-        "",
+        "planned, state.planned = state.planned, {}",
+        "planned = state.planned",
     ),
     _m(
         "nobody inherits a promotion",
@@ -361,15 +361,15 @@ MUTANTS: Sequence[Mutant] = (
     ),
     _m(
         "a pending answer is kept when what it waits for has come",
-        "coordinator.state:State.forget_answers",
-        "self.forget_answer(request)",
+        "coordinator.state:State.wake",
+        "for request in waited:\n    self.forget_answer(request)",
         "",
     ),
     _m(
         "a pending answer is kept when another request brings the block",
-        "coordinator.state:State.forget_answers_of",
-        "key in self.unsure",
-        "False",
+        "coordinator.state:State.wake",
+        "self.waiting.keys() & keys",
+        "()",
     ),
     _m(
         "a tier that was left out is asked all the same",

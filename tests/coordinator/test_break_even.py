@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvtier_core.coordinator import GroupShape
-from kvtier_core.coordinator.load_times import LoadTimes
+from kvtier_core.coordinator.tier_record import LoadTimes
 from kvtier_core.values import LookupState, MissReason
 from tests.sim.scripted import Answer, JobHook, TierScript
 from tests.sim.world import World, generous_limits, make_keys

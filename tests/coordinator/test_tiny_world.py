@@ -93,7 +93,7 @@ class TinyWorld(RuleBasedStateMachine):
         """Whoever has pending work has a deadline for it, or a step or a device to wait for."""
         if hasattr(self, "world") and self.world.coordinator.has_pending_work:
             coordinator = self.world.coordinator
-            planned = any(request.planned for request in coordinator.state.requests.values())
+            planned = bool(coordinator.state.planned)
             assert planned or self.world.transfers or coordinator.next_deadline() is not None
 
     def teardown(self):

@@ -3,7 +3,7 @@
 from collections import Counter
 
 from kvtier_core.coordinator.jobs import JobKind
-from kvtier_core.coordinator.state import State
+from kvtier_core.coordinator.state import PLANNED, State
 from kvtier_core.ledger import ARRIVING, DETACHED, READY, Ledger
 
 
@@ -13,7 +13,7 @@ def check_books(state: State) -> None:
     live = [job for job in state.jobs.values() if not job.overdue]
     assert state.jobs.num_awaited == len(live)
     assert state.jobs.storing_rows == sum(len(j.blocks) for j in live if j.kind is JobKind.DEVICE_STORE)
-    planned = [b for r in state.requests.values() for blocks in r.planned.values() for b in blocks]
+    planned = [b for by_tier in state.planned.values() for blocks in by_tier.values() for b in blocks]
     loading = [b for job in live if job.kind is JobKind.TIER_LOAD for b in job.blocks]
     assert state.promoting_rows == len(loading) + len(planned)
     assert state.quarantined_rows == sum(tier.quarantined_rows for tier in state.tiers.values())
@@ -30,10 +30,9 @@ def check_books(state: State) -> None:
         assert tier.stores.unanswered == owed[JobKind.TIER_STORE]
         assert tier.loads.unanswered == owed[JobKind.TIER_LOAD]
         assert tier.loading_rows == sum(b.source == name for b in (*loading, *planned))
-    assert {r for r in state.requests.values() if r.planned} == set(state.planning)
-    assert state.sharing.keys() <= set(planned)
-    waiting = {r for job in live for r in job.waiters} | set(state.awaiting_step)
-    assert waiting >= {r for r in state.requests.values() if r.remembered is not None}
+    assert set(state.planned) <= set(state.requests.values())
+    assert all(state.planned.values())
+    check_waiting(state, {PLANNED, *(job.id for job in live)})
     assert all(b.state is ARRIVING for b in state.following)
     late = Counter(r for requests in state.following.values() for r in requests)
     late.update(r for tier in state.tiers.values() for r, _ in tier.late)
@@ -42,6 +41,17 @@ def check_books(state: State) -> None:
     assert state.ledger.leases == granted.keys(), "what is promised is not what requests were promised"
     assert all(state.ledger.num_leases(key) == count for key, count in granted.items())
     assert all(request.leases <= set(request.promised) for request in state.requests.values())
+
+
+def check_waiting(state: State, live: set[int]) -> None:
+    """Assert that each pending answer waits for a job that ends, and that nothing else is kept of what is over."""
+    requests = set(state.requests.values())
+    waiting = {r for job in live for r in state.waiting.get(job, ())}
+    assert waiting >= {r for r in requests if r.remembered is not None}
+    keys = {key: set(waiters) for key, waiters in state.waiting.items() if isinstance(key, bytes)}
+    unsure = {key: {r for r in requests if key in r.unsure} for r in requests for key in r.unsure}
+    assert keys == unsure, "who waits for a key is not who is unsure of it"
+    assert all(event in state.jobs or event == PLANNED for event in state.waiting if isinstance(event, int))
 
 
 def check_ledger(ledger: Ledger) -> None:

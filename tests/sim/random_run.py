@@ -251,11 +251,11 @@ class Simulation:
             return False
         request = self.random.choice(list(self._requests.values()))
         state = self.world.coordinator.state
-        aborts = bool(state.requests[request.name].planned) and self.random.random() < 0.5
+        aborts = state.requests[request.name] in state.planned and self.random.random() < 0.5
         if not aborts and request.offered < len(request.blocks) and self.random.random() < 0.9:
             return False
         known = state.requests[request.name]
-        planned = [block for blocks in known.planned.values() for block in blocks]
+        planned = [block for blocks in state.planned.get(known, {}).values() for block in blocks]
         self.watcher.note("a finish waited for a device store", known.device_stores > 0)
         self.watcher.note("a finish waited for late blocks", known.late > 0)
         self.world.finish(request.name)
