@@ -84,11 +84,6 @@ class JobTable(OrderedDict[int, Job]):
         job.overdue = True
         self._count(job, -1)
 
-    def is_awaited(self, job_id: int) -> bool:
-        """Whether somebody waits for a job of this number."""
-        job = self.get(job_id)
-        return job is not None and not job.overdue
-
     def _count(self, job: Job, change: int) -> None:
         self.num_awaited += change
         if job.kind is _DEVICE_STORE:
@@ -98,7 +93,8 @@ class JobTable(OrderedDict[int, Job]):
         """When the first job that somebody still waits for, and that has a deadline, is due."""
         while self._deadlines:
             deadline, job_id = self._deadlines[0]
-            if self.is_awaited(job_id):
+            job = self.get(job_id)
+            if job is not None and not job.overdue:
                 return deadline
             heapq.heappop(self._deadlines)
         return None

@@ -23,6 +23,8 @@ class Promotions:
     def submit_planned(self, now: float) -> None:
         """Turn the step's reservations into one load job per (tier, request)."""
         state = self._state
+        if PLANNED not in state.waiting:  # a request that plans a promotion waits for it
+            return
         planned, state.planned = state.planned, {}
         for request, by_tier in planned.items():
             for name, blocks in by_tier.items():

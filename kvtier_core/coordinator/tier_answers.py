@@ -146,9 +146,9 @@ class TierAnswers:
 
     def asked_in(self, unknown: Iterable[OffloadKey]) -> set[int]:
         """The jobs, waited for, whose results will tell of *unknown*."""
-        tiers = self._state.tiers.values()
+        tiers, jobs = self._state.tiers.values(), self._state.jobs
         asked = {tier.presence.asked_in(key) for key in unknown for tier in tiers}
-        return {job_id for job_id in asked if self._state.jobs.is_awaited(job_id)}
+        return {job_id for job_id in asked if job_id in jobs and not jobs[job_id].overdue}
 
 
 def _end_of_interest(answers: Sequence[Answer], verdicts: Sequence[Verdict]) -> int:

@@ -32,6 +32,7 @@ def check_books(state: State) -> None:
         assert tier.loading_rows == sum(b.source == name for b in (*loading, *planned))
     assert set(state.planned) <= set(state.requests.values())
     assert all(state.planned.values())
+    assert PLANNED in state.waiting or not state.planned, "a promotion would not leave"
     check_waiting(state, {PLANNED, *(job.id for job in live)})
     assert all(b.state is ARRIVING for b in state.following)
     late = Counter(r for requests in state.following.values() for r in requests)
