@@ -12,9 +12,9 @@ A *pin* is held by a job or a device transfer that touches the row's bytes; a *l
 the block of a key. Both keep a ready block from being evicted. Leases are counted by key, and end when key and row
 part.
 
-Tables of keys hold all that a lookup needs, so that promising a thousand ready blocks looks at none of them: a block
-lies anywhere in memory, and a look at it costs as much as finding its key. Methods take many blocks at once, in prefix
-order. The tail of a prefix is evicted before its head.
+Tables of keys hold all that a lookup needs, so that promising a thousand ready blocks looks at none of them: a look at
+a block costs as much as finding its key. Methods take many blocks at once, in prefix order. The tail of a prefix is
+evicted before its head.
 """
 
 import enum
@@ -42,8 +42,8 @@ ARRIVING, READY, DETACHED = BlockState
 class Block(Entry):
     """One row of the pool and, while that is in use, the block in it: made once, for one block after another.
 
-    Identity matters: after a detach, another ``Block`` may carry the same key. Nobody keeps one that is neither pinned
-    nor found under its key: it may be another key's block by then.
+    After a detach another ``Block`` may carry the same key. Keep none that is neither pinned nor found under its key:
+    it may be another key's block by then.
     """
 
     __slots__ = ("cascades", "is_sealed", "row", "source", "state", "withheld", "writer")
@@ -80,10 +80,7 @@ def _make_blocks(num_rows: int) -> list[Block]:
 def _begin(
     blocks: Sequence[Block], keys: Sequence[OffloadKey], writer: int, chain: int, depths: Sequence[int]
 ) -> None:
-    """Let free *blocks* be the arriving blocks of *keys*, each pinned by its *writer*.
-
-    Of whatever block the row had before, no pin and no tier store is left.
-    """
+    """Let free *blocks*, which have no pin and no tier store, be the arriving blocks of *keys*, pinned by *writer*."""
     for block, key, depth in zip(blocks, keys, depths, strict=True):
         block.key = key
         block.depth = depth
@@ -200,8 +197,8 @@ class Ledger:
     ) -> Reservation | None:
         """Give each of *keys* (none of them held, none twice) a row, evicting idle blocks of keys not in *keep*.
 
-        The new blocks are arriving, each pinned once for its *writer*; in the order of eviction they stand at *depths*
-        of *chain*. ``None``, with nothing changed, when the room can't be made. Raises ``PluginError`` when a plugin's
+        The new blocks are arriving, pinned for their *writer*, and stand at *depths* of *chain* in the order of
+        eviction. ``None``, with nothing changed, when the room can't be made. Raises ``PluginError`` when a plugin's
         eviction policy breaks its word.
         """
         free = self._free
@@ -262,9 +259,9 @@ class Ledger:
         return len(self.leases.intersection(keys)) if self.leases else 0
 
     def detach(self, blocks: Iterable[Block]) -> Collection[OffloadKey]:
-        """Part keys and rows. A row is free again once no pin is left, at once when there is none.
+        """Part keys and rows, and end the promises of the keys. Returns the keys that were promised.
 
-        Promises of the keys end; returns those that were promised to somebody.
+        A row is free again once no pin is left.
         """
         ready: list[Block] = []
         promised: list[OffloadKey] = []

@@ -61,9 +61,9 @@ class Admission:
 
 
 class KeyMemory:
-    """Remembers the last *limit* keys or more, at most twice as many: two generations, the older one goes as a whole.
+    """Remembers at least the last *limit* keys, in two generations of which the older is forgotten as a whole.
 
-    Forgetting is spread over later calls, so that no call pays for what others remembered.
+    One set operation a key. Forgetting is spread over later calls: none pays for what others remembered.
     """
 
     def __init__(self, limit: int) -> None:

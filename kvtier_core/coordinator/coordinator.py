@@ -276,12 +276,12 @@ class Coordinator:
                 tier.serving = False
 
     def _withdraw(self, job: Job) -> None:
-        """Nobody waits for *job* any more, and its result will say nothing about the tier."""
+        """Give *job* up. Its result will say nothing about the tier."""
         self._state.give_up(job)
         self._state.tiers[job.tier].service(job.kind).breaker.withdrawn()
 
     def tier_ready(self, tier_name: str, resident: ResidentPresence | None) -> None:
-        """A tier serves the current namespace from now on, with this set of its keys, where it has one."""
+        """A tier serves the current namespace from now on. *resident* is its set of keys, if it has one."""
         tier = self._state.tiers[tier_name]
         tier.presence.resident = resident
         tier.serving = True

@@ -59,7 +59,7 @@ class Lookups:
         self.break_even = BreakEven(state)
 
     def lookup(self, request: RequestState, keys: Sequence[_Keys], now: float) -> Lookup:
-        """Answer for the keys of each group. Cost: proportional to the keys; constant while the answer is pending."""
+        """``Coordinator.lookup``. Cost: proportional to the keys; constant while the answer is pending."""
         if request.remembered is not None and (remembered := self._recall(request, keys, now)) is not None:
             return remembered
         request.last_lookup = now

@@ -8,10 +8,7 @@ from kvtier_core.values import MissReason
 
 @dataclass
 class JobTimes:
-    """Jobs of one kind that ended before their deadline, and the seconds from their submission to their results.
-
-    The results as the engine got them: it looks once a step.
-    """
+    """Jobs of one kind that ended in time, and their seconds until the engine saw the results: it looks once a step."""
 
     jobs: int = 0
     seconds: float = 0.0

@@ -37,10 +37,9 @@ class TierSpec:
 
 
 class Service:
-    """One of the three things that a tier does: lookups, loads or stores.
+    """Lookups, loads or stores of a tier.
 
-    Each has a breaker of its own: a full disk still serves what it holds, and quick answers do not hide that every load
-    stalls.
+    Each has a breaker of its own: a full disk still serves what it holds, and quick lookups do not hide stalled loads.
     """
 
     def __init__(self, limits: "PoolLimits", timeout_s: float, times: JobTimes) -> None:
@@ -167,7 +166,7 @@ class TierRecord:
         self.loading_rows = 0
         """Rows reserved for promotions from it, or under way and not overdue."""
         self.loads_in_time = False
-        """Its last load came before its deadline. Until then it is lent no more than its quarantine may hold."""
+        """Its last load came in time. Until then it is lent no more than its quarantine may hold."""
         self.cascade_rows = 0
         self.late: deque[tuple[RequestState, OffloadKey]] = deque()
         """Blocks of whole requests that wait for room among ``max_cascade_rows``; evictable meanwhile."""
@@ -176,7 +175,7 @@ class TierRecord:
         self.probe_at: float | None = None
         """When it gets a load as a probe; ``None`` while it is not passed over (C35)."""
         self.has_jobs_this_step = False
-        """It was given a job since the last end of a step."""
+        """It got a job since the last end of a step."""
         self.serving = False
         """It is open and serves the current namespace; until then it is neither asked nor given anything."""
 

@@ -116,10 +116,7 @@ class EngineSession:
         return self._manager.lookup(request_id, request.prompt.loadable_keys)
 
     def wait_matched(self, request_id: str, timeout_s: float = DEFAULT_TIMEOUT_S) -> int:
-        """``match`` for an engine without steps: sleeps until it is known, at most *timeout_s*.
-
-        When the time is up, what can be loaded by then.
-        """
+        """``match`` for an engine without steps: sleeps until that is known. After *timeout_s*, what can be loaded."""
         deadline = _deadline(timeout_s)
         while (tokens := self.match(request_id)) is None:
             self.end_step()
@@ -132,10 +129,9 @@ class EngineSession:
     def load(self, request_id: str, num_tokens: int, block_ids: BlockIds) -> None:
         """Start the device load of the first *num_tokens* tokens into the device blocks *block_ids*.
 
-        ``block_ids[i]`` is the request's i-th block; with several KV groups, ``block_ids[group][i]`` that of the group
-        of this index in the namespace. Of a sliding window only the last blocks are written. ``wait_loaded`` says what
-        really came. Raises ``ValueError`` when there are fewer device blocks than blocks to load, *num_tokens* is
-        negative, or a load is under way.
+        ``block_ids[i]`` is the request's i-th block; with several KV groups, ``block_ids[group][i]`` is, by the group's
+        index in the namespace. Of a sliding window only the last blocks are written. ``wait_loaded`` says what came.
+        Raises ``ValueError`` for fewer device blocks than blocks to load, a negative *num_tokens*, or a load under way.
         """
         request = self._request(request_id)
         if num_tokens < 0:
