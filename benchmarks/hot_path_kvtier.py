@@ -21,7 +21,7 @@ from kvtier_core.coordinator import (
     TierSpec,
 )
 from kvtier_core.keys import OffloadKey
-from kvtier_core.manager.blocking.presence import PresenceSet
+from kvtier_core.manager.presence import PresenceSet
 from kvtier_core.plugins import load_policy
 from kvtier_core.tier_settings import TierLimits
 from kvtier_core.values import JobResult, LookupState, RequestInfo, TierInfo

@@ -4,16 +4,48 @@ Nothing is kept before the first question. A tier is asked on its own thread, on
 it says is in the answer to a later one. Used by the engine's thread.
 """
 
-from collections.abc import Iterable
+import itertools
+import operator
+from collections.abc import Callable, Iterable, Sequence
+from typing import Literal
 
 from kvtier_core.keys import OffloadKey
 from kvtier_core.ledger import BlockState, Ledger
-from kvtier_core.manager.blocking.events import EventLog
 from kvtier_core.manager.events import Changed
 from kvtier_core.manager.port import TierPort
 from kvtier_core.values import TierEvent
 
 POOL = "pool"
+
+MAX_CHANGES = 65_536
+"""Kept of a tier for a taker of events: some MiB."""
+
+
+class EventLog:
+    """Changes in order, at most *limit* of them."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._changes: list[tuple[Literal["stored", "removed"], OffloadKey]] | None = None
+
+    def record(self, kind: Literal["stored", "removed"], keys: Sequence[OffloadKey]) -> None:
+        """Note a change, if anybody listens."""
+        if self._changes is None:
+            return
+        self._changes.extend((kind, key) for key in keys)
+        if len(self._changes) > self._limit:
+            self._changes = None
+
+    def take(self, contents: Callable[[], Sequence[OffloadKey]]) -> list[TierEvent]:
+        """The events since the last call; *contents* is asked only when they have to start anew."""
+        changes, self._changes = self._changes, []
+        if changes is None:
+            keys = tuple(contents())
+            return [TierEvent(kind="cleared"), *([TierEvent(kind="stored", keys=keys)] if keys else [])]
+        return [
+            TierEvent(kind=kind, keys=tuple(key for _, key in run))
+            for kind, run in itertools.groupby(changes, key=operator.itemgetter(0))
+        ]
 
 
 class Changes:

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
-from kvtier_core.manager.tracebacks import log_traceback
 from kvtier_core.masking import mask_text
 
 _MAX_KINDS = 1000
@@ -20,6 +19,9 @@ _MAX_TEXT = 2000
 """Characters of a tier's own words that a message repeats."""
 _MAX_READ = 10 * _MAX_TEXT
 """Characters that are looked through for secrets."""
+
+_MAX_TRACEBACK = 20_000
+"""Characters of a traceback that are logged: its end, where it was raised."""
 
 _NUMBERED = re.compile(r"\w*\d\w*")
 
@@ -154,3 +156,41 @@ def text_of(value: object) -> str:
         return str(value)
     except BaseException as error:  # noqa: BLE001 - somebody else's code
         return f"<a {type(value).__name__} whose text can't be had: {type(error).__name__}>"
+
+
+def log_traceback(log: logging.Logger, what: str, error: BaseException, mask: Callable[[str], str]) -> None:
+    """Log the traceback of *error*, cleaned by *mask*, where debug messages are wanted. Costs nothing elsewhere."""
+    if log.isEnabledFor(logging.DEBUG):
+        log.debug("%s raised:\n%s", what, mask(_traceback_of(error))[-_MAX_TRACEBACK:])
+
+
+def _traceback_of(error: BaseException) -> str:
+    try:
+        return "".join(traceback.format_exception(error)).rstrip()
+    except BaseException as broken:  # noqa: BLE001 - somebody else's class of errors
+        return f"<a {type(error).__name__} whose traceback can't be had: {type(broken).__name__}>"
+
+
+class _Mask(logging.Filter):
+    """Renders each record at once, so that no later formatter sees what is hidden."""
+
+    def __init__(self, secrets: Collection[str]) -> None:
+        super().__init__()
+        self._secrets = secrets
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        record.msg = mask_text(record.getMessage(), self._secrets)
+        record.args = ()
+        if record.exc_info:
+            text = logging.Formatter().formatException(record.exc_info)
+            record.exc_text = mask_text(text, self._secrets)
+            record.exc_info = None
+        return True
+
+
+def make_tier_log(parent: logging.Logger, name: str, secrets: Collection[str]) -> logging.Logger:
+    """A logger below *parent* that belongs to one tier instance, and goes with it: logging keeps no reference."""
+    log = logging.Logger(f"{parent.name}.{name}")  # noqa: LOG001 - not one that logging keeps for ever
+    log.parent = parent
+    log.addFilter(_Mask(secrets))
+    return log

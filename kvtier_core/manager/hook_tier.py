@@ -17,13 +17,12 @@ from kvtier_core.coordinator import JobKind
 from kvtier_core.hookspecs import PROJECT, TierHookSpecs
 from kvtier_core.keys import OffloadKey
 from kvtier_core.manager.answers import job_id_of, plain_events, plain_result, read_results
-from kvtier_core.manager.blocking import PresenceSet
 from kvtier_core.manager.events import Changed, TierFault, WholeRequest
 from kvtier_core.manager.guard import Guard, HookFault, text_of
 from kvtier_core.manager.inbox import MAX_WAITING, Inbox
 from kvtier_core.manager.opening import Opening
 from kvtier_core.manager.port import RequestListener, TierHome
-from kvtier_core.manager.reported import ReportedContents
+from kvtier_core.manager.presence import PresenceSet, ReportedContents
 from kvtier_core.values import JobResult, OffloadPolicy, PoolView, RequestInfo, TierContext, TierJob
 
 _HOOKS = {JobKind.LOOKUP: "lookup", JobKind.TIER_LOAD: "submit_load", JobKind.TIER_STORE: "submit_store"}

@@ -23,11 +23,9 @@ from kvtier_core.coordinator import (
 from kvtier_core.errors import ConfigError, KvtierError, TierOpenError
 from kvtier_core.keys import OffloadKey
 from kvtier_core.manager.events import Event
-from kvtier_core.manager.guard import TierIdentity, text_of
+from kvtier_core.manager.guard import TierIdentity, log_traceback, make_tier_log, text_of
 from kvtier_core.manager.integrity import Integrity, PoolRows
 from kvtier_core.manager.port import MakePort, RequestListener, TierHome, TierPort
-from kvtier_core.manager.tier_log import make_tier_log
-from kvtier_core.manager.tracebacks import log_traceback
 from kvtier_core.masking import mask_text
 from kvtier_core.namespace import Namespace, payload_sizes
 from kvtier_core.proof import Sealer

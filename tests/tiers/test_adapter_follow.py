@@ -76,7 +76,7 @@ class Followed(BlockTier):
 
 @pytest.fixture
 def driver(monkeypatch):
-    monkeypatch.setattr("kvtier_core.manager.blocking.batches.MAX_BATCH_BYTES", MAKER.row_bytes)
+    monkeypatch.setattr("kvtier_core.manager.blocking.work.MAX_BATCH_BYTES", MAKER.row_bytes)
     settings = TierSettings(type="x", threads=1)
     with TierDriver(Followed, settings, row_bytes=MAKER.row_bytes) as opened:
         yield opened

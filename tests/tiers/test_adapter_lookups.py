@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import pytest
 
 from kvtier_core.keys import OffloadKey
-from kvtier_core.manager.blocking.pace import Pace
+from kvtier_core.manager.blocking.work import Pace
 from kvtier_core.values import JobResult, TierInfo
 from kvtier_testing.driving import PATIENCE_S
 from kvtier_testing.rows import similar_keys

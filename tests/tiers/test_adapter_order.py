@@ -131,7 +131,7 @@ def test_c52_a_delete_waits_for_a_load_and_a_store_for_the_delete():
 
 
 def test_c52_batches_are_as_large_as_the_limit_allows(monkeypatch):
-    monkeypatch.setattr("kvtier_core.manager.blocking.batches.MAX_BATCH_BYTES", 3 * ROW)
+    monkeypatch.setattr("kvtier_core.manager.blocking.work.MAX_BATCH_BYTES", 3 * ROW)
     script = Script()
     with drive(script, BatchTier, threads=1) as tier:
         script.before = gate = Gate("store_many", keys=[A])
@@ -150,7 +150,7 @@ def test_c52_batches_are_as_large_as_the_limit_allows(monkeypatch):
     [(1, 9, [4, 4, 1]), (2, 9, [4, 2, 1, 1, 1]), (4, 14, [3, 2, 2, *[1] * 7])],
 )
 def test_c52_loads_are_in_larger_calls_where_every_thread_gets_as_much(threads, waiting, calls, monkeypatch):
-    monkeypatch.setattr("kvtier_core.manager.blocking.batches.MAX_BATCH_BYTES", ROW)
+    monkeypatch.setattr("kvtier_core.manager.blocking.work.MAX_BATCH_BYTES", ROW)
     script, keys = Script(), similar_keys(threads + waiting)
     info = TierInfo(medium="memory", persistent=True, bounded_by="tier", load_batch=4)
     stored = {key: row(0) for key in keys}
@@ -190,7 +190,7 @@ def store_calls(store_batch: int, waiting: int, capacity_blocks: int | None = No
     [(1, 3, [1, 1, 1]), (8, 3, [2, 1]), (8, 12, [6, 3, 2, 1]), (8, 40, [8, 8, 8, 8, 4, 2, 2])],
 )
 def test_c52_a_tier_may_be_given_larger_batches_of_stores(store_batch, waiting, calls, monkeypatch):
-    monkeypatch.setattr("kvtier_core.manager.blocking.batches.MAX_BATCH_BYTES", ROW)
+    monkeypatch.setattr("kvtier_core.manager.blocking.work.MAX_BATCH_BYTES", ROW)
     assert store_calls(store_batch, waiting) == calls
 
 
@@ -199,19 +199,19 @@ def test_c52_a_tier_may_be_given_larger_batches_of_stores(store_batch, waiting, 
     [(80, [8, 6, 3, 2, 1]), (12, [3, 3, 3, 3, 3, 2, 2, 1]), (3, [1] * 20)],
 )
 def test_c13_what_is_stored_at_once_is_a_small_part_of_the_tier(capacity_blocks, calls, monkeypatch):
-    monkeypatch.setattr("kvtier_core.manager.blocking.batches.MAX_BATCH_BYTES", ROW)
+    monkeypatch.setattr("kvtier_core.manager.blocking.work.MAX_BATCH_BYTES", ROW)
     assert store_calls(8, 20, capacity_blocks=capacity_blocks) == calls
 
 
 def test_c28_a_call_stores_a_thousand_blocks_at_most_however_small_they_are(monkeypatch):
-    monkeypatch.setattr("kvtier_core.manager.blocking.batches.MAX_BATCH_BYTES", ROW)
+    monkeypatch.setattr("kvtier_core.manager.blocking.work.MAX_BATCH_BYTES", ROW)
     calls = store_calls(10_000, 2600)
     assert sum(calls) == 2600
     assert max(calls) == 1024
 
 
 def test_c52_jobs_that_end_with_one_call_end_together(monkeypatch):
-    monkeypatch.setattr("kvtier_core.manager.blocking.batches.MAX_BATCH_BYTES", 3 * ROW)
+    monkeypatch.setattr("kvtier_core.manager.blocking.work.MAX_BATCH_BYTES", 3 * ROW)
     script, told = Script(), []
     with drive(script, BatchTier, threads=1) as tier:
         board = tier.backend.port._board
@@ -233,7 +233,7 @@ def test_c52_jobs_that_end_with_one_call_end_together(monkeypatch):
 
 
 def test_c52_a_block_larger_than_the_batch_limit_still_moves(monkeypatch):
-    monkeypatch.setattr("kvtier_core.manager.blocking.batches.MAX_BATCH_BYTES", 1)
+    monkeypatch.setattr("kvtier_core.manager.blocking.work.MAX_BATCH_BYTES", 1)
     with drive(Script(), BatchTier) as tier:
         assert tier.store(rows(A, B)).error is None
         assert tier.load([A, B]).rows == rows(A, B)

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import pytest
 
 from kvtier_core.keys import OffloadKey
-from kvtier_core.manager.blocking import PresenceSet
+from kvtier_core.manager.presence import PresenceSet
 from kvtier_core.values import TierInfo
 from kvtier_testing.driving import PATIENCE_S, TierDriver
 from kvtier_testing.rows import similar_keys

@@ -6,8 +6,7 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from kvtier_core.manager.blocking.calls import Fault
-from kvtier_core.manager.blocking.retries import Retries
-from kvtier_core.manager.blocking.work import Kind, Unit
+from kvtier_core.manager.blocking.work import Kind, Unit, retry_at
 from kvtier_core.values import TierInfo
 from kvtier_testing.rows import similar_keys
 from tests.tiers.scripted import BatchTier, Script, drive, fail, row
@@ -18,9 +17,8 @@ ASKED = TierInfo(medium="memory", persistent=True, bounded_by="tier")  # its loo
 
 def make_retries(monkeypatch, pause_s):
     """Calls are made three times more, after so long a pause at first."""
-    monkeypatch.setattr(
-        "kvtier_core.manager.blocking.instance.Retries", lambda: Retries(limit=3, first_pause_s=pause_s)
-    )
+    monkeypatch.setattr("kvtier_core.manager.blocking.work._RETRIES", 3)
+    monkeypatch.setattr("kvtier_core.manager.blocking.work._FIRST_RETRY_S", pause_s)
 
 
 class Flaky:
@@ -117,10 +115,11 @@ def test_c52_k8_o2_what_waits_for_another_try_is_failed_by_a_shutdown_or_a_cance
         assert tier.wait(second).failed == (B,)
 
 
-def test_c52_pauses_double_and_end():
-    retries = Retries(limit=8, first_pause_s=0.5)
+def test_c52_pauses_double_and_end(monkeypatch):
+    monkeypatch.setattr("kvtier_core.manager.blocking.work._RETRIES", 8)
+    monkeypatch.setattr("kvtier_core.manager.blocking.work._FIRST_RETRY_S", 0.5)
     fault = Fault("gone for a moment", is_transient=True)
-    pauses = [retries.due(Unit(kind=Kind.LOAD, key=A, tries=tries), fault, 100.0) for tries in range(10)]
-    assert pauses == [100.5, 101, 102, 104, 108, 116, 132, 132, None, None]
-    assert retries.due(Unit(kind=Kind.LOAD, key=A), True, 100.0) is None
-    assert retries.due(Unit(kind=Kind.DELETE, key=A), fault, 100.0) is None
+    pauses = [retry_at(Unit(kind=Kind.LOAD, key=A, tries=tries), fault, 100.0) for tries in range(10)]
+    assert pauses == [100.5, 101, 102, 104, 108, 116, 132, 164, None, None]
+    assert retry_at(Unit(kind=Kind.LOAD, key=A), True, 100.0) is None
+    assert retry_at(Unit(kind=Kind.DELETE, key=A), fault, 100.0) is None

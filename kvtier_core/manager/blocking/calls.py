@@ -8,6 +8,7 @@ it may be computed, and fail, only then. Holds no state and decides nothing abou
 
 import enum
 import logging
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -15,9 +16,11 @@ from itertools import islice
 from typing import TypeVar
 
 from kvtier_core.blocktier import BlockTier, SupportsBatch, SupportsChains, SupportsFollow, SupportsMarks
+from kvtier_core.errors import TierOpenError
 from kvtier_core.keys import OffloadKey
-from kvtier_core.manager.tracebacks import log_traceback
+from kvtier_core.manager.guard import log_traceback, text_of
 from kvtier_core.masking import mask_text
+from kvtier_core.transfer.waiting import bounded
 
 _MAX_TEXT = 500  # characters of a tier's message that are passed on
 
@@ -198,3 +201,25 @@ class TierCalls:
                     method, "kept a reference to the block's buffer after it returned"
                 )
         return outcomes
+
+
+def interval_of(name: str, tier: SupportsFollow) -> float:
+    """Seconds between two calls of ``follow``. Raises ``TierOpenError`` for what is no such number."""
+    interval: object = tier.follow_interval
+    if isinstance(interval, bool) or not isinstance(interval, int | float) or not interval > 0:
+        raise TierOpenError(
+            f"tier {name!r}: follow_interval must be a number of seconds above 0, not {text_of(interval)!r}"
+        )
+    return bounded(interval)
+
+
+def keep_following(
+    calls: TierCalls, tier: SupportsFollow, interval: float, retired: threading.Event, log: logging.Logger
+) -> None:
+    """Call ``follow`` every *interval* seconds until *retired* is set."""
+    last: Fault | None = None
+    while not retired.wait(interval):
+        fault = calls.follow(tier)
+        if fault is not None and fault != last:  # the same one again tells nothing new
+            log.warning("%s; what it holds may have changed unnoticed", fault.text)
+        last = fault

@@ -8,20 +8,23 @@ itself is only followed by its presence set. And of one that is shared with othe
 it has to be asked.
 """
 
+from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 
 from kvtier_core.keys import OffloadKey
 from kvtier_core.manager.blocking.bounds import CoreBounds
-from kvtier_core.manager.blocking.events import MAX_CHANGES, EventLog
-from kvtier_core.manager.blocking.presence import PresenceSet
+from kvtier_core.manager.changes import MAX_CHANGES, EventLog
+from kvtier_core.manager.presence import PresenceSet
 from kvtier_core.policies import PolicyFactory, make_policy
 from kvtier_core.tier_settings import TierSettings
 from kvtier_core.values import BlockInfo, TierContext, TierEvent, TierInfo, TierUsage
 
 _MAX_EXPIRED = 1024  # blocks expired in one go: bounds the time the lock is held
 
-MAX_DOUBTS = 100_000
+_MAX_DOUBTS = 100_000
 """Keys whose blocks may be wrong that are remembered: some 10 MiB."""
+_MOST_IN_A_ROW = 3
+"""Deletions without one block that was right when it was read again: past it the path is the likelier culprit."""
 
 
 class KnownContents:
@@ -36,7 +39,6 @@ class KnownContents:
         enumerable: bool,
         policies: Mapping[str, PolicyFactory] | None = None,
     ) -> None:
-        self.max_doubts = MAX_DOUBTS
         self._row_bytes = context.row_bytes
         self._capacity = context.capacity_bytes
         self.shared = info.shared
@@ -190,3 +192,38 @@ class KnownContents:
 
     def _vanish(self, keys: Sequence[OffloadKey]) -> None:
         self._events.record("removed", self.presence.discard(keys))
+
+
+class Doubts:
+    """Which blocks of a shared tier gave wrong bytes here, and which of them may be deleted for all (contract C37).
+
+    One node's bad path must not empty the store of all. So a block that gave wrong bytes is not served by this process
+    first; then it is read again; and only what is wrong again is deleted, a few in a row.
+    """
+
+    def __init__(self) -> None:
+        self._keys: OrderedDict[OffloadKey, None] = OrderedDict()
+        self._in_a_row = 0
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._keys
+
+    def add(self, key: OffloadKey) -> None:
+        """The block gave wrong bytes."""
+        self._keys[key] = None
+        if len(self._keys) > _MAX_DOUBTS:
+            self._keys.popitem(last=False)
+
+    def remove(self, key: OffloadKey) -> None:
+        """The block is gone, or was stored anew."""
+        self._keys.pop(key, None)
+
+    def was_right(self, key: OffloadKey) -> None:
+        """The block was read again, and was right."""
+        self.remove(key)
+        self._in_a_row = 0
+
+    def was_wrong(self) -> bool:
+        """A block was read again, and was wrong again. Whether to delete it."""
+        self._in_a_row += 1
+        return self._in_a_row <= _MOST_IN_A_ROW

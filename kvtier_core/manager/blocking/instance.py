@@ -18,14 +18,11 @@ from kvtier_core.blocktier import (
     SupportsTouch,
 )
 from kvtier_core.keys import OffloadKey
-from kvtier_core.manager.blocking.batches import KEYS_A_CALL, batch_limits
-from kvtier_core.manager.blocking.calls import CallOutcome, Fault, TierCalls
+from kvtier_core.manager.blocking.calls import CallOutcome, Fault, TierCalls, interval_of, keep_following
 from kvtier_core.manager.blocking.contents import KnownContents
-from kvtier_core.manager.blocking.following import interval_of, keep_following
 from kvtier_core.manager.blocking.jobs import JobBoard
-from kvtier_core.manager.blocking.retries import Retries
 from kvtier_core.manager.blocking.state import Clocks, InstanceState
-from kvtier_core.manager.blocking.work import Kind, Unit
+from kvtier_core.manager.blocking.work import KEYS_A_CALL, Kind, Unit, batch_limits, retry_at
 from kvtier_core.manager.port import Rows
 from kvtier_core.policies import PolicyFactory
 from kvtier_core.proof import Sealer
@@ -81,7 +78,6 @@ class TierInstance:
             max_storing=max(1, self._threads - 1),
             marks=self._marked is not None,
         )
-        self._retries = Retries()
         self._count_lock = threading.Lock()
         self._running_threads = 0
         self._closing = False
@@ -252,10 +248,7 @@ class TierInstance:
             timely = [unit for unit in units if unit.deadline > now]
             outcomes = self._perform(timely) if timely else []
             ended = self._clocks.monotonic()
-            due = [
-                self._retries.due(unit, outcome, ended)
-                for unit, outcome in zip(timely, outcomes, strict=True)
-            ]
+            due = [retry_at(unit, outcome, ended) for unit, outcome in zip(timely, outcomes, strict=True)]
             self._distrust_failed_loads(timely, outcomes, due)
             self._arrange_all([unit for unit, done in zip(timely, outcomes, strict=True) if done is True])
             self.state.done(units)

@@ -71,7 +71,7 @@ class JobBoard:
 
     def __init__(self, finish: Finish) -> None:
         self._finish = finish
-        self._changed = threading.Condition()
+        self._lock = threading.Lock()
         self._pending: dict[int, _Pending] = {}
 
     def begin(self, job: TierJob, kind: Kind, ahead: int = 1) -> range:
@@ -80,7 +80,7 @@ class JobBoard:
         Of a prefix these are *ahead* at most: ``settle`` returns what is to be asked about next.
         """
         pending = _Pending(job=job, kind=kind)
-        with self._changed:
+        with self._lock:
             assert job.id not in self._pending, f"job id {job.id} submitted twice"
             if job.keys:
                 self._pending[job.id] = pending
@@ -100,7 +100,7 @@ class JobBoard:
         touched: dict[int, _Pending] = {}
         further: list[tuple[TierJob, range]] = []
         over: list[_Pending] = []
-        with self._changed:
+        with self._lock:
             for job_id, index, outcome in ended:
                 pending = self._pending.get(job_id)
                 if pending is None:
@@ -115,7 +115,7 @@ class JobBoard:
                 if more := pending.ask(ahead):
                     further.append((pending.job, more))
                 elif len(pending.outcomes) == pending.asked:
-                    over.append(self._end(job_id))
+                    over.append(self._pending.pop(job_id))
             going_on = [early for job_id, early in arrived.items() if job_id in self._pending]
         for tell, positions in going_on:
             tell(positions)
@@ -124,13 +124,13 @@ class JobBoard:
 
     def next_due(self, now: float) -> float:
         """When ``answer_due`` has something to do for a lookup that is not late yet."""
-        with self._changed:
+        with self._lock:
             waiting = [p.job.deadline for p in self._pending.values() if p.kind is Kind.LOOKUP]
         return min((deadline for deadline in waiting if deadline > now), default=float("inf"))
 
     def answer_due(self, now: float) -> None:
         """Lookups whose deadline has passed are answered with what is known, if anything is."""
-        with self._changed:
+        with self._lock:
             due = [
                 job_id
                 for job_id, pending in self._pending.items()
@@ -138,22 +138,9 @@ class JobBoard:
                 and pending.job.deadline <= now
                 and any(outcome is not None for outcome in pending.outcomes.values())
             ]
-            over = [self._end(job_id) for job_id in due]
+            over = [self._pending.pop(job_id) for job_id in due]
         self._hand_out(over)
-
-    def _end(self, job_id: int) -> _Pending:
-        self._changed.notify_all()
-        return self._pending.pop(job_id)
 
     def _hand_out(self, over: Iterable[_Pending]) -> None:
         for pending in over:
             self._finish(pending.kind, pending.result(), pending.is_fault)
-
-    def wait_settled(self, timeout_s: float) -> list[int]:
-        """Wait until no job has a buffer in use; returns the ids of those that still do after *timeout_s*."""
-        with self._changed:
-            self._changed.wait_for(lambda: not self._with_buffers(), timeout_s)
-            return self._with_buffers()
-
-    def _with_buffers(self) -> list[int]:
-        return [job_id for job_id, pending in self._pending.items() if pending.kind is not Kind.LOOKUP]

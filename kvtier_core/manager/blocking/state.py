@@ -11,11 +11,9 @@ from dataclasses import dataclass
 from kvtier_core.errors import PluginError
 from kvtier_core.keys import OffloadKey
 from kvtier_core.manager.blocking.calls import CallOutcome, Fault, Held
-from kvtier_core.manager.blocking.contents import KnownContents
-from kvtier_core.manager.blocking.doubts import Doubts
-from kvtier_core.manager.blocking.pace import Pace
-from kvtier_core.manager.blocking.presence import PresenceSet
-from kvtier_core.manager.blocking.work import Kind, Limit, Unit, WorkQueue
+from kvtier_core.manager.blocking.contents import Doubts, KnownContents
+from kvtier_core.manager.blocking.work import Kind, Limit, Pace, Unit, WorkQueue
+from kvtier_core.manager.presence import PresenceSet
 from kvtier_core.values import BlockInfo, TierEvent, TierUsage
 
 _LEAST_PAUSE_S = 1.0
@@ -70,7 +68,7 @@ class InstanceState:
         self._queue = WorkQueue()
         self._arriving: set[OffloadKey] = set()  # being stored, and not said to be gone again meanwhile
         self._condemned: set[OffloadKey] = set()  # to be deleted, unless stored anew before
-        self._doubts = Doubts(contents.max_doubts)
+        self._doubts = Doubts()
         self._retired = False
 
     @property

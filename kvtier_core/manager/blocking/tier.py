@@ -18,7 +18,6 @@ from kvtier_core.keys import OffloadKey
 from kvtier_core.manager.blocking.calls import describe
 from kvtier_core.manager.blocking.instance import TierInstance
 from kvtier_core.manager.blocking.jobs import JobBoard
-from kvtier_core.manager.blocking.presence import PresenceSet
 from kvtier_core.manager.blocking.state import Clocks
 from kvtier_core.manager.blocking.work import Kind
 from kvtier_core.manager.events import Changed, TierFault
@@ -26,6 +25,7 @@ from kvtier_core.manager.guard import Guard, HookFault
 from kvtier_core.manager.inbox import MAX_WAITING, CallQueue
 from kvtier_core.manager.opening import Opening
 from kvtier_core.manager.port import RequestListener, TierHome
+from kvtier_core.manager.presence import PresenceSet
 from kvtier_core.policies import PolicyFactory, make_policy
 from kvtier_core.tier_settings import TierSettings
 from kvtier_core.transfer.waiting import bounded
@@ -153,10 +153,6 @@ class BlockingTier:
         instance = self._instance()
         return None if instance is None else instance.state.usage()
 
-    def drain(self, timeout_s: float) -> list[int]:
-        """Wait for loads and stores; the ids of those that may still touch their rows."""
-        return self._board.wait_settled(timeout_s)
-
     def tick(self) -> None:
         """Look at deadlines and ages now. The life thread does so by itself."""
         instance = self._instance()
@@ -282,5 +278,5 @@ class BlockingTier:
         give_up = time.monotonic() + timeout_s
         self._retire_current("the tier was shut down")
         closed = [instance.wait_closed(give_up - time.monotonic()) for instance in self._retired]
-        self._is_down = all(closed) and not self.drain(0.0)
+        self._is_down = all(closed)
         self._ended.set()

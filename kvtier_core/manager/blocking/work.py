@@ -1,10 +1,10 @@
-"""Decides which call on a tier is made next: loads and lookups, deletes, stores; never two at a time on one key.
+"""Decides which call on a tier is made next, how much it takes, and which failed calls are made again.
 
-Loads and lookups take turns: every job that waits has a part of the next call of its kind, and where both kinds wait a
-call of the one follows a call of the other. So a job of one block waits for a turn of a job of a thousand, not for the
-thousand.
+Loads and lookups come first, then deletes, then stores; never two at a time on one key. Loads and lookups take turns:
+each call takes a part of every job that waits, and where both kinds wait, they alternate. So a job of one block waits
+for one turn of a job of a thousand blocks, not for all of it.
 
-Pure bookkeeping: no lock of its own (its owner holds one around every method), no threads, no clock, no I/O.
+Pure bookkeeping: its owner holds a lock around every method. No threads, no clock, no I/O.
 """
 
 import enum
@@ -16,7 +16,9 @@ from itertools import chain
 from typing import NamedTuple
 
 from kvtier_core.keys import OffloadKey
-from kvtier_core.manager.blocking.pace import Pace
+from kvtier_core.manager.blocking.calls import CallOutcome, Fault
+from kvtier_core.tier_settings import TierSettings
+from kvtier_core.values import TierContext, TierInfo
 
 
 class Kind(enum.IntEnum):
@@ -32,6 +34,27 @@ class Kind(enum.IntEnum):
 
 
 _TAKE_TURNS = (Kind.LOAD, Kind.LOOKUP)
+MAX_BATCH_BYTES = 4 << 20
+"""Moved by one call, one block at least: more gains a disk nothing, and others wait for the call's end."""
+KEYS_A_CALL = 256
+"""Keys deleted in one call: enough to share its cost, few enough to stay quick."""
+_TURNS = 10
+"""Calls that each thread makes of a long queue at least: a newcomer waits for one, and for the one that it is in."""
+_BLOCKS_A_STORE = 1024
+"""Blocks stored in one call: what a tier writes down of them is one transaction, and others wait for its end."""
+_STORED_AT_ONCE = 4
+"""All threads together store at most one of so many parts of the tier at a time, where their calls are large."""
+_FIRST_ASKED = 4
+_MOST_ASKED = 256
+_QUICK_S = 0.05
+"""Calls this quick are never made smaller."""
+_HARDLY = 1.5
+"""How much longer than the quickest call is hardly longer, as a factor."""
+_RETRIES = 2
+"""Calls after the first: they outlast a connection that was closed while idle. A server that restarts is the breaker's
+affair."""
+_FIRST_RETRY_S = 0.1
+"""Pause before the first of them; each later pause is twice as long."""
 _SHORT_TURN = 16
 """Units of one call that are too few to be worth cutting up further."""
 
@@ -82,6 +105,71 @@ class Limit:
         """The limit while so many wait."""
         limit = max(self.at_least, min(self.most, waiting // self.shares))
         return limit if self.turns is None else min(limit, max(_SHORT_TURN, waiting // self.turns))
+
+
+def batch_limits(
+    info: TierInfo, settings: TierSettings, context: TierContext, *, batches: bool
+) -> dict[Kind, Limit]:
+    """How much goes into a call of a tier, which takes *batches* or block after block."""
+    threads = settings.threads
+    blocks = max(1, MAX_BATCH_BYTES // context.row_bytes) if batches else 1
+    loads, stores = (info.load_batch, info.store_batch) if batches else (1, 1)
+    most = min(blocks * stores, _BLOCKS_A_STORE)
+    if context.capacity_bytes is not None:
+        # What is being stored takes room and can't be evicted: all calls together leave most of the tier alone.
+        share = context.capacity_bytes // context.row_bytes // (_STORED_AT_ONCE * threads)
+        most = max(blocks, min(most, share))
+    turns = _TURNS * threads
+    limits = {
+        Kind.LOAD: (blocks, blocks * loads, threads, turns),
+        Kind.DELETE: (KEYS_A_CALL, KEYS_A_CALL, 1, None),
+        Kind.MARK: (KEYS_A_CALL, KEYS_A_CALL, 1, None),
+        Kind.STORE: (min(most, blocks * -(-stores // 4)), most, 2, None),
+    }
+    return {
+        kind: Limit(at_least=least, most=most, shares=shares, turns=turns)
+        for kind, (least, most, shares, turns) in limits.items()
+    }
+
+
+class Pace:
+    """How many keys one call of ``contains`` asks about: as many as take hardly longer than a few.
+
+    A storage that asks for one key after the other gets few, so that what it has told is known early and little is
+    asked in vain. One that asks for many together, or answers from memory, gets many.
+    """
+
+    def __init__(self) -> None:
+        self.keys = _FIRST_ASKED
+        """How many keys the next call is to ask about."""
+        self._quickest_s = float("inf")
+
+    def at(self, waiting: int) -> int:  # noqa: ARG002 - as ``Limit.at``
+        """How many keys one call may take, however many wait."""
+        return self.keys
+
+    def note(self, keys: int, seconds: float) -> None:
+        """A call that asked about *keys* took *seconds*.
+
+        Example: 10 ms a key, one after the other, makes calls of 4 or 8 keys; 200 ms for up to 32 keys together makes
+        calls of 32 or 64.
+        """
+        # A single key takes what the storage takes: from there it can only get slower by asking for more.
+        self._quickest_s = seconds if keys == 1 else min(self._quickest_s, seconds)
+        if seconds > max(_QUICK_S, _HARDLY * self._quickest_s):
+            self.keys = max(1, min(self.keys, keys) // 2)
+        elif keys >= self.keys:
+            self.keys = min(_MOST_ASKED, 2 * self.keys)
+
+
+def retry_at(unit: Unit, outcome: CallOutcome, now: float) -> float | None:
+    """When to call the tier again for *unit*, whose call has just ended so; ``None`` when that was the last."""
+    if not isinstance(outcome, Fault) or not outcome.is_transient:
+        return None
+    if unit.kind in (Kind.DELETE, Kind.MARK) or unit.tries >= _RETRIES:
+        return None
+    due = now + _FIRST_RETRY_S * (1 << unit.tries)
+    return due if due < unit.deadline else None
 
 
 class _Line:

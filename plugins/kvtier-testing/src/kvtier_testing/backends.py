@@ -15,10 +15,10 @@ from kvtier_core.errors import TierOpenError
 from kvtier_core.hookspecs import PROJECT, TierHookSpecs
 from kvtier_core.keys import OffloadKey
 from kvtier_core.manager import TierIdentity
-from kvtier_core.manager.blocking import BlockingTier, PresenceSet
+from kvtier_core.manager.blocking import BlockingTier
 from kvtier_core.manager.events import Changed, Event, OpenFailed, Serving
 from kvtier_core.manager.port import TierHome
-from kvtier_core.manager.reported import ReportedContents
+from kvtier_core.manager.presence import PresenceSet, ReportedContents
 from kvtier_core.policies import PolicyFactory
 from kvtier_core.tier_settings import TierSettings
 from kvtier_core.values import JobResult, TierContext, TierEvent, TierJob, TierUsage
@@ -111,6 +111,9 @@ class _PortBackend:
         self._buffers = _Buffers()
         self._rows: dict[int, Sequence[int]] = {}
         self._results: SimpleQueue[JobResult] = SimpleQueue()
+        self._changed = threading.Condition()
+        self._touching: set[int] = set()
+        """Loads and stores that have no result."""
         self._events: SimpleQueue[Event] = SimpleQueue()
         self._woken = woken
         self._generation = 0
@@ -133,6 +136,9 @@ class _PortBackend:
         self._wait_serving()
 
     def _finish(self, result: JobResult) -> None:
+        with self._changed:
+            self._touching.discard(result.job_id)
+            self._changed.notify_all()
         self._results.put(result)
         self._woken()
 
@@ -152,6 +158,9 @@ class _PortBackend:
     def submit(self, kind: JobKind, job: TierJob) -> None:
         self.port.tick()
         rows = self._rows[job.id] = self._buffers.add(job.buffers)
+        if kind is not JobKind.LOOKUP:
+            with self._changed:
+                self._touching.add(job.id)
         self.port.submit(kind, replace(job, rows=rows, buffers=()))
 
     def collect(self) -> Sequence[JobResult]:
@@ -194,7 +203,9 @@ class _PortBackend:
         return self.port.usage()
 
     def drain(self, timeout_s: float) -> Sequence[int]:
-        return self.port.drain(timeout_s)
+        with self._changed:
+            self._changed.wait_for(lambda: not self._touching, timeout_s)
+            return sorted(self._touching)
 
     def reset(self, namespace: str, description: Mapping[str, Any]) -> None:
         self._generation += 1

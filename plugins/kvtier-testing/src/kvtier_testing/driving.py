@@ -9,7 +9,7 @@ from typing import Any, Self
 
 from kvtier_core.coordinator import JobKind
 from kvtier_core.keys import OffloadKey
-from kvtier_core.manager.blocking import PresenceSet
+from kvtier_core.manager.presence import PresenceSet
 from kvtier_core.policies import PolicyFactory
 from kvtier_core.tier_settings import TierSettings
 from kvtier_core.values import JobResult, RequestInfo, TierContext, TierEvent, TierJob, TierUsage

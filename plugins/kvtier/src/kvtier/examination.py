@@ -19,8 +19,7 @@ from kvtier_core.coordinator import Lookup, PoolLimits
 from kvtier_core.errors import KvtierError
 from kvtier_core.keys import OffloadKey, make_offload_key
 from kvtier_core.manager import TierManager
-from kvtier_core.manager.guard import text_of
-from kvtier_core.manager.tracebacks import log_traceback
+from kvtier_core.manager.guard import log_traceback, text_of
 from kvtier_core.masking import mask_text
 from kvtier_core.namespace import GroupSpec, Namespace
 from kvtier_core.policies import LRU
