@@ -13,10 +13,12 @@ from typing import Any
 from kvtier_core.masking import mask_text
 
 _MAX_KINDS = 1000
-"""Kinds of faults told apart; past that counting starts again."""
+"""Kinds of faults told apart; past that each is told once more."""
 
 _MAX_TEXT = 2000
 """Characters of a tier's own words that a message repeats."""
+_MAX_DESCRIBED = 500
+"""Characters of them that a job's error repeats."""
 _MAX_READ = 10 * _MAX_TEXT
 """Characters that are looked through for secrets."""
 
@@ -54,14 +56,19 @@ class HookFault:
 
 
 class Guard:
-    """Calls one tier and logs what it does wrong. For any thread."""
+    """Calls one tier and logs what it does wrong: each kind of fault once, and counts the others.
+
+    For any thread.
+    """
 
     def __init__(self, identity: TierIdentity, secrets: Collection[str], log: logging.Logger) -> None:
-        self._identity = identity
+        self.identity = identity
         self._secrets = secrets
         self._log = log
-        self._lock = threading.Lock()  # guards the one below
-        self._seen: Counter[tuple[str, str]] = Counter()
+        self._lock = threading.Lock()  # guards the two below
+        self._told: set[tuple[str, str]] = set()
+        self._untold: Counter[str] = Counter()
+        """Faults that were not logged, by hook."""
 
     def call(self, hook: str, function: Callable[..., Any], **arguments: object) -> Any:  # noqa: ANN401 - a plugin's answer
         """What *function* returns, or the fault when it raises.
@@ -74,35 +81,43 @@ class Guard:
         except BaseException as error:  # noqa: BLE001 - see the docstring
             kind = type(error).__name__
             self.debug(hook, error)
-            fault = self.report(hook, kind, f"{hook} raised {kind}: {text_of(error)}")
+            fault = self.report(hook, f"{hook} raised {kind}: {text_of(error)}", kind=kind)
             _forget_frames(error)
             return fault
 
-    def report(self, hook: str, kind: str, text: str) -> HookFault:
-        """Log what a hook did wrong: the first of its kind and then ever more rarely (at powers of two)."""
+    def report(self, hook: str, text: str, *, kind: str | None = None, times: int = 1) -> HookFault:
+        """A fault happened so many *times*. The first of its *kind* is logged, the others are counted.
+
+        Without a *kind* it is the text: numbers and names of blocks differ each time, what went wrong is the same.
+        """
         fault = HookFault(self.mask(text))
+        kind = _NUMBERED.sub("#", fault.text) if kind is None else kind
         with self._lock:
-            if len(self._seen) >= _MAX_KINDS:
-                self._seen.clear()
-            self._seen[hook, kind] += 1
-            count = self._seen[hook, kind]
-        if count & (count - 1) == 0:
-            self._log.warning(
-                "%s: %s; it costs hits and nothing else.%s",
-                self._identity,
-                fault.text,
-                f" Seen {count} times." if count > 1 else "",
-            )
+            if len(self._told) >= _MAX_KINDS:
+                self._told.clear()
+            is_told = (hook, kind) in self._told
+            self._told.add((hook, kind))
+            self._untold[hook] += times if is_told else times - 1
+        if not is_told:
+            self._log.warning("%s: %s; it costs hits and nothing else.", self.identity, fault.text)
         return fault
 
-    def report_job(self, what: str, error: str) -> None:
-        """Log why a job failed. Counts and names of blocks differ each time; what went wrong is the same."""
-        self.report(what, _NUMBERED.sub("#", error), f"a {what} job failed: {error}")
+    def tell(self, text: str) -> None:
+        """Log a sentence whose subject is the tier."""
+        self._log.warning("%s %s", self.identity, text)
+
+    def take_untold(self) -> str:
+        """The end of a sentence: how many faults were not logged since the last call. Each kind is new again then."""
+        with self._lock:
+            counts = ", ".join(f"{hook} {count} times" for hook, count in self._untold.items() if count)
+            self._told.clear()
+            self._untold.clear()
+        return f"; what was told of it before happened again: {counts}" if counts else ""
 
     def debug(self, hook: str, error: BaseException) -> None:
         """Log at debug level where *error* came from."""
         log_traceback(
-            self._log, f"{self._identity}: {hook}", error, lambda text: mask_text(text, self._secrets)
+            self._log, f"{self.identity}: {hook}", error, lambda text: mask_text(text, self._secrets)
         )
 
     def mask(self, text: str) -> str:
@@ -156,6 +171,13 @@ def text_of(value: object) -> str:
         return str(value)
     except BaseException as error:  # noqa: BLE001 - somebody else's code
         return f"<a {type(value).__name__} whose text can't be had: {type(error).__name__}>"
+
+
+def describe(error: BaseException) -> str:
+    """The type and message of *error*, cut to a bearable length, without what looks like a secret in a URL."""
+    text = mask_text(text_of(error))
+    text = text if len(text) <= _MAX_DESCRIBED else f"{text[:_MAX_DESCRIBED]}..."
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
 def log_traceback(log: logging.Logger, what: str, error: BaseException, mask: Callable[[str], str]) -> None:

@@ -18,7 +18,7 @@ from kvtier_core.hookspecs import PROJECT, TierHookSpecs
 from kvtier_core.keys import OffloadKey
 from kvtier_core.manager.answers import job_id_of, plain_events, plain_result, read_results
 from kvtier_core.manager.events import Changed, TierFault, WholeRequest
-from kvtier_core.manager.guard import Guard, HookFault, text_of
+from kvtier_core.manager.guard import HookFault, text_of
 from kvtier_core.manager.inbox import MAX_WAITING, Inbox
 from kvtier_core.manager.opening import Opening
 from kvtier_core.manager.port import RequestListener, TierHome
@@ -51,11 +51,11 @@ class HookTier:
     """One plugin and its hook thread. See ``TierPort`` for the public methods."""
 
     def __init__(self, make_plugin: Callable[[TierContext], object], home: TierHome) -> None:
-        self.identity = home.identity
+        self.identity = home.guard.identity
         self.listener: RequestListener | None = self
         self._make_plugin = make_plugin
         self._home = home
-        self._guard = Guard(home.identity, home.secrets, home.log)
+        self._guard = home.guard
         self._inbox = Inbox(MAX_WAITING)
         self._reported = ReportedContents(home.limits.max_resident_keys)
         self._running: dict[int, _Running] = {}
@@ -69,7 +69,7 @@ class HookTier:
         self._opening: Opening
         self._stopping = False
         self._pause = _FIRST_POLL_S
-        self._thread = threading.Thread(target=self._run, name=f"kvtier-{home.identity.name}", daemon=True)
+        self._thread = threading.Thread(target=self._run, name=f"kvtier-{self.identity.name}", daemon=True)
         self._ended = threading.Event()
         self._is_down = False
 
@@ -90,7 +90,6 @@ class HookTier:
         self._hooks = manager.hook
         self._opening = Opening(
             self._home,
-            self._guard,
             open_tier=partial(self._open, pool),
             go_over=self._hooks.reset if self._has("reset") else None,
             resident=self._resident,
@@ -243,14 +242,14 @@ class HookTier:
         running = self._take_running(job_id) if job_id is not None else None
         if running is None or not isinstance(result, JobResult):
             text = f"{text_of(result)} fits no job that this tier has under way"
-            self._guard.report("get_finished_jobs", "foreign", text)
+            self._guard.report("get_finished_jobs", text, kind="foreign")
             return False
         plain = self._guard.call(running.hook, plain_result, result=result, job_id=running.job.id)
         if isinstance(plain, HookFault):
             self._home.emit(TierFault(self.identity.name, of_job=True))
             plain = JobResult(job_id=running.job.id, error="the tier's result was malformed")
         elif plain.error is not None and running.generation == self._opening.generation:  # no reset ended it
-            self._guard.report_job(running.hook, plain.error)
+            self._guard.report(running.hook, f"a {running.hook} job failed: {plain.error}")
         self._end(running.kind, running.job, plain)
         return True
 
@@ -272,7 +271,7 @@ class HookTier:
             self._home.emit(WholeRequest(self.identity.name, request))
         elif answer is not None and answer is not OffloadPolicy.BLOCK_LEVEL:
             text = f"on_new_request must return an OffloadPolicy or None, not {text_of(answer)}"
-            self._guard.report("on_new_request", "nonsense", text)
+            self._guard.report("on_new_request", text, kind="nonsense")
             self._fault()
         if answer is OffloadPolicy.REQUEST_LEVEL or request.wants_remote_decode:
             self._refused[request.request_id] = []

@@ -73,7 +73,7 @@ class TierManager:
         self._reset_tiers = reset_tiers
         self._events: SimpleQueue[Event] = SimpleQueue()
         self._tiers = Tiers(tiers, namespace, pool, clock, self._events.put, self._log, limits.check_threads)
-        self._path_log = PathLog(self._log, self._tiers.identities)
+        self._path_log = PathLog(self._tiers.guards)
         self._failed_open: dict[str, OpenFailed] = {}
         self._opens_later = {build.identity.name for build in tiers if build.limits.open_retry is not None}
         """Tiers without which the engine starts."""

@@ -13,7 +13,7 @@ from typing import Any
 from kvtier_core.coordinator.presence import ResidentPresence
 from kvtier_core.errors import KvtierError, TierOpenError
 from kvtier_core.manager.events import OpenFailed, Serving
-from kvtier_core.manager.guard import Guard, HookFault, text_of
+from kvtier_core.manager.guard import HookFault, text_of
 from kvtier_core.manager.port import TierHome
 
 _RESET_RETRY_S = 5.0
@@ -26,7 +26,6 @@ class Opening:
     def __init__(
         self,
         home: TierHome,
-        guard: Guard,
         *,
         open_tier: Callable[[], object],
         go_over: Callable[[str, Mapping[str, Any]], object] | None,
@@ -34,7 +33,7 @@ class Opening:
     ) -> None:
         """*open_tier* opens the tier, *go_over* takes it to another namespace; ``None`` where it can't do that."""
         self._home = home
-        self._guard = guard
+        self._guard = home.guard
         self._open_tier = open_tier
         self._go_over = go_over
         self._resident = resident
@@ -75,15 +74,15 @@ class Opening:
 
     def report(self, error: str | None) -> None:
         """Report what ``attempt`` returned."""
-        identity = self._home.identity
+        name = self._guard.identity.name
         if error is None:
             if self._is_retry:
-                self._home.log.warning("%s is open now: it serves from here on", identity)
-            self._home.emit(Serving(identity.name, self.generation, self._resident()))
+                self._guard.tell(f"is open now: it serves from here on{self._guard.take_untold()}")
+            self._home.emit(Serving(name, self.generation, self._resident()))
         elif not self._is_retry:  # an idle engine takes no events in: later tries tell it nothing new
             self._home.emit(
                 OpenFailed(
-                    identity.name,
+                    name,
                     error,
                     is_explained=self._is_explained,
                     will_retry=self.due is not None,
@@ -100,7 +99,7 @@ class Opening:
             kind = "" if isinstance(error, TierOpenError) else f"{type(error).__name__}: "
             text = self._guard.mask(kind + text_of(error))
             if self._home.limits.open_retry is not None:
-                self._guard.report("open", type(error).__name__, f"it could not open: {text}")
+                self._guard.report("open", f"it could not open: {text}", kind=type(error).__name__)
             return text
         self.is_open = True
         return None
@@ -108,5 +107,5 @@ class Opening:
     def _reset(self, namespace: str, description: Mapping[str, Any]) -> object:
         if self._go_over is None:
             text = "the tier has no reset hook, so it is left out until the next start"
-            return self._guard.report("reset", "none", text)
+            return self._guard.report("reset", text)
         return self._guard.call("reset", self._go_over, namespace=namespace, description=description)

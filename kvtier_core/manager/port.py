@@ -3,15 +3,14 @@
 There are two: ``BlockingTier`` for subclasses of ``BlockTier``, ``HookTier`` for plugins on the hook specs.
 """
 
-import logging
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from kvtier_core.coordinator import JobKind
 from kvtier_core.keys import OffloadKey
 from kvtier_core.manager.events import Event
-from kvtier_core.manager.guard import TierIdentity
+from kvtier_core.manager.guard import Guard, TierIdentity
 from kvtier_core.tier_settings import TierLimits
 from kvtier_core.values import JobResult, PoolView, RequestInfo, TierContext, TierInfo, TierJob
 
@@ -98,7 +97,7 @@ class TierPort(Protocol):
 class TierHome:
     """What a port gets from the manager."""
 
-    identity: TierIdentity
+    guard: Guard
     info: TierInfo
     limits: TierLimits
     context: TierContext
@@ -106,8 +105,6 @@ class TierHome:
     clock: Callable[[], float]
     emit: Callable[[Event], None]
     finish: Callable[[JobResult], None]
-    log: logging.Logger
-    secrets: Collection[str] = field(default=(), repr=False)
 
 
 MakePort = Callable[[TierHome], TierPort]

@@ -23,10 +23,9 @@ from kvtier_core.coordinator import (
 from kvtier_core.errors import ConfigError, KvtierError, TierOpenError
 from kvtier_core.keys import OffloadKey
 from kvtier_core.manager.events import Event
-from kvtier_core.manager.guard import TierIdentity, log_traceback, make_tier_log, text_of
+from kvtier_core.manager.guard import Guard, TierIdentity, make_tier_log, text_of
 from kvtier_core.manager.integrity import Integrity, PoolRows
 from kvtier_core.manager.port import MakePort, RequestListener, TierHome, TierPort
-from kvtier_core.masking import mask_text
 from kvtier_core.namespace import Namespace, payload_sizes
 from kvtier_core.proof import Sealer
 from kvtier_core.tier_settings import TierLimits
@@ -79,6 +78,7 @@ class Tiers:
             log=log,
             check_threads=check_threads,
         )
+        self.guards = {build.identity.name: Guard(build.identity, build.secrets, log) for build in builds}
         self.ports = {build.identity.name: build.make_port(self._home(build)) for build in builds}
         self.identities = {build.identity.name: build.identity for build in builds}
         self._is_shut_down = False
@@ -86,10 +86,9 @@ class Tiers:
     def _home(self, build: TierBuild) -> TierHome:
         name = build.identity.name
         return TierHome(
-            identity=build.identity,
+            guard=self.guards[name],
             info=build.info,
             limits=build.limits,
-            secrets=build.secrets,
             context=TierContext(
                 name=name,
                 namespace=self._namespace.name,
@@ -102,7 +101,6 @@ class Tiers:
             clock=self._clock,
             emit=self._emit,
             finish=partial(self._integrity.finish, name),
-            log=self._log,
         )
 
     def _discard(self, tier: str, keys: Sequence[OffloadKey]) -> None:
@@ -129,8 +127,9 @@ class Tiers:
         except KeyboardInterrupt:
             raise  # on the engine's own thread: somebody wants it to end
         except BaseException as error:  # noqa: BLE001 - a plugin's constructor, which may raise anything, secrets included
-            log_traceback(self._log, str(build.identity), error, lambda text: mask_text(text, build.secrets))
-            text = mask_text(text_of(error), build.secrets)
+            guard = self.guards[build.identity.name]
+            guard.debug("constructor", error)
+            text = guard.mask(text_of(error))
             kind = ConfigError if isinstance(error, ConfigError) else TierOpenError
             is_explained = isinstance(error, KvtierError) and error.is_explained
         else:
@@ -162,6 +161,9 @@ class Tiers:
                 ", ".join(str(port.identity) for port in left),
             )
             left = self._still_up(left, deadline)
+        for guard in self.guards.values():
+            if untold := guard.take_untold():
+                guard.tell(f"was shut down{untold}")
         return not left
 
     def _still_up(self, ports: Iterable[TierPort], deadline: float) -> list[TierPort]:

@@ -14,9 +14,9 @@ import pytest
 from kvtier_core.coordinator import JobKind
 from kvtier_core.errors import TierOpenError
 from kvtier_core.keys import OffloadKey
-from kvtier_core.manager import TierIdentity
 from kvtier_core.manager.blocking import BlockingTier
 from kvtier_core.manager.events import Serving
+from kvtier_core.manager.guard import Guard, TierIdentity
 from kvtier_core.manager.integrity import PoolRows
 from kvtier_core.manager.port import TierHome
 from kvtier_core.transfer.pool import Pool, PoolGeometry
@@ -140,8 +140,9 @@ def test_c34_instances_that_hang_are_limited(monkeypatch):
 def make_port(script: Script, events: SimpleQueue[Any]) -> BlockingTier:
     tier_class = type("Scripted", (ScriptedTier,), {"script": script, "seed": {}})
     settings = ScriptedTier.Settings(type="scripted")
+    identity = TierIdentity(name="scripted", type="scripted", distribution="test", version="1")
     home = TierHome(
-        identity=TierIdentity(name="scripted", type="scripted", distribution="test", version="1"),
+        guard=Guard(identity, (), logging.getLogger("kvtier")),
         info=ScriptedTier.info,
         limits=settings.limits,
         context=TierContext(name="scripted", namespace="first", row_bytes=ROW),
@@ -149,7 +150,6 @@ def make_port(script: Script, events: SimpleQueue[Any]) -> BlockingTier:
         clock=time.monotonic,
         emit=events.put,
         finish=events.put,
-        log=logging.getLogger("kvtier"),
     )
     return BlockingTier(tier_class, settings, {}, home)
 

@@ -208,6 +208,12 @@ def test_c03_discarded_blocks_that_cannot_be_deleted_stay_unserved(caplog):
         assert tier.lookup([A, B]) == [False, True]
         assert tier.load([A]).result.missing == (A,)
         assert "1 blocks stay, but are not served" in caplog.text
+        tier.discard([B])
+        settle(tier)
+        assert caplog.text.count("stay, but are not served") == 1, (
+            "B20: the same fault again tells nothing new"
+        )
+        tier.store({B: row(78)})
         script.before = lambda method, keys: None
         tier.store({A: row(77)})
         assert tier.load([A]).rows == {A: row(77)}

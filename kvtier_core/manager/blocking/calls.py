@@ -7,8 +7,6 @@ it may be computed, and fail, only then. Holds no state and decides nothing abou
 """
 
 import enum
-import logging
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -18,11 +16,8 @@ from typing import TypeVar
 from kvtier_core.blocktier import BlockTier, SupportsBatch, SupportsChains, SupportsFollow, SupportsMarks
 from kvtier_core.errors import TierOpenError
 from kvtier_core.keys import OffloadKey
-from kvtier_core.manager.guard import log_traceback, text_of
-from kvtier_core.masking import mask_text
+from kvtier_core.manager.guard import Guard, describe, text_of
 from kvtier_core.transfer.waiting import bounded
-
-_MAX_TEXT = 500  # characters of a tier's message that are passed on
 
 _T = TypeVar("_T")
 
@@ -51,17 +46,6 @@ class Held(enum.Enum):
 CallOutcome = bool | Fault | Held
 
 
-def describe(error: BaseException) -> str:
-    """The type and message of *error*, cut to a bearable length, without what looks like a secret in a URL."""
-    try:
-        text = str(error)
-    except BaseException as broken:  # noqa: BLE001 - a tier's own exception class may be broken too
-        text = f"(its message could not be read: {type(broken).__name__})"
-    text = mask_text(text)
-    text = text if len(text) <= _MAX_TEXT else f"{text[:_MAX_TEXT]}..."
-    return f"{type(error).__name__}: {text}" if text else type(error).__name__
-
-
 class TierCalls:
     """Calls one tier; safe from any thread as far as the tier is.
 
@@ -72,9 +56,8 @@ class TierCalls:
     makes a miss, after it wrong bytes.
     """
 
-    def __init__(self, name: str, tier: BlockTier, log: logging.Logger) -> None:
-        self._name = name
-        self._log = log
+    def __init__(self, tier: BlockTier, guard: Guard) -> None:
+        self._guard = guard
         self._tier = tier
         self._batch = tier if isinstance(tier, SupportsBatch) else None
 
@@ -157,12 +140,12 @@ class TierCalls:
             return self._raised(method, error)
 
     def _raised(self, method: str, error: BaseException) -> Fault:
-        log_traceback(self._log, f"tier {self._name!r}: {method}", error, mask_text)
+        self._guard.debug(method, error)
         fault = self._fault(method, describe(error))
         return replace(fault, is_transient=isinstance(error, _TRANSIENT))
 
     def _fault(self, method: str, what: str) -> Fault:
-        return Fault(f"tier {self._name!r}: {method}: {what}")
+        return Fault(f"tier {self._guard.identity.name!r}: {method}: {what}")
 
     # Inside the guard.
 
@@ -211,15 +194,3 @@ def interval_of(name: str, tier: SupportsFollow) -> float:
             f"tier {name!r}: follow_interval must be a number of seconds above 0, not {text_of(interval)!r}"
         )
     return bounded(interval)
-
-
-def keep_following(
-    calls: TierCalls, tier: SupportsFollow, interval: float, retired: threading.Event, log: logging.Logger
-) -> None:
-    """Call ``follow`` every *interval* seconds until *retired* is set."""
-    last: Fault | None = None
-    while not retired.wait(interval):
-        fault = calls.follow(tier)
-        if fault is not None and fault != last:  # the same one again tells nothing new
-            log.warning("%s; what it holds may have changed unnoticed", fault.text)
-        last = fault

@@ -18,11 +18,12 @@ from kvtier_core.blocktier import (
     SupportsTouch,
 )
 from kvtier_core.keys import OffloadKey
-from kvtier_core.manager.blocking.calls import CallOutcome, Fault, TierCalls, interval_of, keep_following
+from kvtier_core.manager.blocking.calls import CallOutcome, Fault, TierCalls, interval_of
 from kvtier_core.manager.blocking.contents import KnownContents
 from kvtier_core.manager.blocking.jobs import JobBoard
 from kvtier_core.manager.blocking.state import Clocks, InstanceState
 from kvtier_core.manager.blocking.work import KEYS_A_CALL, Kind, Unit, batch_limits, retry_at
+from kvtier_core.manager.guard import Guard
 from kvtier_core.manager.port import Rows
 from kvtier_core.policies import PolicyFactory
 from kvtier_core.proof import Sealer
@@ -43,13 +44,14 @@ class TierInstance:
         context: TierContext,
         *,
         rows: Rows,
+        guard: Guard,
         board: JobBoard,
         clocks: Clocks,
         policies: Mapping[str, PolicyFactory],
     ) -> None:
         """Make the tier object; no I/O. Raises whatever the tier's constructor raises."""
         self._name = context.name
-        self._log = context.log
+        self._guard = guard
         self._threads = settings.threads
         self._row_bytes = context.row_bytes
         self._sealer = Sealer(context.namespace)
@@ -58,7 +60,7 @@ class TierInstance:
         self._clocks = clocks
         context = replace(context, report_evicted=self._on_evicted, report_stored=self._on_stored)
         self._tier = tier_class(settings, replace(context, policies=dict(policies)))
-        self._calls = TierCalls(context.name, self._tier, context.log)
+        self._calls = TierCalls(self._tier, guard)
         # What a shared tier holds changes without us; listing all of it at the start would buy nothing lasting.
         scans = tier_class.info.bounded_by == "core" or not tier_class.info.shared
         self._scan = self._tier.scan if scans and isinstance(self._tier, SupportsScan) else None
@@ -175,11 +177,8 @@ class TierInstance:
             self.state.deleted(keys, fault)
             if fault is not None:
                 # Storage that can't be written still serves; the first store that needs room tries again.
-                self._log.warning(
-                    "%s; %d blocks that are too old or beyond the capacity stay, but are not served",
-                    fault.text,
-                    len(surplus) - begin,
-                )
+                left = f"{len(surplus) - begin} blocks that are too old or beyond the capacity"
+                self._guard.report("delete", f"{fault.text}; {left} stay, but are not served")
                 return
 
     def _start_thread(self, name: str, work: Callable[[], None]) -> None:
@@ -203,7 +202,7 @@ class TierInstance:
             self._closing = True
         fault = self._calls.close()
         if fault is not None:
-            self._log.warning("%s", fault.text)
+            self._guard.report("close", fault.text)
         self._closed.set()
 
     def _on_evicted(self, keys: Sequence[OffloadKey]) -> None:
@@ -213,7 +212,9 @@ class TierInstance:
         self.state.appeared(keys)
 
     def _follow(self, tier: SupportsFollow, interval: float) -> None:
-        keep_following(self._calls, tier, interval, self._retired, self._log)
+        while not self._retired.wait(interval):
+            if (fault := self._calls.follow(tier)) is not None:
+                self._guard.report("follow", f"{fault.text}; what it holds may have changed unnoticed")
         self._leave(1)
 
     def _fail(self, units: Sequence[Unit], reason: str, *, is_end: bool = False) -> None:
@@ -310,7 +311,7 @@ class TierInstance:
             return
         fault = self._calls.arrange(self._arranged, chain, keys, depths)
         if fault is not None:
-            self._log.warning("%s; the order in which its blocks leave may be wrong", fault.text)
+            self._guard.report("arrange", f"{fault.text}; the order in which its blocks leave may be wrong")
 
     def _ask(self, units: list[Unit], call: Callable[[list[Unit]], list[CallOutcome]]) -> list[CallOutcome]:
         """Call the tier for the units whose blocks may be there; blocks it says are absent leave the contents."""
@@ -328,7 +329,7 @@ class TierInstance:
         fault = self._calls.delete(keys) if keys else None
         self.state.deleted(keys, fault)
         if fault is not None:
-            self._log.warning("%s; %d blocks stay, but are not served", fault.text, len(keys))
+            self._guard.report("delete", f"{fault.text}; {len(keys)} blocks stay, but are not served")
         return [fault or True] * len(units)
 
     def _mark(self, marks: Mapping[OffloadKey, float]) -> Fault | None:
@@ -337,7 +338,8 @@ class TierInstance:
             return None
         fault = self._calls.mark_used(self._marked, marks)
         if fault is not None:
-            self._log.warning("%s; after a restart %d blocks may leave out of turn", fault.text, len(marks))
+            text = f"{fault.text}; after a restart {len(marks)} blocks may leave out of turn"
+            self._guard.report("mark_used", text)
         return fault
 
     def _still_to_delete(self, keys: list[OffloadKey]) -> list[OffloadKey]:
@@ -347,14 +349,10 @@ class TierInstance:
             return keys
         told = {key: self._is_right(key) for key in doubted}
         kept = frozenset(self.state.read_again(told))
-        self._log.warning(
-            "tier %r: of %d blocks with wrong bytes %d are right when read again, %d are deleted, and %d are left to "
-            "the others that use it. If most are right, look for what changes bytes on the way to this machine",
-            self._name,
-            len(doubted),
-            list(told.values()).count(True),
-            len(doubted) - len(kept),
-            sum(not told[key] for key in kept),
+        self._guard.tell(
+            f"gave wrong bytes for {len(doubted)} blocks: {list(told.values()).count(True)} are right when read again, "
+            f"{len(doubted) - len(kept)} are deleted, and {sum(not told[key] for key in kept)} are left to the others "
+            "that use it. If most are right, look for what changes bytes on the way to this machine"
         )
         return [key for key in keys if key not in kept]
 

@@ -15,13 +15,12 @@ from kvtier_core.blocktier import BlockTier
 from kvtier_core.coordinator import JobKind
 from kvtier_core.errors import ConfigError, KvtierError, TierOpenError
 from kvtier_core.keys import OffloadKey
-from kvtier_core.manager.blocking.calls import describe
 from kvtier_core.manager.blocking.instance import TierInstance
 from kvtier_core.manager.blocking.jobs import JobBoard
 from kvtier_core.manager.blocking.state import Clocks
 from kvtier_core.manager.blocking.work import Kind
 from kvtier_core.manager.events import Changed, TierFault
-from kvtier_core.manager.guard import Guard, HookFault
+from kvtier_core.manager.guard import HookFault, describe
 from kvtier_core.manager.inbox import MAX_WAITING, CallQueue
 from kvtier_core.manager.opening import Opening
 from kvtier_core.manager.port import RequestListener, TierHome
@@ -49,7 +48,7 @@ class BlockingTier:
         *,
         wall: Callable[[], float] = time.time,
     ) -> None:
-        self.identity = home.identity
+        self.identity = home.guard.identity
         self.listener: RequestListener | None = None
         self._tier_class = tier_class
         self._settings = settings
@@ -57,17 +56,16 @@ class BlockingTier:
         self._home = home
         self._context = home.context
         self._clocks = Clocks(monotonic=home.clock, wall=wall)
-        self._guard = Guard(home.identity, home.secrets, home.log)
+        self._guard = home.guard
         self._board = JobBoard(self._finish)
         self._opening = Opening(
             home,
-            self._guard,
             open_tier=self._open,
             go_over=self._go_over,
             resident=self.resident,
         )
         self._calls = CallQueue(MAX_WAITING)
-        self._thread = threading.Thread(target=self._run, name=f"kvtier-{home.identity.name}", daemon=True)
+        self._thread = threading.Thread(target=self._run, name=f"kvtier-{self.identity.name}", daemon=True)
         self._is_started = False
         self._stopping = False
         self._ended = threading.Event()
@@ -165,7 +163,8 @@ class BlockingTier:
 
     def _finish(self, kind: Kind, result: JobResult, is_fault: bool) -> None:  # noqa: FBT001 - as ``Finish``
         if is_fault and result.error is not None:
-            self._guard.report_job(kind.name.lower(), result.error)
+            what = kind.name.lower()
+            self._guard.report(what, f"a {what} job failed: {result.error}")
         if kind is Kind.STORE and self._settings.ttl is not None:
             self._look_by(self._home.clock() + self._settings.ttl)
         self._home.finish(result)
@@ -241,6 +240,7 @@ class BlockingTier:
                 self._settings,
                 self._context,
                 rows=self._home.rows,
+                guard=self._guard,
                 board=self._board,
                 clocks=self._clocks,
                 policies=self._policies,

@@ -14,9 +14,9 @@ from kvtier_core.coordinator import JobKind
 from kvtier_core.errors import TierOpenError
 from kvtier_core.hookspecs import PROJECT, TierHookSpecs
 from kvtier_core.keys import OffloadKey
-from kvtier_core.manager import TierIdentity
 from kvtier_core.manager.blocking import BlockingTier
 from kvtier_core.manager.events import Changed, Event, OpenFailed, Serving
+from kvtier_core.manager.guard import Guard, TierIdentity
 from kvtier_core.manager.port import TierHome
 from kvtier_core.manager.presence import PresenceSet, ReportedContents
 from kvtier_core.policies import PolicyFactory
@@ -118,10 +118,11 @@ class _PortBackend:
         self._woken = woken
         self._generation = 0
         self._changes: list[TierEvent] = []
+        identity = TierIdentity(
+            name=context.name, type=context.name, distribution=tier_class.__module__, version="0"
+        )
         home = TierHome(
-            identity=TierIdentity(
-                name=context.name, type=context.name, distribution=tier_class.__module__, version="0"
-            ),
+            guard=Guard(identity, (), logging.getLogger("kvtier")),
             info=tier_class.info,
             limits=settings.limits,
             context=context,
@@ -129,7 +130,6 @@ class _PortBackend:
             clock=monotonic,
             emit=self._events.put,
             finish=self._finish,
-            log=logging.getLogger("kvtier"),
         )
         self.port = BlockingTier(tier_class, settings, policies, home, wall=wall)
         self.port.start(None)
