@@ -5,7 +5,6 @@ are under way the thread polls ``get_finished_jobs``, at once when the tier call
 overdue jobs are left it looks once a second, so that an idle engine stays idle.
 """
 
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -20,7 +19,7 @@ from kvtier_core.manager.answers import job_id_of, plain_events, plain_result, r
 from kvtier_core.manager.events import Changed, TierFault, WholeRequest
 from kvtier_core.manager.guard import HookFault, text_of
 from kvtier_core.manager.inbox import MAX_WAITING, Inbox
-from kvtier_core.manager.opening import Opening
+from kvtier_core.manager.life import Life
 from kvtier_core.manager.port import RequestListener, TierHome
 from kvtier_core.manager.presence import PresenceSet, ReportedContents
 from kvtier_core.values import JobResult, OffloadPolicy, PoolView, RequestInfo, TierContext, TierJob
@@ -47,16 +46,15 @@ class _Running:
         return _HOOKS[self.kind]
 
 
-class HookTier:
+class HookTier(Life):
     """One plugin and its hook thread. See ``TierPort`` for the public methods."""
 
     def __init__(self, make_plugin: Callable[[TierContext], object], home: TierHome) -> None:
-        self.identity = home.guard.identity
+        self._inbox = Inbox(MAX_WAITING)
+        super().__init__(home, self._inbox)
         self.listener: RequestListener | None = self
         self._make_plugin = make_plugin
-        self._home = home
-        self._guard = home.guard
-        self._inbox = Inbox(MAX_WAITING)
+        self._pool: PoolView | None = None
         self._reported = ReportedContents(home.limits.max_resident_keys)
         self._running: dict[int, _Running] = {}
         self._overdue: dict[int, _Running] = {}
@@ -66,12 +64,7 @@ class HookTier:
         self._unheard: dict[str, RequestInfo] = {}
         """Requests that began before the tier was open."""
         self._hooks: Any = None
-        self._opening: Opening
-        self._stopping = False
-        self._pause = _FIRST_POLL_S
-        self._thread = threading.Thread(target=self._run, name=f"kvtier-{self.identity.name}", daemon=True)
-        self._ended = threading.Event()
-        self._is_down = False
+        self._poll_s = _FIRST_POLL_S
 
     # -- for any thread
 
@@ -88,14 +81,9 @@ class HookTier:
         manager.register(plugin, name=self.identity.name)
         manager.check_pending()
         self._hooks = manager.hook
-        self._opening = Opening(
-            self._home,
-            open_tier=partial(self._open, pool),
-            go_over=self._hooks.reset if self._has("reset") else None,
-            resident=self._resident,
-        )
-        self._inbox.put(self._get_ready)
-        self._thread.start()
+        self._pool = pool
+        self._can_go_over = self._has("reset")
+        self._start_thread()
 
     def submit(self, kind: JobKind, job: TierJob) -> None:
         """As ``TierPort.submit``."""
@@ -139,72 +127,44 @@ class HookTier:
         self._inbox.put(self._take_events)
         return True
 
-    def reset(self, namespace: str, description: Mapping[str, Any], generation: int) -> None:
-        """As ``TierPort.reset``."""
-        self._inbox.put(partial(self._reset, namespace, description, generation))
-
-    def shutdown(self, timeout_s: float) -> None:
-        """As ``TierPort.shutdown``."""
-        self._inbox.put(partial(self._shutdown, timeout_s))
-
-    def wait_down(self, timeout_s: float) -> bool:
-        """As ``TierPort.wait_down``. A tier that was never started is down."""
-        return self._hooks is None or (self._ended.wait(timeout_s) and self._is_down)
-
     def _has(self, hook: str) -> bool:
         return bool(getattr(self._hooks, hook).get_hookimpls())
 
     # -- the hook thread
 
-    def _run(self) -> None:
-        while not self._stopping:
-            call = self._inbox.get(self._poll_timeout())
-            if call is not None:
-                self._pause = _FIRST_POLL_S
-                self._guarded(call)
-            if (self._running or self._overdue) and not self._stopping:
-                self._guarded(self._collect)
-            due = self._opening.due
-            if due is not None and due <= self._home.clock() and not self._stopping:
-                self._guarded(self._get_ready)
+    def _turn(self) -> None:
+        if self._running or self._overdue:
+            self._collect()
 
-    def _guarded(self, work: Callable[[], None]) -> None:
-        """Run a turn of this thread; an answer so odd that it trips us must not end the thread."""
-        if isinstance(self._guard.call("hook thread", work), HookFault):
-            self._fault()
-
-    def _poll_timeout(self) -> float | None:
+    def _pause(self) -> float | None:
         now = self._home.clock()
-        until_retry = None if self._opening.due is None else max(0.0, self._opening.due - now)
+        until_retry = None if self._retry_at is None else max(0.0, self._retry_at - now)
         if not self._running and not self._overdue:
             return until_retry
         for job_id in [i for i, running in self._running.items() if running.job.deadline <= now]:
             self._overdue[job_id] = self._running.pop(job_id)
         if not self._running:
             return _OVERDUE_POLL_S if until_retry is None else min(until_retry, _OVERDUE_POLL_S)
-        pause = self._pause
-        self._pause = min(pause * 2, _LAST_POLL_S)
+        pause = self._poll_s
+        self._poll_s = min(pause * 2, _LAST_POLL_S)
         return pause
 
     def _call(self, hook: str, **arguments: object) -> Any:  # noqa: ANN401 - a plugin's answer
         return self._guard.call(hook, getattr(self._hooks, hook), **arguments)
 
-    def _fault(self) -> None:
-        self._home.emit(TierFault(self.identity.name))
-
-    def _open(self, pool: PoolView | None) -> None:
+    def _open(self) -> None:
         self._reported.clear()
-        self._hooks.on_open(pool=pool)
+        self._hooks.on_open(pool=self._pool)
 
-    def _resident(self) -> PresenceSet | None:
+    def resident(self) -> PresenceSet | None:
+        """As ``Life.resident``: what the tier has reported."""
         return self._reported.keys if self._home.info.reports_contents else None
 
-    def _get_ready(self) -> None:
-        """Open the tier and take it to the namespace that is wanted, as far as that is still to be done."""
-        error = self._opening.attempt()
-        while self._opening.is_open and self._unheard:
+    def _attempt(self) -> tuple[str, bool] | None:
+        failed = super()._attempt()
+        while self._is_open and self._unheard:
             self._begin(self._unheard.pop(next(iter(self._unheard))))
-        self._opening.report(error)
+        return failed
 
     def _submit(self, kind: JobKind, job: TierJob) -> None:
         if job.deadline <= self._home.clock():
@@ -214,7 +174,7 @@ class HookTier:
             return
         view = self._home.rows.to_store if kind is JobKind.TIER_STORE else self._home.rows.to_load
         job = replace(job, buffers=tuple(map(view, job.rows)))
-        self._running[job.id] = _Running(kind, job, self._opening.generation)
+        self._running[job.id] = _Running(kind, job, self._generation)
         self._reported.begin(kind, job)
         answer = self._call(_HOOKS[kind], job=job)
         if isinstance(answer, HookFault):
@@ -230,7 +190,7 @@ class HookTier:
             "get_finished_jobs", lambda: read_results(self._hooks.get_finished_jobs(), results, limit)
         )
         if results:
-            self._pause = _FIRST_POLL_S
+            self._poll_s = _FIRST_POLL_S
         # Each by itself, so that one that trips us costs no other job its result.
         taken = [self._guard.call("get_finished_jobs", self._take, result=result) for result in results]
         if isinstance(answer, HookFault) or taken.count(True) < len(taken):
@@ -248,7 +208,7 @@ class HookTier:
         if isinstance(plain, HookFault):
             self._home.emit(TierFault(self.identity.name, of_job=True))
             plain = JobResult(job_id=running.job.id, error="the tier's result was malformed")
-        elif plain.error is not None and running.generation == self._opening.generation:  # no reset ended it
+        elif plain.error is not None and running.generation == self._generation:  # no reset ended it
             self._guard.report(running.hook, f"a {running.hook} job failed: {plain.error}")
         self._end(running.kind, running.job, plain)
         return True
@@ -261,7 +221,7 @@ class HookTier:
         return self._running.pop(job_id, None) or self._overdue.pop(job_id, None)
 
     def _begin(self, request: RequestInfo) -> None:
-        if not self._opening.is_open:
+        if not self._is_open:
             self._unheard[request.request_id] = request
             return
         answer = self._call("on_new_request", request=request)
@@ -286,11 +246,11 @@ class HookTier:
         self._tell("on_request_finished", {"request": request})
 
     def _tell(self, hook: str, arguments: Mapping[str, Any]) -> None:
-        if self._opening.is_open and isinstance(self._call(hook, **arguments), HookFault):
+        if self._is_open and isinstance(self._call(hook, **arguments), HookFault):
             self._fault()
 
     def _take_events(self) -> None:
-        if not self._opening.is_open:
+        if not self._is_open:
             self._home.emit(Changed(self.identity.name, ()))
             return
         events = self._guard.call("take_events", lambda: plain_events(self._hooks.take_events()))
@@ -299,19 +259,18 @@ class HookTier:
             events = ()
         self._home.emit(Changed(self.identity.name, events))
 
+    def _go_over(self, namespace: str, description: Mapping[str, Any]) -> None:
+        self._hooks.reset(namespace=namespace, description=description)
+
     def _reset(self, namespace: str, description: Mapping[str, Any], generation: int) -> None:
         self._reported.clear()
-        self._opening.want(namespace, description, generation)
-        self._get_ready()
+        super()._reset(namespace, description, generation)
 
-    def _shutdown(self, timeout_s: float) -> None:
-        self._stopping = True
-        answer = self._call("shutdown", timeout_s=timeout_s)
-        if isinstance(answer, HookFault):
+    def _close(self, timeout_s: float) -> bool:
+        if isinstance(self._call("shutdown", timeout_s=timeout_s), HookFault):
             self._fault()
-        else:
-            self._is_down = not self._may_touch_pool(timeout_s)
-        self._ended.set()
+            return False
+        return not self._may_touch_pool(timeout_s)
 
     def _may_touch_pool(self, timeout_s: float) -> bool:
         """Whether jobs are left that may still touch the pool, as far as the tier can tell."""

@@ -280,7 +280,7 @@ def test_c34_frames_that_a_tier_leaves_behind_hold_no_rows_after_its_jobs(base):
 
 
 def test_c34_a_tier_out_of_use_because_old_calls_run_comes_back_when_they_have_ended(monkeypatch, caplog):
-    monkeypatch.setattr("kvtier_core.manager.opening._RESET_RETRY_S", 0.05)
+    monkeypatch.setattr("kvtier_core.manager.life._RESET_RETRY_S", 0.05)
     monkeypatch.setattr("kvtier_core.manager.blocking.tier._MAX_RETIRED", 1)
     script = Script()
     tier_class = type("Scripted", (ScriptedTier,), {"script": script, "seed": {}})

@@ -19,10 +19,10 @@ from kvtier_core.manager.blocking.instance import TierInstance
 from kvtier_core.manager.blocking.jobs import JobBoard
 from kvtier_core.manager.blocking.state import Clocks
 from kvtier_core.manager.blocking.work import Kind
-from kvtier_core.manager.events import Changed, TierFault
-from kvtier_core.manager.guard import HookFault, describe
+from kvtier_core.manager.events import Changed
+from kvtier_core.manager.guard import describe
 from kvtier_core.manager.inbox import MAX_WAITING, CallQueue
-from kvtier_core.manager.opening import Opening
+from kvtier_core.manager.life import Life
 from kvtier_core.manager.port import RequestListener, TierHome
 from kvtier_core.manager.presence import PresenceSet
 from kvtier_core.policies import PolicyFactory, make_policy
@@ -36,7 +36,7 @@ _MAX_RETIRED = 4
 _KINDS = {JobKind.LOOKUP: Kind.LOOKUP, JobKind.TIER_LOAD: Kind.LOAD, JobKind.TIER_STORE: Kind.STORE}
 
 
-class BlockingTier:
+class BlockingTier(Life):
     """One ``BlockTier`` class with its settings. ``TierPort`` says what its methods do."""
 
     def __init__(
@@ -48,28 +48,14 @@ class BlockingTier:
         *,
         wall: Callable[[], float] = time.time,
     ) -> None:
-        self.identity = home.guard.identity
+        super().__init__(home, CallQueue(MAX_WAITING))
         self.listener: RequestListener | None = None
         self._tier_class = tier_class
         self._settings = settings
         self._policies = policies
-        self._home = home
         self._context = home.context
         self._clocks = Clocks(monotonic=home.clock, wall=wall)
-        self._guard = home.guard
         self._board = JobBoard(self._finish)
-        self._opening = Opening(
-            home,
-            open_tier=self._open,
-            go_over=self._go_over,
-            resident=self.resident,
-        )
-        self._calls = CallQueue(MAX_WAITING)
-        self._thread = threading.Thread(target=self._run, name=f"kvtier-{self.identity.name}", daemon=True)
-        self._is_started = False
-        self._stopping = False
-        self._ended = threading.Event()
-        self._is_down = False
         self._retired: list[TierInstance] = []  # of earlier namespaces, with calls still running
         self._lock = threading.Lock()  # guards the three below
         self._current: TierInstance | None = None
@@ -91,9 +77,7 @@ class BlockingTier:
             make_policy(
                 self._settings.policy, 1, self._policies
             )  # refuses an unknown name now, not when it opens
-        self._is_started = True
-        self._calls.put(self._get_ready)
-        self._thread.start()
+        self._start_thread()
 
     def submit(self, kind: JobKind, job: TierJob) -> None:
         """As ``TierPort.submit``. Never waits for I/O."""
@@ -128,18 +112,6 @@ class BlockingTier:
         if self._is_started:
             self._calls.put(self._tell_changes)
         return self._is_started
-
-    def reset(self, namespace: str, description: Mapping[str, Any], generation: int) -> None:
-        """As ``TierPort.reset``. Calls under way end on the old instance."""
-        self._calls.put(partial(self._reset, namespace, description, generation))
-
-    def shutdown(self, timeout_s: float) -> None:
-        """As ``TierPort.shutdown``: what is queued fails, running calls are waited for."""
-        self._calls.put(partial(self._shutdown, timeout_s))
-
-    def wait_down(self, timeout_s: float) -> bool:
-        """As ``TierPort.wait_down``. A tier that was never started is down."""
-        return not self._is_started or (self._ended.wait(timeout_s) and self._is_down)
 
     def resident(self) -> PresenceSet | None:
         """The keys that the tier holds, until the next reset; ``None`` where it has to be asked."""
@@ -180,33 +152,17 @@ class BlockingTier:
 
     # -- the life thread
 
-    def _run(self) -> None:
-        while not self._stopping:
-            call = self._calls.get(self._pause())
-            if call is not None:
-                self._guarded("life thread", call)
-            now = self._home.clock()
-            if self._looks_at <= now:  # what comes in meanwhile is looked at next time
-                self._guarded("life thread", self.tick)
-            due = self._opening.due
-            if due is not None and due <= now and not self._stopping:
-                self._guarded("life thread", self._get_ready)
+    def _turn(self) -> None:
+        if self._looks_at <= self._home.clock():  # what comes in meanwhile is looked at next time
+            self.tick()
 
     def _pause(self) -> float | None:
         with self._lock:
-            due = float("inf") if self._opening.due is None else self._opening.due
+            due = float("inf") if self._retry_at is None else self._retry_at
             if self._current is not None:
                 due = min(due, self._current.next_due())
             self._looks_at = due
         return None if due == float("inf") else bounded(max(0.0, due - self._home.clock()))
-
-    def _guarded(self, what: str, work: Callable[[], None]) -> None:
-        """Do a piece of *work*; whatever goes wrong in it must not end the thread."""
-        if isinstance(self._guard.call(what, work), HookFault):
-            self._home.emit(TierFault(self.identity.name))
-
-    def _get_ready(self) -> None:
-        self._opening.report(self._opening.attempt())
 
     def _cancel(self, job_ids: Sequence[int]) -> None:
         instance = self._instance()
@@ -216,15 +172,11 @@ class BlockingTier:
     def _touch(self, keys: Sequence[OffloadKey], chain: int) -> None:
         instance = self._instance()
         if instance is not None:
-            self._guarded("touch", partial(instance.touch, keys, chain))
+            self._guarded(partial(instance.touch, keys, chain), "touch")
 
     def _tell_changes(self) -> None:
         instance = self._instance()
         self._home.emit(Changed(self.identity.name, () if instance is None else instance.state.take_events()))
-
-    def _reset(self, namespace: str, description: Mapping[str, Any], generation: int) -> None:
-        self._opening.want(namespace, description, generation)
-        self._get_ready()
 
     def _go_over(self, namespace: str, description: Mapping[str, Any]) -> None:
         self._context = replace(self._context, namespace=namespace, description=description)
@@ -273,10 +225,7 @@ class BlockingTier:
             self._retired.append(instance)
             instance.retire(reason)
 
-    def _shutdown(self, timeout_s: float) -> None:
-        self._stopping = True
+    def _close(self, timeout_s: float) -> bool:
         give_up = time.monotonic() + timeout_s
         self._retire_current("the tier was shut down")
-        closed = [instance.wait_closed(give_up - time.monotonic()) for instance in self._retired]
-        self._is_down = all(closed)
-        self._ended.set()
+        return all(instance.wait_closed(give_up - time.monotonic()) for instance in self._retired)
