@@ -1,10 +1,10 @@
 """The blocking interface (contract C52): the short way to write a tier.
 
-A tier author writes six plain methods that block; the core supplies threads, batching, priorities, presence, capacity
-and eviction, retries, deadlines and counters. The core sees to it that no two calls on one key overlap. Calls come
-from up to ``threads`` threads (a setting every tier has); while ``open``, ``scan`` or ``close`` runs, no other call
-does. A call that raises ``ConnectionError`` or ``TimeoutError`` is made again after a pause, at most twice, while its
-job's deadline allows; any other exception fails the block at once.
+A tier author writes six methods that block. The core supplies threads, batching, priorities, presence, capacity,
+eviction, retries, deadlines and counters. Calls come from up to ``threads`` threads (a setting every tier has), never
+two at a time on one key, and none while ``open``, ``scan`` or ``close`` runs. A call that raises ``ConnectionError`` or
+``TimeoutError`` is made again after a pause, at most twice, while its job's deadline allows. Any other exception fails
+the block at once.
 """
 
 from abc import ABC, abstractmethod
@@ -42,9 +42,9 @@ class BlockTier(ABC):
     def contains(self, keys: Sequence[OffloadKey]) -> Sequence[bool | Exception]:
         """Which of *keys* are stored, one bool each, in order; an exception for a key that could not be asked about.
 
-        *keys* are at most 256, fewer where each takes its time: a lookup of many is asked in parts, a prefix no further
-        than shortly behind its first absent key, and what has been told when ``limits.lookup_timeout`` is nearly over
-        counts. Raising means that none could be asked about.
+        *keys* are at most 256, fewer if each takes its time: a long lookup is asked in parts, a prefix up to shortly
+        behind its first absent key. The answers so far count when ``limits.lookup_timeout`` is nearly over. Raising
+        means that none could be asked about.
         """
 
     @abstractmethod
@@ -84,8 +84,8 @@ class SupportsMarks(Protocol):
     def mark_used(self, marks: Mapping[OffloadKey, float]) -> None:
         """The last request that used a block began then, in seconds since the epoch: ``scan`` tells it again.
 
-        As ``BlockInfo.used``. Called at most once a minute for a block, however often it is used, and after the store
-        of one whose request began in an earlier minute. Absent blocks are passed over.
+        As ``BlockInfo.used``. Called at most once a minute for a block, and after the store of a block whose request
+        began in an earlier minute. Absent blocks are passed over.
         """
         ...
 
@@ -133,8 +133,8 @@ class SupportsFollow(Protocol):
         """Report through ``context.report_stored`` and ``report_evicted`` what changed since the last call.
 
         The first call, right after ``open`` and by the same thread, reports everything the tier holds. Later calls come
-        from a thread of their own, beside all others, until ``close``. Raises on a fault; the next call is made all the
-        same. Also the place for whatever else has to be done from time to time.
+        from a thread of their own, at the same time as others, until ``close``. Raises on a fault; the next call is
+        made all the same. Also the place for whatever else has to be done from time to time.
         """
         ...
 

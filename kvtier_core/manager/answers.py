@@ -1,8 +1,8 @@
 """Turns what a tier's hooks answer into plain values, on the tier's own hook thread.
 
-A tier's objects may compute, raise or sleep when looked at, and say something else each time. Nothing behind this
-module looks at one, and it reads each of their attributes once: it hands out exact ``int``, ``bytes``, ``bool``,
-``str`` and tuples of them, or raises ``TypeError`` that says what was wrong.
+A tier's objects may compute, raise or sleep when looked at, and say something else each time. So only this module
+looks at them, once at each attribute. It hands out exact ``int``, ``bytes``, ``bool``, ``str`` and tuples of them, or
+raises ``TypeError`` that says what was wrong.
 """
 
 from collections.abc import Iterable
@@ -35,10 +35,7 @@ def job_id_of(result: object) -> int | None:
 
 
 def plain_result(result: JobResult, job_id: int) -> JobResult:
-    """*result*, which ``job_id_of`` said is for *job_id*, with nothing of the tier's in it.
-
-    Raises ``TypeError``, or whatever looking at it raises.
-    """
+    """*result* of the job *job_id* with nothing of the tier's in it. Raises what looking at it raises."""
     error: object = result.error
     if error is not None and type(error) is not str:
         raise TypeError(f"error must be a string, not {type(error).__name__}")

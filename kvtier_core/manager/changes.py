@@ -1,7 +1,7 @@
 """Collects what changes in the pool and in the tiers (C16), once somebody wants to know.
 
-Nothing is kept before the first question. A tier is asked on its own thread, one question at a time, so that what
-it says is in the answer to a later one. Used by the engine's thread.
+A tier is asked on its own thread, one question at a time: its answer comes with a later call. Used by the engine's
+thread.
 """
 
 import itertools

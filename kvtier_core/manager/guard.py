@@ -47,19 +47,13 @@ class TierIdentity:
 
 @dataclass(frozen=True, slots=True)
 class HookFault:
-    """What a hook did wrong, as text without secrets.
-
-    Not the exception itself: its traceback would keep the pool's rows alive, and its text may be anything.
-    """
+    """What a hook did wrong, without secrets. Not the exception, whose traceback would keep the pool's rows alive."""
 
     text: str
 
 
 class Guard:
-    """Calls one tier and logs what it does wrong: each kind of fault once, and counts the others.
-
-    For any thread.
-    """
+    """Calls one tier, logs each kind of fault once and counts the others. For any thread."""
 
     def __init__(self, identity: TierIdentity, secrets: Collection[str], log: logging.Logger) -> None:
         self.identity = identity
@@ -71,11 +65,7 @@ class Guard:
         """Faults that were not logged, by hook."""
 
     def call(self, hook: str, function: Callable[..., Any], **arguments: object) -> Any:  # noqa: ANN401 - a plugin's answer
-        """What *function* returns, or the fault when it raises.
-
-        ``BaseException`` is caught too: a plugin's ``SystemExit`` must not end the tier's thread and leave its jobs
-        without results.
-        """
+        """What *function* returns, or the fault when it raises, be it ``SystemExit``: the thread and its jobs go on."""
         try:
             return function(**arguments)
         except BaseException as error:  # noqa: BLE001 - see the docstring
@@ -134,9 +124,9 @@ class Guard:
 def _forget_frames(error: BaseException) -> None:
     """Let go of the frames that *error*, and those it came from, passed through.
 
-    They hold the job with its views of the pool's rows, and pluggy's hold the error itself, or one that nothing else
-    leads to: a circle that would keep the mapping in use until the garbage collector comes by, if it ever does. So the
-    frames are emptied as well. What a tier's own class of errors makes of these attributes is not asked.
+    They hold views of the pool's rows, and pluggy's hold the error itself, or one that nothing else leads to: a circle
+    that keeps the mapping in use until the garbage collector comes by. So the frames are emptied as well. Attributes
+    are read past the tier's own class of errors, which may define them.
     """
     waiting: list[BaseException | None] = [error]
     seen: set[int] = set()

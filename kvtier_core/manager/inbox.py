@@ -1,12 +1,11 @@
 """A tier's inbox: what its hook thread is to do next, and how far it is behind. Bounded where the tier is stuck.
 
 Jobs are bounded by their limits and the breakers, so they always get in. News (a request began, a block was used) is
-not: when the tier is more than ``max_waiting`` calls behind, it is not told of new requests, and gets no jobs for
-requests it was not told of (C26).
+not: a tier more than ``max_waiting`` calls behind gets no new requests, and no jobs of requests it does not know (C26).
 
-An id may be used again once its request is over, while the news of that still waits for the last rows to be sealed:
-calls for the later request of that id are held back until then. So a tier never knows two requests of one id. Which
-request a call is for is told by the ``RequestInfo`` object itself, one for each request's life.
+An id may be used again while the news of its request's end still waits for the last rows to be sealed. Calls for the
+later request are held back until then, so a tier never knows two requests of one id. The ``RequestInfo`` object, one
+for each request's life, says which request a call is for.
 """
 
 import threading

@@ -1,7 +1,6 @@
 """Proofs (C03) are made and checked here, on threads of their own: never on the engine's, nor on a tier's.
 
-The one sealing thread is also the one line in which everything that must not overtake a store waits: the store jobs
-themselves, the news that a request is finished, and resets.
+What must not overtake a store waits in line on the one sealing thread: store jobs, ends of requests, resets.
 """
 
 import logging
@@ -67,8 +66,8 @@ class PoolRows:
     def to_load(self, row: int) -> memoryview:
         """The row, writable, without the proof of what it held.
 
-        It may hold the very block that is to be loaded, from an earlier time. A tier that says that the block has
-        arrived and writes it only then would be believed, whatever it writes.
+        The row may hold the same block from an earlier time. A tier that says that the block has arrived, and writes
+        it only then, would be believed.
         """
         view = self._pool.row(row)
         view[-PROOF_BYTES:] = _NO_PROOF
@@ -95,8 +94,8 @@ class LoadCheck:
     def tell(self, positions: Sequence[int]) -> list[int]:
         """The tier says that these have arrived. Returns those that it had not named before, none after ``end``.
 
-        Where it returns some, ``checked`` must follow. A block that is named again was touched again, as far as anybody
-        knows: it has to be checked with the result.
+        If it returns some, ``checked`` must follow. A block that is named again may have been touched again: it is
+        checked with the result.
         """
         with self._lock:
             if self.result is not None:
@@ -116,10 +115,7 @@ class LoadCheck:
             return self.result is not None and not self._under_way
 
     def end(self, result: JobResult) -> bool:
-        """The tier has answered the job, or will not: what it says of blocks from now on counts for nothing.
-
-        Whether nothing is being checked any more.
-        """
+        """The tier has answered the job: later reports count for nothing. Whether nothing is being checked any more."""
         with self._lock:
             self.result = result
             return not self._under_way

@@ -104,8 +104,8 @@ class TierManager:
     def open(self, timeout_s: float) -> None:
         """Build and open every tier, all at once; wait until each serves.
 
-        Raises ``TierOpenError``, naming the tier, when one can't open or takes longer than *timeout_s*; one with
-        ``limits.open_retry`` is waited for no longer then, and serves from when it has opened.
+        Raises ``TierOpenError``, naming the tier, when one can't open or takes longer than *timeout_s*. A tier with
+        ``limits.open_retry`` is left out instead until it has opened.
         """
         self._tiers.start()
         deadline = self._clock() + bounded(timeout_s)
@@ -132,8 +132,7 @@ class TierManager:
     def reset_cache(self, *, everywhere: bool = False) -> None:
         """Start a new cache epoch (C34): from now on nothing stored so far answers. Does not wait for any tier.
 
-        With *everywhere* that holds for the tiers, too, whatever ``on_reset`` says: for an engine that has noticed that
-        its weights are others.
+        *everywhere* includes the tiers whatever ``on_reset`` says: for an engine whose weights have changed.
         """
         self._ensure_open()
         self._collect()
@@ -189,10 +188,7 @@ class TierManager:
         return self._coordinator.misses(request_id)
 
     def request_begins(self, request_id: str) -> None:
-        """The engine has computed nothing yet for the request, or gave up what it had. What follows is stored (C04).
-
-        An engine says so when it looks up before it computes: after a reset or a preemption nothing is stored before.
-        """
+        """The engine has computed nothing yet for the request, or gave it up: what follows may be stored (C04)."""
         self._coordinator.request_begins(request_id)
 
     def request_preempted(self, request_id: str) -> None:

@@ -1,6 +1,6 @@
 """Tells people when a tier leaves the path, when it is back, and that its work takes too long, or never ends.
 
-What an engine sees of a faulty tier is misses and time; this is what says which tier, and what to do. Decides nothing.
+An engine sees misses and time of a faulty tier; this says which tier it is, and what to do. Decides nothing.
 """
 
 from collections.abc import Mapping

@@ -12,11 +12,9 @@ from kvtier_core.values import JobResult, TierJob
 class PresenceSet:
     """Keys a tier holds, at most *limit* of them.
 
-    Thread-safe: one lock guards the set, held only for set operations, never during I/O or while another lock is
-    waited for; so a reader waits for a few membership tests at most. Cost: about 0.1 µs a key.
-
-    While ``complete`` is true, a key that is not in the set is not in the tier (as far as this process changes it);
-    a key refused for lack of room makes the set incomplete for good.
+    Thread-safe: the lock is held for set operations alone, so a reader waits for a few at most. Cost: 0.1 µs a key.
+    While ``complete`` is true, a key that is not in the set is not in the tier, if this process alone changes it. A key
+    refused for lack of room makes the set incomplete for good.
     """
 
     def __init__(self, limit: int, *, complete: bool) -> None:
@@ -94,7 +92,7 @@ class ReportedContents:
             return self._keys
 
     def clear(self) -> None:
-        """The tier begins to report anew."""
+        """The tier begins its report again."""
         with self._lock:
             self._keys = PresenceSet(self._limit, complete=True)
             self._arriving.clear()

@@ -1,7 +1,7 @@
 """Which tiers a request may load from and store to (C27): what the engine and the request's own parameters say.
 
-Two ways to say it, each optional, each narrowing what the other allows: arguments of the engine's call, and
-``kv_transfer_params={"kvtier": {"load_tiers": [...], "store_tiers": [...]}}``. It decides nothing about the tiers.
+Each narrows what the other allows: the arguments of the engine's call, and
+``kv_transfer_params={"kvtier": {"load_tiers": [...], "store_tiers": [...]}}``.
 """
 
 from collections.abc import Collection, Mapping, Sequence

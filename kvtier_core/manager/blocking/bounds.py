@@ -1,9 +1,8 @@
 """Keeps a tier inside its capacity and its time to live: which blocks it holds, which must leave, and when.
 
-Pure bookkeeping for tiers that the core bounds: no lock (its owner holds one around every method), no I/O, time
-comes in as an argument. Room is counted in blocks of one size, so that every store owns one slot: a free one, or
-that of a victim whose delete comes before the store. Use therefore never passes the capacity, whatever the order in
-which concurrent deletes and stores end.
+Pure bookkeeping for tiers that the core bounds: its owner holds a lock around every method, time is an argument. Room
+is counted in blocks of one size. Every store owns one slot: a free one, or that of a victim which is deleted before the
+store. So use never passes the capacity, in whatever order deletes and stores end.
 """
 
 from collections import Counter, OrderedDict
@@ -26,8 +25,8 @@ class _Stored(Entry):
     time: float
     """When it was stored."""
     marked: float
-    """When the last request that used it began, as far as the storage knows. Of a request the head has the tail's time
-    or a later one, however long its blocks take to come: that it counts from its beginning makes it so.
+    """When the last request that used it began, as the storage knows it. The beginning counts, not the use: so the head
+    of a prompt never has an earlier time than its tail, however long its blocks take to come.
     """
 
 
@@ -69,9 +68,8 @@ class CoreBounds:
     def adopt(self, found: Iterable[BlockInfo], now: float) -> tuple[list[OffloadKey], list[OffloadKey]]:
         """Take over the blocks of an earlier process: returns (kept, to be deleted).
 
-        Expired blocks go, and the longest unused of those beyond the capacity. They are unserved, and first to be
-        evicted, as long as they are not forgotten. A time ahead of *now* counts as now: a clock that was put back lets
-        no block stay for ever. Cost: two sorts of all blocks, once.
+        Expired blocks go, and the longest unused beyond the capacity: unserved, and first to be evicted until they are
+        forgotten. A time ahead of *now* counts as now, so that a clock that was put back lets no block stay for ever.
         """
         blocks = sorted({block.key: block for block in found}.values(), key=lambda block: block.time)
         for block in blocks:
@@ -112,10 +110,7 @@ class CoreBounds:
                 self._policy.release([stored])
 
     def touch(self, key: OffloadKey, chain: int, depth: int, now: float) -> float | None:
-        """Count one use of a stored block, which is at *depth* of *chain* from now on (``Entry``).
-
-        Returns the time of use that the storage should be told, once a minute at most.
-        """
+        """Count a use of a block, now at *depth* of *chain*. Returns the time that the storage should note, if any."""
         stored = self._stored.get(key)
         if stored is None or key in self._unserved:  # asked for in vain
             return None
@@ -132,8 +127,7 @@ class CoreBounds:
     def reserve(self, key: OffloadKey, chain: int, depth: int) -> list[OffloadKey] | None:
         """Give *key* a slot: returns the blocks to delete before the store, ``None`` when no room can be made.
 
-        In the order of eviction it will be the block at *depth* of *chain*. A block still stored under *key* itself is
-        one of those to delete, unless the store replaces it: both would not fit together.
+        A block still stored under *key* itself is one of them, unless the store replaces it: both would not fit.
         """
         if key in self._stored and self._replaces:
             self.forget(key)

@@ -1,9 +1,7 @@
 """The one place where a blocking tier's methods are called, and where whatever they do wrong is caught (C30).
 
-Every call ends as one outcome a key: ``True`` (stored, filled, there), ``False`` (absent), ``HELD`` (there already, so
-that no call was made) or a ``Fault``. Nothing
-a tier raises or returns passes this module in any other form; an answer is read where the call is guarded, because
-it may be computed, and fail, only then. Holds no state and decides nothing about keys.
+Every call ends as one outcome a key: ``True`` (stored, filled, there), ``False`` (absent), ``HELD`` (there already, no
+call was made) or a ``Fault``. An answer is read inside the guard, because it may be computed, and fail, only then.
 """
 
 import enum
@@ -49,11 +47,10 @@ CallOutcome = bool | Fault | Held
 class TierCalls:
     """Calls one tier; safe from any thread as far as the tier is.
 
-    Views of rows are released after the call: a tier that kept one gets an error when it uses it, instead of a row that
-    belongs to another block meanwhile. An array that a tier made over the view and still holds is noticed, and a fault
-    of the call, but can't be taken back. A slice that it still holds (``into[:]``) is not even noticed. What a tier
-    writes through either after the call lands in whatever the row holds by then: before the row's proof is checked that
-    makes a miss, after it wrong bytes.
+    Views of rows are released after the call, so that a tier that kept one gets an error and not another block's row.
+    An array made over the view that the tier still holds is noticed, and a fault of the call, but can't be taken back.
+    A slice that it still holds (``into[:]``) is not even noticed. A later write through either lands in the row: before
+    its proof is checked that makes a miss, after it wrong bytes.
     """
 
     def __init__(self, tier: BlockTier, guard: Guard) -> None:

@@ -1,11 +1,8 @@
 """What the core believes one tier instance to hold: presence for readers, bounds for room, events for followers.
 
-Keeps the three in step. No lock of its own (its owner holds one around every method; the presence set may be read by
-anyone), no threads, no I/O; time comes in as an argument.
-
-Three kinds of tier differ here. One that the core bounds has ``CoreBounds``, which know every block. One that bounds
-itself is only followed by its presence set. And of one that is shared with other processes absence is never known:
-it has to be asked.
+Its owner holds a lock around every method; the presence set may be read by anyone. No I/O, time is an argument. A tier
+that the core bounds has ``CoreBounds``, which know every block. A tier that bounds itself has a presence set alone. A
+tier that other processes share has to be asked: absence is never known.
 """
 
 from collections import OrderedDict
@@ -42,7 +39,7 @@ class KnownContents:
         self._row_bytes = context.row_bytes
         self._capacity = context.capacity_bytes
         self.shared = info.shared
-        """Whether other processes use the tier, too."""
+        """Whether other processes use the tier."""
         self._events = EventLog(MAX_CHANGES)
         self._bounds: CoreBounds | None = None
         self.presence = PresenceSet(
@@ -197,8 +194,8 @@ class KnownContents:
 class Doubts:
     """Which blocks of a shared tier gave wrong bytes here, and which of them may be deleted for all (contract C37).
 
-    One node's bad path must not empty the store of all. So a block that gave wrong bytes is not served by this process
-    first; then it is read again; and only what is wrong again is deleted, a few in a row.
+    One node's bad path must not empty the store of all. A block that gave wrong bytes is not served by this process,
+    then read again, and deleted only when it is wrong again, a few in a row.
     """
 
     def __init__(self) -> None:

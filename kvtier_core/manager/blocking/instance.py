@@ -1,7 +1,6 @@
 """One opened blocking tier with its I/O threads: takes jobs apart, makes the calls, settles the parts.
 
-Serves one namespace from ``open`` until ``retire``, never another. What to do is decided by ``InstanceState``; here the
-tier is called, outside any lock.
+Serves one namespace from ``open`` until ``retire``. ``InstanceState`` decides; calls are made here, outside any lock.
 """
 
 import threading
@@ -144,10 +143,7 @@ class TierInstance:
         self._fail(self.state.drop_jobs(job_ids), "cancelled before the work started")
 
     def tick(self) -> None:
-        """Let time pass: give up queued work past its deadline, stop serving blocks past their time to live.
-
-        Lookups whose time is up are answered as far as the tier has told.
-        """
+        """Let time pass for queued work, for blocks, and for lookups, which are answered with what is known by then."""
         self._give_up(self.state.tick())
         self._board.answer_due(self._clocks.monotonic())
 

@@ -75,10 +75,7 @@ class JobBoard:
         self._pending: dict[int, _Pending] = {}
 
     def begin(self, job: TierJob, kind: Kind, ahead: int = 1) -> range:
-        """A job is due. Returns the positions of its keys to work on; one without keys ends at once.
-
-        Of a prefix these are *ahead* at most: ``settle`` returns what is to be asked about next.
-        """
+        """A job is due; without keys it ends at once. Returns the positions to work on, of a prefix *ahead* at most."""
         pending = _Pending(job=job, kind=kind)
         with self._lock:
             assert job.id not in self._pending, f"job id {job.id} submitted twice"
@@ -93,8 +90,8 @@ class JobBoard:
     ) -> list[tuple[TierJob, range]]:
         """Keys of jobs (job, index of the key) ended as these outcomes; a job's last one makes its result ready.
 
-        Of what is loaded of the jobs that go on, the core hears at once. Returns of which prefixes more is to be asked
-        about, at most *ahead* keys each, and which.
+        Blocks that were loaded for a job that goes on are reported at once. Returns the prefixes to ask on about, with
+        the positions, at most *ahead* each.
         """
         arrived: dict[int, tuple[Callable[[Sequence[int]], None], list[int]]] = {}
         touched: dict[int, _Pending] = {}

@@ -1,7 +1,7 @@
 """What one tier instance has to do and is believed to hold, under one lock: decides, and returns what to call.
 
-Every method takes the lock, changes state and returns; none calls the tier. Only ``next_units`` waits. The owner
-makes the calls in between and reports how they ended. Lock order: this lock, then the presence set's.
+No method calls the tier, and only ``next_units`` waits. The owner makes the calls in between and reports how they
+ended. Lock order: this lock, then the presence set's.
 """
 
 import threading
@@ -184,10 +184,7 @@ class InstanceState:
             self._contents.distrust(keys)
 
     def condemn(self, keys: Sequence[OffloadKey]) -> None:
-        """Serve these blocks, which gave wrong bytes, no more and have them deleted, unless stored anew before that.
-
-        Those of a shared tier are read again first (C37).
-        """
+        """These blocks gave wrong bytes: have them deleted, those of a shared tier once they were read again (C37)."""
         with self._lock:
             self._contents.distrust(keys)
             if self._contents.shared:
@@ -266,10 +263,7 @@ class InstanceState:
             self._free(plan.claimed)
 
     def stored(self, keys: Sequence[OffloadKey], outcomes: Sequence[CallOutcome]) -> dict[OffloadKey, float]:
-        """How the stores of keys that had been given room ended. What has gone again meanwhile is not there.
-
-        Returns the times of use to be noted at once: of blocks whose requests began in an earlier minute.
-        """
+        """How stores that had room ended. Returns the times of use to note, where a request began in another minute."""
         with self._lock:
             there = {
                 key: outcome is True and key in self._arriving

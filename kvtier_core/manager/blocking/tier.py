@@ -1,7 +1,7 @@
 """``BlockingTier``: the port of a ``BlockTier`` (C52). Jobs go straight into its work queue, and I/O threads do them.
 
-A *life thread* does what may wait or call the tier outside of jobs: it opens, resets and shuts it down, passes on what
-was used, and looks at deadlines and ages when one is due. Requests are none of a blocking tier's business.
+The *life thread* does what may wait or call the tier outside of jobs: opening, resets, shutdown, uses, and deadlines
+and ages when one is due. Nothing is reported to a blocking tier about requests.
 """
 
 import threading

@@ -135,8 +135,8 @@ def batch_limits(
 class Pace:
     """How many keys one call of ``contains`` asks about: as many as take hardly longer than a few.
 
-    A storage that asks for one key after the other gets few, so that what it has told is known early and little is
-    asked in vain. One that asks for many together, or answers from memory, gets many.
+    A storage that asks key by key gets few, so that answers come early and little is asked in vain. A storage that
+    asks for many together, or answers from memory, gets many.
     """
 
     def __init__(self) -> None:
