@@ -147,7 +147,6 @@ class Integrity:
         self._payload_bytes = payload_bytes
         self._emit = emit
         self._discard = discard
-        self._log = log
         self._lock = threading.Lock()  # guards the one below
         self._loads: dict[int, LoadCheck] = {}
         """Loads that a tier has, or whose rows are being checked."""
@@ -237,13 +236,6 @@ class Integrity:
             if key not in not_loaded and not load.is_proven(position) and not self._is_right(load, position)
         ]
         if corrupt:
-            self._log.warning(
-                "tier %r returned %d of %d blocks with wrong bytes (first key %s): they are recomputed",
-                load.tier,
-                len(corrupt),
-                len(job.keys),
-                corrupt[0].hex()[:16],
-            )
             self._discard(load.tier, corrupt)
         with self._lock:
             del self._loads[job.id]

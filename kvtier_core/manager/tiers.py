@@ -104,6 +104,10 @@ class Tiers:
         )
 
     def _discard(self, tier: str, keys: Sequence[OffloadKey]) -> None:
+        text = (
+            f"wrong bytes came for {len(keys)} blocks (first key {keys[0].hex()[:16]}): they are recomputed"
+        )
+        self.guards[tier].report("wrong bytes", text, kind="wrong bytes")
         self.ports[tier].discard(keys)
 
     # -- life

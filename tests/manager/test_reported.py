@@ -28,6 +28,21 @@ def test_c03_a_tier_is_told_which_blocks_gave_wrong_bytes(make_bench):
     bench.until(lambda: tier.discarded == [key(1), key(2)])
 
 
+def test_b20_wrong_bytes_are_told_once_and_counted_at_the_end(make_bench, caplog):
+    bench = make_bench(max_quarantined=1.0, breaker_failures=100)
+    bench.new("a")
+    bench.store("a", 1, 2)
+    bench.settle()
+    bench.evict_all()
+    bench.tiers["one"].corrupt = True
+    for number in (1, 2):
+        assert bench.load("a", number) == []
+    assert bench.manager.counters.tiers["one"].integrity == 2
+    bench.manager.shutdown(10)
+    assert caplog.text.count("wrong bytes came for 1 blocks") == 1
+    assert "happened again: wrong bytes 1 times" in caplog.text
+
+
 def test_c30_a_tier_that_raises_when_it_is_to_discard_harms_nobody(make_bench, caplog):
     bench = make_bench()
     bench.new("a")
