@@ -15,8 +15,8 @@ from kvtier_core.coordinator.break_even import RecomputeCost
 from kvtier_core.coordinator.coordinator import Coordinator
 from kvtier_core.coordinator.endpoints import GroupShape, is_prefix
 from kvtier_core.coordinator.jobs import JobKind
+from kvtier_core.coordinator.limits import PoolLimits
 from kvtier_core.coordinator.results import Finished
-from kvtier_core.coordinator.state import PoolLimits
 from kvtier_core.coordinator.stats import Counters, TierCounters
 from kvtier_core.coordinator.tier_record import TierSpec
 

@@ -19,7 +19,8 @@ from kvtier_core.coordinator.actions import (
 )
 from kvtier_core.coordinator.answers import PreparedTransfer
 from kvtier_core.coordinator.jobs import Job, JobKind
-from kvtier_core.coordinator.state import RequestState, State
+from kvtier_core.coordinator.request_state import RequestState
+from kvtier_core.coordinator.state import State
 from kvtier_core.coordinator.tier_record import TierRecord
 from kvtier_core.keys import OffloadKey
 from kvtier_core.ledger import ARRIVING, DETACHED, READY, Block

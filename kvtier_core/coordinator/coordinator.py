@@ -19,12 +19,14 @@ from kvtier_core.coordinator.break_even import RecomputeCost
 from kvtier_core.coordinator.cascades import Cascades
 from kvtier_core.coordinator.endpoints import GroupShape
 from kvtier_core.coordinator.jobs import Job, JobKind
+from kvtier_core.coordinator.limits import PoolLimits
 from kvtier_core.coordinator.lookups import Lookups
 from kvtier_core.coordinator.presence import ResidentPresence
 from kvtier_core.coordinator.promotions import Promotions
 from kvtier_core.coordinator.request_level import RequestLevel
+from kvtier_core.coordinator.request_state import RequestState
 from kvtier_core.coordinator.results import Arrived, Finished, Results
-from kvtier_core.coordinator.state import PoolLimits, RequestState, State
+from kvtier_core.coordinator.state import State
 from kvtier_core.coordinator.stats import Counters
 from kvtier_core.coordinator.tier_record import TierSpec
 from kvtier_core.keys import OffloadKey

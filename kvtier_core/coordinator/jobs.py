@@ -6,13 +6,10 @@ import math
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+from kvtier_core.coordinator.request_state import RequestState
 from kvtier_core.keys import OffloadKey
 from kvtier_core.ledger import Block
-
-if TYPE_CHECKING:
-    from kvtier_core.coordinator.state import RequestState
 
 
 class JobKind(enum.Enum):
@@ -37,7 +34,7 @@ class Job:
     kind: JobKind
     tier: str
     """Empty for device transfers and sealing."""
-    request: "RequestState"
+    request: RequestState
     keys: Sequence[OffloadKey]
     blocks: Sequence[Block]
     deadline: float

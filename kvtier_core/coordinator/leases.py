@@ -5,7 +5,8 @@ The end of a promise counts as a use of the block in the order of eviction, once
 
 from collections.abc import Collection, Iterable, Sequence
 
-from kvtier_core.coordinator.state import RequestState, State
+from kvtier_core.coordinator.request_state import RequestState
+from kvtier_core.coordinator.state import State
 from kvtier_core.keys import OffloadKey
 from kvtier_core.ledger import Block
 

@@ -21,7 +21,8 @@ from kvtier_core.coordinator.endpoints import (
     unit_of,
 )
 from kvtier_core.coordinator.group_lookup import GroupLookup, Verdict
-from kvtier_core.coordinator.state import PLANNED, RequestState, State
+from kvtier_core.coordinator.request_state import RequestState
+from kvtier_core.coordinator.state import PLANNED, State
 from kvtier_core.coordinator.tier_answers import TierAnswers
 from kvtier_core.keys import OffloadKey
 from kvtier_core.ledger import ARRIVING, READY, Block

@@ -8,7 +8,8 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from kvtier_core.coordinator.actions import CancelJobs
 from kvtier_core.coordinator.jobs import Job, JobKind
-from kvtier_core.coordinator.state import PLANNED, RequestState, State
+from kvtier_core.coordinator.request_state import RequestState
+from kvtier_core.coordinator.state import PLANNED, State
 from kvtier_core.keys import OffloadKey
 from kvtier_core.ledger import ARRIVING, READY, Block
 from kvtier_core.values import MissReason

@@ -9,7 +9,8 @@ names the keys that were not.
 from collections.abc import Iterable, Sequence
 
 from kvtier_core.coordinator.cascades import Cascades
-from kvtier_core.coordinator.state import RequestState, State
+from kvtier_core.coordinator.request_state import RequestState
+from kvtier_core.coordinator.state import State
 from kvtier_core.coordinator.tier_record import TierRecord
 from kvtier_core.keys import OffloadKey
 from kvtier_core.ledger import READY, Block

@@ -1,131 +1,23 @@
 """The state that the coordinator's parts share. Pure data: nothing here decides. Used by one thread."""
 
-import math
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass, field
 
 from kvtier_core.coordinator.actions import Action, SubmitJob, TellRequestFinished
 from kvtier_core.coordinator.admission import Admission, KeyMemory
-from kvtier_core.coordinator.answers import Lookup
 from kvtier_core.coordinator.jobs import Job, JobKind, JobTable
+from kvtier_core.coordinator.limits import PoolLimits
+from kvtier_core.coordinator.request_state import RequestState
 from kvtier_core.coordinator.stats import Counters
 from kvtier_core.coordinator.tier_record import TierRecord, TierSpec
 from kvtier_core.errors import UnknownRequestError
 from kvtier_core.keys import OffloadKey
 from kvtier_core.ledger import Block, Ledger
-from kvtier_core.values import MissReason, RequestInfo, TierJob
+from kvtier_core.values import TierJob
 
 _TIER_LOAD = JobKind.TIER_LOAD
 
 PLANNED = 0
 """Stands for the job of every promotion that has not left yet, as ``Block.writer`` and in ``State.waiting``."""
-
-
-@dataclass(eq=False, slots=True)
-class RequestState:
-    """One request from ``new_request`` to the last block that a tier may still get of it."""
-
-    info: RequestInfo
-    load_tiers: Collection[str] | None
-    store_tiers: Collection[str] | None
-    last_lookup: float
-    leases: set[OffloadKey] = field(default_factory=set)
-    """The keys promised to it."""
-    promised: list[OffloadKey] = field(default_factory=list)
-    """All of them, and some that were promised earlier, in the order of the promises."""
-    offered: set[OffloadKey] = field(default_factory=set)
-    """Keys whose offer counts for admission already."""
-    depth: int = 0
-    """``Entry.depth`` of the next block that it offers. Depths of blocks that it reads are below zero."""
-    read: int = 0
-    """How many blocks it has loaded or given back, which sets the depth of the next."""
-    used: set[OffloadKey] = field(default_factory=set)
-    """Keys whose use by this request has been counted."""
-    promoting: int = 0
-    """Tier loads under way for this request."""
-    wait_until: float | None = None
-    """When lookups stop waiting for tiers to say what they hold; set while one is waiting."""
-    is_nowhere: bool = False
-    """Its last lookup ended at a key in no tier: what it computes from there on is in none either."""
-    device_stores: int = 0
-    """Device stores under way for this request."""
-    waited: set[OffloadKey] = field(default_factory=set)
-    """Keys that a promotion brought while this request waited for them."""
-    not_loaded: dict[str, dict[OffloadKey, tuple[float, MissReason]]] = field(default_factory=dict)
-    """By tier: keys that it waited for in vain, and until when it leaves them alone."""
-    unsure: list[OffloadKey] = field(default_factory=list)
-    """Keys under which the request is entered in ``State.waiting``, each once."""
-    passed_over: set[OffloadKey] = field(default_factory=set)
-    """Keys counted as passed over."""
-    missed: dict[OffloadKey, MissReason] = field(default_factory=dict)
-    """Keys whose miss has been counted, and why each missed last."""
-    remembered: tuple[tuple[tuple[OffloadKey, ...], ...], Lookup] | None = None
-    """The last lookup's keys and answer, while that is pending and nothing may have changed it."""
-    cascaded: list[tuple[str, Sequence[OffloadKey]]] = field(default_factory=list)
-    """Keys of each store job of this epoch, and its tier."""
-    whole: dict[str, dict[OffloadKey, bool]] = field(default_factory=dict)
-    """By tier that gets the whole request: each key offered, and whether the tier was or will be given it."""
-    late: int = 0
-    """Blocks that such tiers get later: those on their way into the pool, or waiting for a tier that is behind."""
-    may_store: bool = True
-    """False from a reset or a preemption until it begins again."""
-    finished: bool = False
-
-    def deepen(self, count: int) -> range:
-        """The depths of the next *count* blocks that it offers, in prompt order: no two of them are equal."""
-        first = self.depth
-        self.depth += count
-        return range(first, self.depth)
-
-    def may_store_to(self, tier: str) -> bool:
-        """Whether the request's filter lets its blocks go to *tier* (C27)."""
-        return self.store_tiers is None or tier in self.store_tiers
-
-    def may_load_from(self, tier: str) -> bool:
-        """Whether the request's filter lets its blocks come from *tier* (C27)."""
-        return self.load_tiers is None or tier in self.load_tiers
-
-
-@dataclass(frozen=True, kw_only=True)
-class PoolLimits:
-    """The coordinator's limits, in rows, seconds and threads. A limit with a default is no setting."""
-
-    max_promotion_rows: int
-    max_cascade_rows: int
-    max_loading_rows: float = math.inf
-    """Rows that loads from all tiers may hold, those that are overdue included."""
-    store_threshold: int = 1
-    """Offers from which on the pool stores a block."""
-    lease_timeout_s: float = 30.0
-    """A row stays reserved for a request that has stopped asking: longer than any scheduler leaves a request alone."""
-    device_timeout_s: float = 60.0
-    """A device store counts as lost: a copy of the whole pool takes seconds."""
-    check_threads: int = 2
-    """Threads that check the proofs of loaded rows: one checks faster than a disk reads."""
-    max_events: int = 65_536
-    """Changes of the pool's contents kept for a taker of events: some MiB."""
-    max_tracker_size: int = 64_000
-    """Keys whose offers are counted: some MiB."""
-    break_even_margin: float = 1.25
-    """How much longer than computing the same tokens a load may take, as a factor: computing keeps others waiting."""
-    break_even_probe_s: float = 10.0
-    """How often a tier that is passed over gets a load all the same, to see whether it still is slow."""
-    load_again_after_s: float = 10.0
-    """A request does not ask again so soon for what it waited for in vain, or it would wait for ever."""
-    presence_ttl_s: float = 5.0
-    """A tier's answer about a key is believed so long, on top of the longest ``lookup_timeout``."""
-    max_remembered: int = 100_000
-    """Answers about keys, and keys that could not be loaded, remembered of a tier: some 10 MiB."""
-    max_unanswered: int = 1_000
-    """Overdue lookups, and stores, that a tier may leave unanswered before it gets no more: each costs memory."""
-    max_late_blocks: int = 10_000
-    """Blocks of request-level requests that wait for a tier that is behind: each costs memory."""
-    breaker_failures: int = 3
-    """Failures in a row after which a tier is out of the path: one may be chance."""
-    breaker_pause_s: float = 1.0
-    """The first pause; each following one is twice as long."""
-    breaker_max_pause_s: float = 60.0
-    """The longest pause: a tier that works again is back within a minute."""
 
 
 class State:

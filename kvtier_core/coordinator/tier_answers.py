@@ -10,7 +10,8 @@ from typing import cast
 from kvtier_core.coordinator.group_lookup import Verdict
 from kvtier_core.coordinator.jobs import JobKind
 from kvtier_core.coordinator.presence import Answer
-from kvtier_core.coordinator.state import RequestState, State
+from kvtier_core.coordinator.request_state import RequestState
+from kvtier_core.coordinator.state import State
 from kvtier_core.coordinator.tier_record import TierRecord
 from kvtier_core.keys import OffloadKey
 from kvtier_core.values import MissReason

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from kvtier_core.coordinator.breaker import Breaker
 from kvtier_core.coordinator.jobs import Job, JobKind
+from kvtier_core.coordinator.limits import PoolLimits
 from kvtier_core.coordinator.presence import Presence
 from kvtier_core.coordinator.stats import JobTimes, TierCounters
 from kvtier_core.keys import OffloadKey
@@ -17,7 +18,7 @@ from kvtier_core.tier_settings import TierLimits
 from kvtier_core.values import RequestInfo, TierInfo
 
 if TYPE_CHECKING:
-    from kvtier_core.coordinator.state import PoolLimits, RequestState
+    from kvtier_core.coordinator.request_state import RequestState
 
 _REMEMBERED = 8
 """Loads that a prediction rests on: few, so that a handful of others brings a new one about."""
@@ -42,7 +43,7 @@ class Service:
     Each has a breaker of its own: a full disk still serves what it holds, and quick lookups do not hide stalled loads.
     """
 
-    def __init__(self, limits: "PoolLimits", timeout_s: float, times: JobTimes) -> None:
+    def __init__(self, limits: PoolLimits, timeout_s: float, times: JobTimes) -> None:
         self.timeout_s = timeout_s
         self.breaker = Breaker(limits.breaker_failures, limits.breaker_pause_s, limits.breaker_max_pause_s)
         self.unanswered = 0
@@ -144,7 +145,7 @@ class TierRecord:
     """One tier, from the coordinator's side."""
 
     def __init__(
-        self, spec: TierSpec, num_rows: int, pool_limits: "PoolLimits", slowest_lookup_s: float
+        self, spec: TierSpec, num_rows: int, pool_limits: PoolLimits, slowest_lookup_s: float
     ) -> None:
         limits = spec.limits
         self.name = spec.name

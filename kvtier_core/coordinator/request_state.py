@@ -1,0 +1,73 @@
+"""One request as the coordinator knows it. Pure data."""
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+
+from kvtier_core.coordinator.answers import Lookup
+from kvtier_core.keys import OffloadKey
+from kvtier_core.values import MissReason, RequestInfo
+
+
+@dataclass(eq=False, slots=True)
+class RequestState:
+    """One request from ``new_request`` to the last block that a tier may still get of it."""
+
+    info: RequestInfo
+    load_tiers: Collection[str] | None
+    store_tiers: Collection[str] | None
+    last_lookup: float
+    leases: set[OffloadKey] = field(default_factory=set)
+    """The keys promised to it."""
+    promised: list[OffloadKey] = field(default_factory=list)
+    """All of them, and some that were promised earlier, in the order of the promises."""
+    offered: set[OffloadKey] = field(default_factory=set)
+    """Keys whose offer counts for admission already."""
+    depth: int = 0
+    """``Entry.depth`` of the next block that it offers. Depths of blocks that it reads are below zero."""
+    read: int = 0
+    """How many blocks it has loaded or given back, which sets the depth of the next."""
+    used: set[OffloadKey] = field(default_factory=set)
+    """Keys whose use by this request has been counted."""
+    promoting: int = 0
+    """Tier loads under way for this request."""
+    wait_until: float | None = None
+    """When lookups stop waiting for tiers to say what they hold; set while one is waiting."""
+    is_nowhere: bool = False
+    """Its last lookup ended at a key in no tier: what it computes from there on is in none either."""
+    device_stores: int = 0
+    """Device stores under way for this request."""
+    waited: set[OffloadKey] = field(default_factory=set)
+    """Keys that a promotion brought while this request waited for them."""
+    not_loaded: dict[str, dict[OffloadKey, tuple[float, MissReason]]] = field(default_factory=dict)
+    """By tier: keys that it waited for in vain, and until when it leaves them alone."""
+    unsure: list[OffloadKey] = field(default_factory=list)
+    """Keys under which the request is entered in ``State.waiting``, each once."""
+    passed_over: set[OffloadKey] = field(default_factory=set)
+    """Keys counted as passed over."""
+    missed: dict[OffloadKey, MissReason] = field(default_factory=dict)
+    """Keys whose miss has been counted, and why each missed last."""
+    remembered: tuple[tuple[tuple[OffloadKey, ...], ...], Lookup] | None = None
+    """The last lookup's keys and answer, while that is pending and nothing may have changed it."""
+    cascaded: list[tuple[str, Sequence[OffloadKey]]] = field(default_factory=list)
+    """Keys of each store job of this epoch, and its tier."""
+    whole: dict[str, dict[OffloadKey, bool]] = field(default_factory=dict)
+    """By tier that gets the whole request: each key offered, and whether the tier was or will be given it."""
+    late: int = 0
+    """Blocks that such tiers get later: those on their way into the pool, or waiting for a tier that is behind."""
+    may_store: bool = True
+    """False from a reset or a preemption until it begins again."""
+    finished: bool = False
+
+    def deepen(self, count: int) -> range:
+        """The depths of the next *count* blocks that it offers, in prompt order: no two of them are equal."""
+        first = self.depth
+        self.depth += count
+        return range(first, self.depth)
+
+    def may_store_to(self, tier: str) -> bool:
+        """Whether the request's filter lets its blocks go to *tier* (C27)."""
+        return self.store_tiers is None or tier in self.store_tiers
+
+    def may_load_from(self, tier: str) -> bool:
+        """Whether the request's filter lets its blocks come from *tier* (C27)."""
+        return self.load_tiers is None or tier in self.load_tiers
