@@ -204,6 +204,7 @@ class _Examination:
             with self._timed("load"):
                 self._load(manager, pool)
         finally:
+            told = self._messages.last  # the shutdown tells how often it came again, and not what it was
             is_down = manager.shutdown(_GRACE_S / 2)
             if is_down:
                 pool.close()
@@ -213,7 +214,7 @@ class _Examination:
         manager.wait(0)  # takes in what the tier did up to its end
         if manager.counters.tiers[self._name].faults:
             self._step = "keep to the interface"
-            raise _StepFailed(self._messages.last or "the engine counts a fault")
+            raise _StepFailed(told or self._messages.last or "the engine counts a fault")
 
     def _store(self, manager: TierManager, pool: Pool) -> None:
         request = RequestInfo(request_id="store")
