@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -98,6 +99,34 @@ def test_a_block_that_two_processes_store_at_once_takes_one_slot_in_the_end(tmp_
     used = last._store.opened.index.pairs_of(last._store.opened.namespace)
     assert sorted(key for key, _ in used) == sorted([A, B, C])
     last.close()
+
+
+@pytest.mark.parametrize("deletes", [False, True])
+def test_c33_of_blocks_that_several_processes_store_again_and_again_one_stays(tmp_path, deletes):
+    random = Random(7)
+    tiers = [direct(tmp_path) for _ in range(3)]
+    keys = KEYS[:6]
+    for _ in range(60):
+        stored: set[OffloadKey] = set()
+        for _ in range(random.randrange(2, 12)):
+            tier, some = random.choice(tiers), random.sample(keys, 2)
+            match random.randrange(3 if deletes else 2):
+                case 0:
+                    tier.follow()
+                case 1:
+                    assert store(tier, *some) == [True, True]
+                    stored.update(some)
+                case _:
+                    tier.delete(some)
+        for tier in [*tiers, *tiers]:
+            tier.follow()
+        index = tiers[0]._store.opened.index
+        held = [key for key, _ in index.pairs_of(tiers[0]._store.opened.namespace)]
+        assert len(held) == len(set(held))
+        assert deletes or stored <= set(held)
+        assert [load(tier, *keys) for tier in tiers] == [rows(*(key for key in keys if key in held))] * 3
+    for tier in tiers:
+        tier.close()
 
 
 def test_more_changes_than_are_kept_are_learned_from_the_whole(tmp_path):

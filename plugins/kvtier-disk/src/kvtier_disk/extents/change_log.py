@@ -66,7 +66,10 @@ class ChangeLog:
     def since(
         cls, connection: Statements, number: int, namespace: int, owner: int
     ) -> tuple[int, list[tuple[bool, list[Pair]]]] | None:
-        """The last change, and what others stored (or removed) since *number*, in order; ``None`` when that is lost."""
+        """The last change, and all since *number* in order, or none where *owner* made them all; ``None`` if lost.
+
+        With its own changes: a slot that another freed may hold the same block again, by this process.
+        """
         last = cls.last(connection)
         if last == number:
             return last, []
@@ -75,9 +78,15 @@ class ChangeLog:
         ).fetchone()
         if last < number or first is None or first[0] > number + 1:
             return None
-        rows = connection.execute(
-            "SELECT stored, pairs FROM changes WHERE number > ? AND namespace = ? AND owner <> ? ORDER BY number",
+        by_others = connection.execute(
+            "SELECT 1 FROM changes WHERE number > ? AND namespace = ? AND owner <> ? LIMIT 1",
             (number, namespace, owner),
+        ).fetchone()
+        if not by_others:
+            return last, []
+        rows = connection.execute(
+            "SELECT stored, pairs FROM changes WHERE number > ? AND namespace = ? ORDER BY number",
+            (number, namespace),
         ).fetchall()
         try:
             return last, [(bool(stored), unpack(pairs)) for stored, pairs in rows]

@@ -48,10 +48,7 @@ class Contents:
             self._enter(pairs)
 
     def learn(self, pairs: Iterable[Pair]) -> tuple[list[OffloadKey], list[Pair]]:
-        """Blocks stored by others: returns the keys that are new, and the pairs to be given up.
-
-        Where two processes stored one key, both give up the higher place, whoever notices first.
-        """
+        """Blocks stored by others: returns the keys that are new, and all pairs of those in more than one place."""
         fresh: list[OffloadKey] = []
         doubles: list[Pair] = []
         with self._lock:
@@ -67,8 +64,7 @@ class Contents:
                     self._places[key] = place
                     fresh.append(key)
                 elif mine != place:
-                    doubles.append((key, max(mine, place)))
-                    self._places[key] = min(mine, place)
+                    doubles += [(key, mine), (key, place)]
             self._begin(
                 fresh
             )  # at once: of one call the last leaves first, and they came in the order of prompts

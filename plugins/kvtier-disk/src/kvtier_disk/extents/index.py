@@ -5,7 +5,7 @@ writing into it) or holds a block; it changes hands only here. ``changes`` tells
 Decides nothing: what to remove, and when, comes from outside. Every method raises ``OSError``.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from operator import itemgetter
 
 from kvtier_core.tier import OffloadKey
@@ -181,6 +181,26 @@ class Index:
             with self.database.transaction() as connection:
                 self._forget(connection, namespace, owner, chunk)
 
+    def keep_one(
+        self, namespace: int, owner: int, doubles: Mapping[OffloadKey, Collection[int]]
+    ) -> list[Pair]:
+        """Of the places in *doubles* that still hold their block, keep the lowest and free the others.
+
+        Returns what is kept. All processes keep the same one, so that they never free each other's.
+        """
+        kept: list[Pair] = []
+        for keys in chunks(list(doubles)):
+            with self.database.transaction() as connection:
+                places = sorted({place for key in keys for place in doubles[key]})
+                held: dict[OffloadKey, list[int]] = {}
+                for key, place in sorted(pairs_at(connection, places, _EVER), key=_place):
+                    if place in doubles.get(key, ()):
+                        held.setdefault(key, []).append(place)
+                kept += [(key, first) for key, (first, *_) in held.items()]
+                others = [(key, place) for key, (_, *rest) in held.items() for place in rest]
+                self._forget(connection, namespace, owner, sorted(others, key=_place))
+        return kept
+
     def pairs_at(self, places: Sequence[int], since: float = _EVER) -> set[Pair]:
         """What blocks these places hold now, of those stored *since*. Cheap where they are neighbours."""
         with self.database.reading() as connection:
@@ -248,7 +268,10 @@ class Index:
     def changes_since(
         self, number: int, namespace: int, owner: int
     ) -> tuple[int, list[tuple[bool, list[Pair]]]] | None:
-        """The last change, and what others stored (or removed) since *number*, in order; ``None`` when that is lost."""
+        """The last change, and what was stored (or removed) since *number* where others did any of it, in order.
+
+        ``None`` when that is lost.
+        """
         with self.database.view() as connection:
             return self._log.since(connection, number, namespace, owner)
 

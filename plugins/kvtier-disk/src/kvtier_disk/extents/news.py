@@ -73,7 +73,7 @@ class News:
                     self._report_stored(fresh)
                 else:
                     self._report_evicted(opened.contents.lose(pairs))
-            self._free(doubles)
+            self._settle(doubles)
 
     def learn_all(self) -> None:
         """Learn all that the namespace holds. Raises ``OSError``. Cost: a look at each of its slots."""
@@ -87,10 +87,23 @@ class News:
                 self._report_evicted(opened.contents.retain(pairs))
             fresh, doubles = opened.contents.learn(pairs)
             self._report_stored(fresh)
-            self._free(doubles)
+            self._settle(doubles)
 
-    def _free(self, doubles: Sequence[Pair]) -> None:
+    def _settle(self, doubles: Sequence[Pair]) -> None:
+        """Let each block that several processes stored have one place. Asks the index: some may be free by now."""
         opened = self._blocks.opened
-        if doubles and not opened.index.database.read_only:
-            with full_disk_waits():
-                opened.index.forget(opened.namespace, opened.owner, doubles)
+        if not doubles or opened.index.database.read_only:
+            return
+        places: dict[OffloadKey, set[int]] = {}
+        for key, place in doubles:
+            places.setdefault(key, set()).add(place)
+        for key, place in zip(places, opened.contents.find(places), strict=True):
+            if (
+                place is not None
+            ):  # it came after another of this key was found to be a double, and to be gone
+                places[key].add(place)
+        with full_disk_waits():
+            kept = opened.index.keep_one(opened.namespace, opened.owner, places)
+            known = opened.contents.find([key for key, _ in kept])
+            opened.contents.put(kept)
+            self._report_stored([key for (key, _), place in zip(kept, known, strict=True) if place is None])

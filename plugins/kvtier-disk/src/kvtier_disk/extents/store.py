@@ -188,7 +188,11 @@ class BlockStore:
         opened = self.opened
         with self.lock:
             before = opened.contents.find([key for key, _ in stored])
-            replaced = [(key, old) for (key, _), old in zip(stored, before, strict=True) if old is not None]
+            replaced = [
+                (key, old)
+                for (key, place), old in zip(stored, before, strict=True)
+                if old is not None and old != place  # which another process had freed
+            ]
             published = opened.index.publish(opened.namespace, opened.owner, stored, replaced, now)
             opened.contents.put(pair for pair, done in zip(stored, published, strict=True) if done)
         return published

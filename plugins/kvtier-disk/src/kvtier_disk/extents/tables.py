@@ -5,8 +5,9 @@ Pure: no connection is opened here.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
-from kvtier_disk.extents.contents import Pair
+_T = TypeVar("_T")
 
 VERSION = 2
 CHUNK = 512
@@ -53,7 +54,7 @@ class ExtentRow:
     owner: int | None
 
 
-def chunks(pairs: Sequence[Pair]) -> Iterator[Sequence[Pair]]:
-    """The pairs in parts of one transaction each."""
-    for begin in range(0, len(pairs), CHUNK):
-        yield pairs[begin : begin + CHUNK]
+def chunks(blocks: Sequence[_T]) -> Iterator[Sequence[_T]]:
+    """The blocks in parts of one transaction each."""
+    for begin in range(0, len(blocks), CHUNK):
+        yield blocks[begin : begin + CHUNK]
