@@ -104,6 +104,6 @@ class News:
                 places[key].add(place)
         with full_disk_waits():
             kept = opened.index.keep_one(opened.namespace, opened.owner, places)
-            known = opened.contents.find([key for key, _ in kept])
+            before = opened.contents.find([key for key, _ in kept])
             opened.contents.put(kept)
-            self._report_stored([key for (key, _), place in zip(kept, known, strict=True) if place is None])
+            self._report_stored([key for (key, _), place in zip(kept, before, strict=True) if place is None])
