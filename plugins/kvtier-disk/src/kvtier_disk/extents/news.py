@@ -97,11 +97,9 @@ class News:
         places: dict[OffloadKey, set[int]] = {}
         for key, place in doubles:
             places.setdefault(key, set()).add(place)
-        for key, place in zip(places, opened.contents.find(places), strict=True):
-            if (
-                place is not None
-            ):  # it came after another of this key was found to be a double, and to be gone
-                places[key].add(place)
+        for key, known in zip(places, opened.contents.find(places), strict=True):
+            if known is not None:  # not yet among them: learned after another place of this key was removed
+                places[key].add(known)
         with full_disk_waits():
             kept = opened.index.keep_one(opened.namespace, opened.owner, places)
             before = opened.contents.find([key for key, _ in kept])
