@@ -6,9 +6,10 @@ import pytest
 
 from kvtier_core.errors import ConfigError
 from kvtier_core.keys import OffloadKey
-from kvtier_core.manager.blocking.bounds import CoreBounds
+from kvtier_core.manager.blocking.bounds import BoundedContents
 from kvtier_core.policies import BUILT_IN, LRU, CheckedPolicy
-from kvtier_core.values import BlockInfo, TierInfo
+from kvtier_core.tier_settings import TierSettings
+from kvtier_core.values import BlockInfo, TierContext, TierInfo
 from kvtier_testing.rows import similar_keys
 from kvtier_testing.tiers import assert_contents
 from tests.tiers.scripted import ROW, Gate, ScanningTier, Script, drive, fail, row
@@ -243,13 +244,19 @@ def test_the_default_capacity_of_the_tier_type_holds_where_none_is_set():
 # The bookkeeping alone.
 
 
+def bounds_of(blocks: int, ttl: float | None) -> BoundedContents:
+    context = TierContext(name="t", namespace="n", row_bytes=ROW, capacity_bytes=blocks * ROW)
+    settings = TierSettings(type="test", ttl=ttl)
+    return BoundedContents(TierInfo(medium="test"), settings, context, enumerable=True)
+
+
 class BoundsWorld:
-    """Random calls on ``CoreBounds`` beside a plain set of what the tier would really hold."""
+    """Random calls on ``BoundedContents`` beside a plain set of what the tier would really hold."""
 
     def __init__(self, seed: int) -> None:
         self.rng = random.Random(seed)
         self.most = self.rng.randint(1, 5)
-        self.bounds = CoreBounds(max_blocks=self.most, ttl=self.rng.choice([None, 20.0]), policy=LRU())
+        self.bounds = bounds_of(self.most, self.rng.choice([None, 20.0]))
         self.really: set[OffloadKey] = set()
         self.arriving: dict[OffloadKey, list[OffloadKey]] = {}  # with victims whose delete has not ended
         self.pins: list[OffloadKey] = []
@@ -265,13 +272,15 @@ class BoundsWorld:
             [self.reserve, self.finish] * 2 + [self.pin, self.unpin, self.remove, self.use]
         )
         action(self.rng.choice(KEYS[:8]))
-        for old in self.bounds.expired(self.now, limit=2):
+        if old := self.bounds.expire(self.now):
             self.outcomes.add("expired")
-            assert not self.bounds.serves(old, self.now)
-        assert self.bounds.blocks == len(self.really)
+            assert not any(self.bounds.holding(old, self.now))
+        assert self.bounds.num_blocks == len(self.really)
+        served = [key for key, held in zip(KEYS, self.bounds.holding(KEYS, self.now), strict=True) if held]
+        assert self.bounds.presence.lacking(served) == []
 
     def reserve(self, key: OffloadKey) -> None:
-        if key in self.busy() or self.bounds.serves(key, self.now):
+        if key in self.busy() or self.bounds.holding([key], self.now) == [True]:
             return
         self.bounds.pin(key)
         victims = self.bounds.reserve(key, self.rng.randrange(3), KEYS.index(key))
@@ -289,22 +298,22 @@ class BoundsWorld:
         key = self.rng.choice(list(self.arriving))
         victims = self.arriving.pop(key)
         if victims and self.rng.random() < 0.2:
-            self.bounds.stay(victims)
-            self.bounds.abandon(key)
+            self.bounds.room_made(victims, self.now, deleted=False)
+            self.bounds.stored({key: False}, self.now)
         else:
-            self.bounds.left(victims)
+            self.bounds.room_made(victims, self.now, deleted=True)
             self.really.difference_update(victims)
             self.store(key)
         self.bounds.unpin(key)
 
     def store(self, key: OffloadKey) -> None:
         if self.rng.random() < 0.2:
-            self.bounds.abandon(key)
+            self.bounds.stored({key: False}, self.now)
             return
         self.really.add(key)
         assert len(self.really) <= self.most
-        self.bounds.commit(key, self.now)
-        assert self.bounds.serves(key, self.now)
+        self.bounds.stored({key: True}, self.now)
+        assert self.bounds.holding([key], self.now) == [True]
 
     def pin(self, key: OffloadKey) -> None:
         self.bounds.pin(key)
@@ -316,15 +325,15 @@ class BoundsWorld:
 
     def remove(self, key: OffloadKey) -> None:
         if key not in self.busy():
-            self.bounds.forget(key)
+            self.bounds.gone([key])
             self.really.discard(key)
 
     def use(self, key: OffloadKey) -> None:
         if self.rng.random() < 0.5:
             self.bounds.touch(key, self.rng.randrange(3), KEYS.index(key), self.now)
         else:
-            self.bounds.distrust(key)
-            assert not self.bounds.serves(key, self.now)
+            self.bounds.distrust([key])
+            assert self.bounds.holding([key], self.now) == [False]
 
     def rest(self) -> None:
         """End everything under way: nothing may stay pinned."""
@@ -348,25 +357,24 @@ def test_c13_bounds_never_give_away_more_slots_than_there_are():
 
 
 def test_c52_a_time_ahead_of_now_counts_as_now_and_no_block_stays_for_ever():
-    bounds = CoreBounds(max_blocks=8, ttl=10.0, policy=LRU())
+    bounds = bounds_of(8, ttl=10.0)
     bounds.adopt([BlockInfo(key=KEYS[0], bytes=1, time=1000.0)], now=20.0)
-    assert bounds.serves(KEYS[0], 29.0)
-    assert not bounds.serves(KEYS[0], 31.0)
-    assert bounds.expired(31.0, 8) == [KEYS[0]]
+    assert bounds.holding([KEYS[0]], 29.0) == [True]
+    assert bounds.holding([KEYS[0]], 31.0) == [False]
+    assert bounds.expire(31.0) == [KEYS[0]]
 
 
 def test_c13_adopting_keeps_the_newest_that_fit_and_are_not_too_old():
-    bounds = CoreBounds(max_blocks=3, ttl=600.0, policy=LRU())
+    bounds = bounds_of(3, ttl=600.0)
     found = [BlockInfo(key=key, bytes=ROW, time=60.0 * index) for index, key in enumerate(KEYS[:8])]
-    kept, surplus = bounds.adopt(random.Random(0).sample(found, 8), now=810.0)
-    assert kept == KEYS[5:8]
+    surplus = bounds.adopt(random.Random(0).sample(found, 8), now=810.0)
     assert surplus == KEYS[:5]
-    assert bounds.blocks == 8
-    assert [bounds.serves(key, 810.0) for key in KEYS[:8]] == [False] * 5 + [True] * 3
-    for key in surplus:
-        bounds.forget(key)
-    assert bounds.blocks == 3
-    assert bounds.expired(930.0, limit=10) == [KEYS[5]]
+    assert set(bounds.presence.snapshot()) == set(KEYS[5:8])
+    assert bounds.num_blocks == 8
+    assert bounds.holding(KEYS[:8], 810.0) == [False] * 5 + [True] * 3
+    bounds.gone(surplus)
+    assert bounds.num_blocks == 3
+    assert bounds.expire(930.0) == [KEYS[5]]
     assert bounds.reserve(A, 0, 0) == [KEYS[5]]
 
 

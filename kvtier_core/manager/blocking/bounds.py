@@ -1,8 +1,7 @@
 """Keeps a tier inside its capacity and its time to live: which blocks it holds, which must leave, and when.
 
-Pure bookkeeping for tiers that the core bounds: its owner holds a lock around every method, time is an argument. Room
-is counted in blocks of one size. Every store owns one slot: a free one, or that of a victim which is deleted before the
-store. So use never passes the capacity, in whatever order deletes and stores end.
+Pure, as ``Contents``. Room is counted in blocks of one size. Every store owns one slot: a free one, or that of a victim
+which is deleted before the store. So use never passes the capacity, in whatever order deletes and stores end.
 """
 
 from collections import Counter, OrderedDict
@@ -10,17 +9,21 @@ from collections.abc import Iterable, Sequence
 from itertools import islice, takewhile
 
 from kvtier_core.keys import OffloadKey
-from kvtier_core.policies import Entry, EvictionPolicy
-from kvtier_core.values import BlockInfo, begin_of
+from kvtier_core.manager.blocking.contents import Contents
+from kvtier_core.policies import Entry, EvictionPolicy, make_policy
+from kvtier_core.tier_settings import TierSettings
+from kvtier_core.values import BlockInfo, TierContext, TierInfo, begin_of
 
 _MINUTE_S = 60.0
 """How finely the time of a block's last use is known after a restart: a write for each use would cost too much."""
+_MAX_EXPIRED = 1024
+"""Blocks that one call lets become too old: bounds the time that its owner's lock is held."""
 
 
 class _Stored(Entry):
     """A block that takes a slot."""
 
-    __slots__ = ("marked", "time")
+    __slots__ = ("is_served", "marked", "time")
 
     time: float
     """When it was stored."""
@@ -28,48 +31,48 @@ class _Stored(Entry):
     """When the last request that used it began, as the storage knows it. The beginning counts, not the use: so the head
     of a prompt never has an earlier time than its tail, however long its blocks take to come.
     """
+    is_served: bool
+    """Otherwise its room is taken, and its bytes are not trusted."""
 
 
-class CoreBounds:
-    """Slots, ages and the order of eviction of one tier instance.
+class BoundedContents(Contents):
+    """The belief about an instance that the core bounds: slots, ages and the order of eviction.
 
     A key is *stored* (it takes a slot), *arriving* (a slot is its own, the block is not there yet) or *leaving* (its
-    slot belongs to an arriving key). A stored key can be *unserved*: its room is taken, its bytes are not trusted.
-    Pinned keys are never victims. ``max_blocks=None`` means no bound, ``ttl=None`` that blocks don't age.
+    slot belongs to an arriving key). Pinned keys are never victims. Without a capacity there is no bound, without a
+    ``ttl`` blocks don't age. In a shared tier a store puts its block in the place of one of its key; elsewhere that is
+    deleted before.
     """
 
     def __init__(
-        self,
-        *,
-        max_blocks: int | None,
-        ttl: float | None,
-        policy: EvictionPolicy[Entry],
-        replaces: bool = False,
+        self, info: TierInfo, settings: TierSettings, context: TierContext, *, enumerable: bool
     ) -> None:
-        """*replaces*: a store puts its block in the place of one of its key, which need not be deleted before."""
-        self._max_blocks = max_blocks
-        self._ttl = ttl
-        self._policy = policy
-        self._replaces = replaces
+        super().__init__(info, settings, context, enumerable=enumerable)
+        capacity = context.capacity_bytes
+        self._max_blocks = None if capacity is None else capacity // context.row_bytes
+        self._ttl = settings.ttl
+        most = self._max_blocks or settings.limits.max_resident_keys
+        self._policy: EvictionPolicy[Entry] = make_policy(settings.policy, most, context.policies)
         self._stored: OrderedDict[OffloadKey, _Stored] = OrderedDict()  # oldest first
-        self._held = 0
-        """Stored blocks that are pinned."""
-        self._unserved: set[OffloadKey] = set()
-        self._arriving: dict[OffloadKey, tuple[int, int]] = {}
-        """The chain of each, and its depth in it."""
         self._leaving: dict[OffloadKey, _Stored] = {}
         self._pins: Counter[OffloadKey] = Counter()
+        self._held = 0
+        """Stored blocks that are pinned."""
 
     @property
-    def blocks(self) -> int:
-        """How many blocks the tier holds now, those being deleted among them."""
+    def num_blocks(self) -> int:
+        """As ``Contents.num_blocks``."""
         return len(self._stored) + len(self._leaving)
 
-    def adopt(self, found: Iterable[BlockInfo], now: float) -> tuple[list[OffloadKey], list[OffloadKey]]:
-        """Take over the blocks of an earlier process: returns (kept, to be deleted).
+    @property
+    def _knows_absence(self) -> bool:
+        return not self.shared
+
+    def adopt(self, found: Iterable[BlockInfo], now: float) -> list[OffloadKey]:
+        """As ``Contents.adopt``.
 
         Expired blocks go, and the longest unused beyond the capacity: unserved, and first to be evicted until they are
-        forgotten. A time ahead of *now* counts as now, so that a clock that was put back lets no block stay for ever.
+        gone. A time ahead of *now* counts as now, so that a clock that was put back lets no block stay for ever.
         """
         blocks = sorted({block.key: block for block in found}.values(), key=lambda block: block.time)
         for block in blocks:
@@ -77,19 +80,24 @@ class CoreBounds:
             stored.marked = stored.time if block.used is None else min(block.used, now)
         leaving = sorted(self._stored.values(), key=_in_order_of_use)
         self._policy.insert(leaving[::-1])  # of one call the last leaves first
-        fresh = [stored.key for stored in leaving if not self._is_old(stored.time, now)]
+        fresh = [stored for stored in leaving if not self._is_old(stored, now)]
         room = len(fresh) if self._max_blocks is None else self._max_blocks
         kept = fresh[max(0, len(fresh) - room) :]
-        self._unserved.update(self._stored.keys() - kept)
-        return kept, [stored.key for stored in leaving if stored.key in self._unserved]
+        for stored in {*leaving}.difference(kept):
+            stored.is_served = False
+        self.presence.add(stored.key for stored in kept)
+        return [stored.key for stored in leaving if not stored.is_served]
 
-    def serves(self, key: OffloadKey, now: float) -> bool:
-        """Whether the tier holds a block under *key* that is trusted and not too old."""
-        stored = self._stored.get(key)
-        return stored is not None and key not in self._unserved and not self._is_old(stored.time, now)
+    def holding(self, keys: Sequence[OffloadKey], now: float) -> list[bool]:
+        """As ``Contents.holding``: blocks that are trusted and not too old."""
+        found = map(self._stored.get, keys)
+        return [stored is not None and self._serves(stored, now) for stored in found]
+
+    def _serves(self, stored: _Stored, now: float) -> bool:
+        return stored.is_served and not self._is_old(stored, now)
 
     def pin(self, key: OffloadKey) -> None:
-        """A call on *key* waits or runs: it is no victim until as many ``unpin``."""
+        """As ``Contents.pin``."""
         self._pins[key] += 1
         stored = self._stored.get(key)
         if stored is not None:
@@ -97,7 +105,7 @@ class CoreBounds:
             stored.pins += 1
 
     def unpin(self, key: OffloadKey) -> None:
-        """The call ended; at the last one the key is a candidate again."""
+        """As ``Contents.unpin``; at the last one the key is a candidate again."""
         self._pins[key] -= 1
         assert self._pins[key] >= 0, f"unpinned more often than pinned: {key.hex()}"
         if self._pins[key] == 0:
@@ -110,9 +118,9 @@ class CoreBounds:
                 self._policy.release([stored])
 
     def touch(self, key: OffloadKey, chain: int, depth: int, now: float) -> float | None:
-        """Count a use of a block, now at *depth* of *chain*. Returns the time that the storage should note, if any."""
+        """As ``Contents.touch``."""
         stored = self._stored.get(key)
-        if stored is None or key in self._unserved:  # asked for in vain
+        if stored is None or not stored.is_served:  # asked for in vain
             return None
         stored.uses += 1
         stored.chain, stored.depth = chain, depth
@@ -125,104 +133,110 @@ class CoreBounds:
         return begin
 
     def reserve(self, key: OffloadKey, chain: int, depth: int) -> list[OffloadKey] | None:
-        """Give *key* a slot: returns the blocks to delete before the store, ``None`` when no room can be made.
+        """As ``Contents.reserve``: gives *key* a slot.
 
-        A block still stored under *key* itself is one of them, unless the store replaces it: both would not fit.
+        A block still stored under *key* itself is a victim, unless the store replaces it: both would not fit.
         """
-        if key in self._stored and self._replaces:
-            self.forget(key)
-            victims = []
-        elif key in self._stored:
-            victims = [key]
-            self._policy.remove([self._stored[key]])
+        own = self._stored.get(key)
+        victims: list[OffloadKey] = []
+        if own is not None:
+            self._remove(own)
+            if not self.shared:
+                victims = [key]
+                self._leaving[key] = own
         else:
             occupied = len(self._stored) + len(self._arriving)
             needed = 0 if self._max_blocks is None else max(0, occupied + 1 - self._max_blocks)
             if needed > len(self._stored) - self._held:
                 return None
-            victims = [entry.key for entry in self._policy.evict(needed, frozenset())] if needed else []
-        for victim in victims:
-            self._leaving[victim] = stored = self._stored.pop(victim)
-            self._held -= stored.pins > 0
+            for victim in self._policy.evict(needed, frozenset()) if needed else ():
+                victims.append(victim.key)
+                self._leaving[victim.key] = self._stored.pop(victim.key)
         self._arriving[key] = chain, depth
+        self._vanish(victims)
         return victims
 
-    def left(self, victims: Sequence[OffloadKey]) -> None:
-        """The victims' delete succeeded."""
+    def room_made(self, victims: Sequence[OffloadKey], now: float, *, deleted: bool) -> None:
+        """As ``Contents.room_made``."""
         for victim in victims:
-            del self._leaving[victim]
-            self._unserved.discard(victim)
-
-    def stay(self, victims: Sequence[OffloadKey]) -> None:
-        """The victims' delete failed: they keep their slots. Their store must be given up with ``abandon``."""
-        for victim in victims:
-            # Its age is now out of order, which only delays its removal: `serves` looks at the age itself.
             left = self._leaving.pop(victim)
-            self._enter(victim, left.time, left.chain, left.depth).marked = left.marked
+            if deleted:
+                continue
+            # Its age is now out of order, which only delays its removal: `holding` looks at the age itself.
+            stayed = self._add(victim, left.time, left.chain, left.depth)
+            stayed.marked, stayed.is_served = left.marked, left.is_served
+            self._policy.insert([stayed])
+            if self._serves(stayed, now):
+                self._appear([victim])
 
-    def commit(self, key: OffloadKey, now: float) -> float | None:
-        """The store of *key* succeeded. Returns the time of use that the storage should be told, if it is another."""
-        chain, depth = self._arriving.pop(key)
-        stored = self._enter(key, now, chain, depth)
+    def _enter(self, key: OffloadKey, chain: int, depth: int, now: float) -> float | None:
+        stored = self._add(key, now, chain, depth)
+        self._policy.insert([stored])
         begin = begin_of(chain, now)
         if _minute(begin) == _minute(now):
             return None
         stored.marked = begin
         return begin
 
-    def abandon(self, key: OffloadKey) -> None:
-        """The store of *key* did not happen; its slot is free."""
-        self._arriving.pop(key, None)
+    def _add(self, key: OffloadKey, time: float, chain: int = 0, depth: int = 0) -> _Stored:
+        """A stored block takes a slot, and is in no order of eviction yet."""
+        stored = self._stored[key] = _Stored.of(key)
+        stored.time = stored.marked = time
+        stored.chain, stored.depth = chain, depth
+        stored.is_served = True
+        stored.pins = self._pins[key]
+        self._held += stored.pins > 0
+        return stored
 
-    def trust(self, key: OffloadKey) -> bool:
-        """The block was read again and is right. Whether it is still there."""
-        self._unserved.discard(key)
-        return key in self._stored
+    def appeared(self, keys: Sequence[OffloadKey]) -> None:
+        """Nothing: the core counts the blocks that it stores itself."""
 
-    def distrust(self, key: OffloadKey) -> None:
-        """The block is there but can't be had: keep its slot, serve it no more."""
-        if key in self._stored or key in self._leaving:
-            self._unserved.add(key)
+    def distrust(self, keys: Sequence[OffloadKey]) -> None:
+        """As ``Contents.distrust``: they keep their slots."""
+        for key in keys:
+            stored = self._stored.get(key) or self._leaving.get(key)
+            if stored is not None:
+                stored.is_served = False
+        super().distrust(keys)
 
-    def forget(self, key: OffloadKey) -> None:
-        """The block is gone; its slot is free."""
-        stored = self._stored.pop(key, None)
-        if stored is not None:
-            self._policy.remove([stored])
-            self._held -= stored.pins > 0
-            self._unserved.discard(key)
+    def trust(self, keys: Sequence[OffloadKey]) -> None:
+        """As ``Contents.trust``."""
+        self.doubts.were_right(keys)
+        there = [key for key in keys if key in self._stored]
+        for key in there:
+            self._stored[key].is_served = True
+        self._appear(there)
 
-    def expired(self, now: float, limit: int) -> list[OffloadKey]:
-        """At most *limit* stored keys that have become too old and are still served."""
+    def gone(self, keys: Sequence[OffloadKey]) -> None:
+        """As ``Contents.gone``: their slots are free."""
+        super().gone(keys)
+        for key in keys:
+            if key in self._stored:
+                self._remove(self._stored[key])
+
+    def _remove(self, stored: _Stored) -> None:
+        del self._stored[stored.key]
+        self._policy.remove([stored])
+        self._held -= stored.pins > 0
+
+    def expire(self, now: float) -> list[OffloadKey]:
+        """As ``Contents.expire``."""
         if self._ttl is None:
             return []
-        old = takewhile(lambda item: self._is_old(item[1].time, now), self._stored.items())
-        return list(islice((key for key, _ in old if key not in self._unserved), limit))
+        old = takewhile(lambda stored: self._is_old(stored, now), self._stored.values())
+        expired = list(islice((stored.key for stored in old if stored.is_served), _MAX_EXPIRED))
+        self.distrust(expired)
+        return expired
 
     @property
     def next_expiry(self) -> float:
-        """When the oldest block becomes too old."""
+        """As ``Contents.next_expiry``."""
         if self._ttl is None or not self._stored:
             return float("inf")
         return next(iter(self._stored.values())).time + self._ttl
 
-    def _enter(self, key: OffloadKey, time: float, chain: int, depth: int) -> _Stored:
-        stored = self._add(key, time)
-        stored.chain, stored.depth = chain, depth
-        self._policy.insert([stored])
-        return stored
-
-    def _add(self, key: OffloadKey, time: float) -> _Stored:
-        """A stored block takes a slot, and is in no order of eviction yet."""
-        stored = _Stored.of(key)
-        stored.time = stored.marked = time
-        stored.pins = self._pins[key]
-        self._stored[key] = stored
-        self._held += stored.pins > 0
-        return stored
-
-    def _is_old(self, stored: float, now: float) -> bool:
-        return self._ttl is not None and stored + self._ttl <= now
+    def _is_old(self, stored: _Stored, now: float) -> bool:
+        return self._ttl is not None and stored.time + self._ttl <= now
 
 
 def _minute(time: float) -> float:

@@ -17,8 +17,9 @@ from kvtier_core.blocktier import (
     SupportsTouch,
 )
 from kvtier_core.keys import OffloadKey
+from kvtier_core.manager.blocking.bounds import BoundedContents
 from kvtier_core.manager.blocking.calls import CallOutcome, Fault, TierCalls, interval_of
-from kvtier_core.manager.blocking.contents import KnownContents
+from kvtier_core.manager.blocking.contents import Contents
 from kvtier_core.manager.blocking.jobs import JobBoard
 from kvtier_core.manager.blocking.state import Clocks, InstanceState
 from kvtier_core.manager.blocking.work import KEYS_A_CALL, Kind, Unit, batch_limits, retry_at
@@ -57,8 +58,13 @@ class TierInstance:
         self._rows = rows
         self._board = board
         self._clocks = clocks
-        context = replace(context, report_evicted=self._on_evicted, report_stored=self._on_stored)
-        self._tier = tier_class(settings, replace(context, policies=dict(policies)))
+        context = replace(
+            context,
+            report_evicted=self._on_evicted,
+            report_stored=self._on_stored,
+            policies=dict(policies),
+        )
+        self._tier = tier_class(settings, context)
         self._calls = TierCalls(self._tier, guard)
         # What a shared tier holds changes without us; listing all of it at the start would buy nothing lasting.
         scans = tier_class.info.bounded_by == "core" or not tier_class.info.shared
@@ -68,7 +74,8 @@ class TierInstance:
         self._arranged = self._tier if isinstance(self._tier, SupportsChains) else None
         self._marked = self._tier if isinstance(self._tier, SupportsMarks) else None
         enumerable = self._scan is not None or self._followed is not None
-        contents = KnownContents(tier_class.info, settings, context, enumerable=enumerable, policies=policies)
+        known = BoundedContents if tier_class.info.bounded_by == "core" else Contents
+        contents = known(tier_class.info, settings, context, enumerable=enumerable)
         batch = batch_limits(tier_class.info, settings, context, batches=self._calls.batches)
         # The last thread is kept from stores, so that no load waits for one to end.
         self.state = InstanceState(

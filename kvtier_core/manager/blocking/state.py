@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from kvtier_core.errors import PluginError
 from kvtier_core.keys import OffloadKey
 from kvtier_core.manager.blocking.calls import CallOutcome, Fault, Held
-from kvtier_core.manager.blocking.contents import Doubts, KnownContents
+from kvtier_core.manager.blocking.contents import Contents
 from kvtier_core.manager.blocking.work import Kind, Limit, Pace, Unit, WorkQueue
 from kvtier_core.manager.presence import PresenceSet
 from kvtier_core.values import BlockInfo, TierEvent, TierUsage
@@ -44,7 +44,7 @@ class InstanceState:
     def __init__(
         self,
         name: str,
-        contents: KnownContents,
+        contents: Contents,
         batch: Mapping[Kind, Limit],
         clocks: Clocks,
         *,
@@ -66,9 +66,7 @@ class InstanceState:
         self._lock = threading.Lock()
         self._work_ready = threading.Condition(self._lock)
         self._queue = WorkQueue()
-        self._arriving: set[OffloadKey] = set()  # being stored, and not said to be gone again meanwhile
         self._condemned: set[OffloadKey] = set()  # to be deleted, unless stored anew before
-        self._doubts = Doubts()
         self._retired = False
 
     @property
@@ -164,14 +162,12 @@ class InstanceState:
     def lacking(self, keys: Sequence[OffloadKey]) -> list[bool]:
         """For each key, whether its block is known not to be there."""
         with self._lock:
-            lacking = self._contents.lacking(keys, self._clocks.wall())
-            return [lacks or key in self._doubts for key, lacks in zip(keys, lacking, strict=True)]
+            return self._contents.lacking(keys, self._clocks.wall())
 
     def gone(self, keys: Sequence[OffloadKey]) -> None:
         """These blocks are not in the tier (any more)."""
         with self._lock:
-            self._arriving.difference_update(keys)
-            self._gone(keys)
+            self._contents.gone(keys)
 
     def appeared(self, keys: Sequence[OffloadKey]) -> None:
         """The tier says that others stored these blocks."""
@@ -188,8 +184,7 @@ class InstanceState:
         with self._lock:
             self._contents.distrust(keys)
             if self._contents.shared:
-                for key in keys:
-                    self._doubts.add(key)
+                self._contents.doubts.add(keys)
             if not self._retired:
                 self._condemn(keys)
 
@@ -201,7 +196,7 @@ class InstanceState:
     def doubted(self, keys: Sequence[OffloadKey]) -> list[OffloadKey]:
         """Which of these condemned blocks are to be read again before."""
         with self._lock:
-            return [key for key in keys if key in self._doubts]
+            return [key for key in keys if key in self._contents.doubts]
 
     def read_again(self, told: Mapping[OffloadKey, bool | None]) -> list[OffloadKey]:
         """Whether doubted blocks are right now; ``None`` where that can't be told. Returns which not to delete."""
@@ -209,9 +204,8 @@ class InstanceState:
         with self._lock:
             for key, is_right in told.items():
                 if is_right:
-                    self._doubts.was_right(key)
                     self._contents.trust([key])
-                elif is_right is False and self._doubts.was_wrong():
+                elif is_right is False and self._contents.doubts.was_wrong():
                     continue
                 kept.append(key)
             self._condemned.difference_update(kept)
@@ -222,7 +216,7 @@ class InstanceState:
         with self._lock:
             self._condemned.difference_update(keys)
             if fault is None:
-                self._gone(keys)
+                self._contents.gone(keys)
 
     def plan_stores(self, units: Sequence[Unit]) -> StorePlan:
         """Decide what each store needs. A block that is there already is stored; one without room is not."""
@@ -245,7 +239,6 @@ class InstanceState:
                     outcomes.append(Fault(f"tier {self._name!r}: full, and every block in it is in use"))
                     continue
                 self._condemned.discard(unit.key)
-                self._arriving.add(unit.key)
                 victims += evict
                 outcomes.append(None)
             working = {unit.key for unit in units}
@@ -256,25 +249,14 @@ class InstanceState:
     def room_made(self, plan: StorePlan, fault: Fault | None) -> None:
         """How the delete of the plan's victims ended."""
         with self._lock:
-            if fault is None:
-                self._contents.evicted(plan.victims)
-            else:
-                self._contents.not_evicted(plan.victims, self._clocks.wall())
+            self._contents.room_made(plan.victims, self._clocks.wall(), deleted=fault is None)
             self._free(plan.claimed)
 
     def stored(self, keys: Sequence[OffloadKey], outcomes: Sequence[CallOutcome]) -> dict[OffloadKey, float]:
         """How stores that had room ended. Returns the times of use to note, where a request began in another minute."""
         with self._lock:
-            there = {
-                key: outcome is True and key in self._arriving
-                for key, outcome in zip(keys, outcomes, strict=True)
-            }
-            self._arriving.difference_update(keys)
-            for key in keys:
-                if there[key]:
-                    self._doubts.remove(key)
-            begun = self._contents.stored([key for key in keys if there[key]], self._clocks.wall())
-            self._contents.not_stored([key for key in keys if not there[key]])
+            succeeded = {key: outcome is True for key, outcome in zip(keys, outcomes, strict=True)}
+            begun = self._contents.stored(succeeded, self._clocks.wall())
             return begun if self._marks else {}
 
     def touch(self, keys: Sequence[OffloadKey], chain: int) -> None:
@@ -293,11 +275,6 @@ class InstanceState:
             return self._contents.usage()
 
     # Under the lock.
-
-    def _gone(self, keys: Sequence[OffloadKey]) -> None:
-        for key in keys:
-            self._doubts.remove(key)
-        self._contents.gone(keys)
 
     def _put(self, units: Sequence[Unit]) -> None:
         for unit in units:
