@@ -5,7 +5,6 @@ The only module that knows all of them. It decides the pool's geometry and turns
 
 import logging
 import time
-from collections.abc import Mapping
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -20,7 +19,7 @@ from kvtier_core.manager.hook_tier import HookTier
 from kvtier_core.manager.port import MakePort
 from kvtier_core.namespace import Namespace, payload_sizes
 from kvtier_core.plugins import TierType
-from kvtier_core.policies import PolicyFactory, make_policy
+from kvtier_core.policies import make_policy
 from kvtier_core.proof import row_bytes_for
 from kvtier_core.session import EngineSession
 from kvtier_core.settings import Settings, load_settings
@@ -104,10 +103,10 @@ def _limits(settings: Settings, num_rows: int) -> PoolLimits:
     )
 
 
-def _port_of(tier_type: TierType, settings: TierSettings, policies: Mapping[str, PolicyFactory]) -> MakePort:
+def _port_of(tier_type: TierType, settings: TierSettings) -> MakePort:
     cls = class_of_tier(tier_type, settings)
     if issubclass(cls, BlockTier):
-        return partial(BlockingTier, cls, settings, policies)
+        return partial(BlockingTier, cls, settings)
     return partial(HookTier, lambda context: cls(settings, context))
 
 
@@ -163,7 +162,8 @@ def plan_tier(settings: Settings, name: str, row_bytes: int) -> TierBuild:
         store_threshold=tier.store_threshold,
         capacity_bytes=capacity,
         secrets=frozenset(find_secrets(type(tier), dict(tier))),
-        make_port=_port_of(tier_type, tier, settings.policies),
+        policies=settings.policies,
+        make_port=_port_of(tier_type, tier),
     )
 
 

@@ -19,8 +19,7 @@ from kvtier_core.manager.answers import job_id_of, plain_events, plain_result, r
 from kvtier_core.manager.events import Changed, TierFault, WholeRequest
 from kvtier_core.manager.guard import HookFault, text_of
 from kvtier_core.manager.inbox import MAX_WAITING, Inbox
-from kvtier_core.manager.life import Life
-from kvtier_core.manager.port import RequestListener, TierHome
+from kvtier_core.manager.port import TierHome, TierPort
 from kvtier_core.manager.presence import PresenceSet, ReportedContents
 from kvtier_core.values import JobResult, OffloadPolicy, PoolView, RequestInfo, TierContext, TierJob
 
@@ -46,13 +45,14 @@ class _Running:
         return _HOOKS[self.kind]
 
 
-class HookTier(Life):
+class HookTier(TierPort):
     """One plugin and its hook thread. See ``TierPort`` for the public methods."""
+
+    listens = True
 
     def __init__(self, make_plugin: Callable[[TierContext], object], home: TierHome) -> None:
         self._inbox = Inbox(MAX_WAITING)
         super().__init__(home, self._inbox)
-        self.listener: RequestListener | None = self
         self._make_plugin = make_plugin
         self._pool: PoolView | None = None
         self._reported = ReportedContents(home.limits.max_resident_keys)
@@ -91,15 +91,15 @@ class HookTier(Life):
             self._home.finish(_not_begun(kind, job, "the tier is too far behind to hear of this request"))
 
     def begin_request(self, request: RequestInfo) -> None:
-        """As ``RequestListener.begin_request``."""
+        """As ``TierPort.begin_request``."""
         self._inbox.begin_request(request, partial(self._begin, request))
 
     def end_request(self, request: RequestInfo, not_stored: Sequence[OffloadKey]) -> None:
-        """As ``RequestListener.end_request``."""
+        """As ``TierPort.end_request``."""
         self._inbox.end_request(request, partial(self._end_request, request, not_stored))
 
     def end_step(self, step: int) -> None:
-        """As ``RequestListener.end_step``."""
+        """As ``TierPort.end_step``."""
         self._put_news("on_schedule_end", step=step)
 
     def cancel(self, job_ids: Sequence[int]) -> None:
@@ -157,7 +157,7 @@ class HookTier(Life):
         self._hooks.on_open(pool=self._pool)
 
     def resident(self) -> PresenceSet | None:
-        """As ``Life.resident``: what the tier has reported."""
+        """As ``TierPort.resident``: what the tier has reported."""
         return self._reported.keys if self._home.info.reports_contents else None
 
     def _attempt(self) -> tuple[str, bool] | None:
@@ -172,7 +172,7 @@ class HookTier(Life):
                 self._refused[job.request.request_id].extend(job.keys)
             self._home.finish(_not_begun(kind, job, "its deadline passed before the tier's turn came"))
             return
-        view = self._home.rows.to_store if kind is JobKind.TIER_STORE else self._home.rows.to_load
+        view = self._home.row_to_store if kind is JobKind.TIER_STORE else self._home.row_to_load
         job = replace(job, buffers=tuple(map(view, job.rows)))
         self._running[job.id] = _Running(kind, job, self._generation)
         self._reported.begin(kind, job)

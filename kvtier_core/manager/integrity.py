@@ -15,11 +15,9 @@ from queue import SimpleQueue
 from kvtier_core.coordinator import Finished
 from kvtier_core.keys import OffloadKey, get_offload_group_idx
 from kvtier_core.manager.events import Event, Sealed
-from kvtier_core.proof import PROOF_BYTES, Sealer
+from kvtier_core.proof import Sealer
 from kvtier_core.transfer.pool import Pool
 from kvtier_core.values import JobResult, TierJob
-
-_NO_PROOF = bytes(PROOF_BYTES)
 
 
 class WorkThreads:
@@ -51,27 +49,6 @@ class WorkThreads:
                 work()
             except Exception:  # noqa: BLE001 - a mistake of ours must not cost what waits behind it
                 self._log.exception("%s failed; its rows stay out of use: please report this", work)
-
-
-class PoolRows:
-    """A pool's rows as tiers get them."""
-
-    def __init__(self, pool: Pool) -> None:
-        self._pool = pool
-
-    def to_store(self, row: int) -> memoryview:
-        """The row, read-only."""
-        return self._pool.row(row).toreadonly()
-
-    def to_load(self, row: int) -> memoryview:
-        """The row, writable, without the proof of what it held.
-
-        The row may hold the same block from an earlier time. A tier that says that the block has arrived, and writes
-        it only then, would be believed.
-        """
-        view = self._pool.row(row)
-        view[-PROOF_BYTES:] = _NO_PROOF
-        return view
 
 
 class LoadCheck:

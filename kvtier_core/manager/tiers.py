@@ -4,7 +4,7 @@ What touches stored rows goes through the integrity thread first, in order: no t
 """
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import assert_never
@@ -24,9 +24,10 @@ from kvtier_core.errors import ConfigError, KvtierError, TierOpenError
 from kvtier_core.keys import OffloadKey
 from kvtier_core.manager.events import Event
 from kvtier_core.manager.guard import Guard, TierIdentity, make_tier_log, text_of
-from kvtier_core.manager.integrity import Integrity, PoolRows
-from kvtier_core.manager.port import MakePort, RequestListener, TierHome, TierPort
+from kvtier_core.manager.integrity import Integrity
+from kvtier_core.manager.port import MakePort, TierHome, TierPort
 from kvtier_core.namespace import Namespace, payload_sizes
+from kvtier_core.policies import PolicyFactory
 from kvtier_core.proof import Sealer
 from kvtier_core.tier_settings import TierLimits
 from kvtier_core.transfer.pool import Pool
@@ -45,6 +46,8 @@ class TierBuild:
     limits: TierLimits
     store_threshold: int = 1
     capacity_bytes: int | None
+    policies: Mapping[str, PolicyFactory] = field(default_factory=dict)
+    """Eviction policies of plugins."""
     secrets: frozenset[str] = field(default=frozenset(), repr=False)
     """What must not show in a message, whatever the tier raises."""
     make_port: MakePort = field(repr=False)
@@ -95,9 +98,10 @@ class Tiers:
                 description=self._namespace.describe(),
                 row_bytes=self._pool.geometry.row_bytes,
                 capacity_bytes=build.capacity_bytes,
+                policies=build.policies,
                 log=make_tier_log(self._log, name, build.secrets),
             ),
-            rows=PoolRows(self._pool),
+            row=self._pool.row,
             clock=self._clock,
             emit=self._emit,
             finish=partial(self._integrity.finish, name),
@@ -181,30 +185,25 @@ class Tiers:
 
     def do(self, action: Action) -> None:
         """Carry out what the coordinator wants done."""
+        if isinstance(action, SealRows):
+            self._integrity.seal(self._sealer, action.job)
+            return
+        port = self.ports[action.tier]
+        if isinstance(action, TellNewRequest | TellRequestFinished | TellStepEnd) and not port.listens:
+            return
         match action:
-            case SubmitJob(tier, kind, job):
-                self._submit(self.ports[tier], kind, job)
-            case SealRows(job):
-                self._integrity.seal(self._sealer, job)
-            case CancelJobs(tier, job_ids):
-                self.ports[tier].cancel(job_ids)
-            case TellTouched(tier, keys, chain):
-                self.ports[tier].touch(keys, chain)
-            case _:
-                listener = self.ports[action.tier].listener
-                if listener is not None:
-                    self._tell(listener, action)
-
-    def _tell(
-        self, listener: RequestListener, action: TellNewRequest | TellRequestFinished | TellStepEnd
-    ) -> None:
-        match action:
+            case SubmitJob(_, kind, job):
+                self._submit(port, kind, job)
+            case CancelJobs(_, job_ids):
+                port.cancel(job_ids)
+            case TellTouched(_, keys, chain):
+                port.touch(keys, chain)
             case TellNewRequest(_, request):
-                listener.begin_request(request)
+                port.begin_request(request)
             case TellRequestFinished(_, request, not_stored):
-                self._integrity.after_sealing(partial(listener.end_request, request, not_stored))
+                self._integrity.after_sealing(partial(port.end_request, request, not_stored))
             case TellStepEnd(_, step):
-                self._integrity.after_sealing(partial(listener.end_step, step))
+                self._integrity.after_sealing(partial(port.end_step, step))
             case _:
                 assert_never(action)
 

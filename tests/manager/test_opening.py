@@ -119,7 +119,7 @@ def test_c34_a_reset_before_it_is_open_holds_once_it_is(make_bench):
 
 @pytest.mark.parametrize("retry", [{"open_retry": 0.05}, {}])
 def test_c34_a_reset_that_fails_is_tried_again(make_bench, monkeypatch, retry):
-    monkeypatch.setattr("kvtier_core.manager.life._RESET_RETRY_S", 0.05)
+    monkeypatch.setattr("kvtier_core.manager.port._RESET_RETRY_S", 0.05)
     bench = make_bench(**retry)
     tier = bench.tiers["one"]
     tier.raise_in["reset"] = OSError("gone")

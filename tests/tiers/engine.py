@@ -59,7 +59,7 @@ class TierEngine:
                     info=tier_class.info,
                     limits=chosen.limits,
                     capacity_bytes=tier_class.info.resolve_capacity(chosen.capacity),
-                    make_port=partial(BlockingTier, tier_class, chosen, {}),
+                    make_port=partial(BlockingTier, tier_class, chosen),
                 )
             ],
             policy=make_policy("lru", num_rows),

@@ -17,7 +17,6 @@ from kvtier_core.keys import OffloadKey
 from kvtier_core.manager.blocking import BlockingTier
 from kvtier_core.manager.events import Serving
 from kvtier_core.manager.guard import Guard, TierIdentity
-from kvtier_core.manager.integrity import PoolRows
 from kvtier_core.manager.port import TierHome
 from kvtier_core.transfer.pool import Pool, PoolGeometry
 from kvtier_core.values import JobResult, RequestInfo, TierContext, TierInfo, TierJob
@@ -146,12 +145,12 @@ def make_port(script: Script, events: SimpleQueue[Any]) -> BlockingTier:
         info=ScriptedTier.info,
         limits=settings.limits,
         context=TierContext(name="scripted", namespace="first", row_bytes=ROW),
-        rows=PoolRows(Pool.create(PoolGeometry(num_rows=4, row_bytes=ROW))),
+        row=Pool.create(PoolGeometry(num_rows=4, row_bytes=ROW)).row,
         clock=time.monotonic,
         emit=events.put,
         finish=events.put,
     )
-    return BlockingTier(tier_class, settings, {}, home)
+    return BlockingTier(tier_class, settings, home)
 
 
 def job_of(number: int, *keys: OffloadKey) -> TierJob:
@@ -280,7 +279,7 @@ def test_c34_frames_that_a_tier_leaves_behind_hold_no_rows_after_its_jobs(base):
 
 
 def test_c34_a_tier_out_of_use_because_old_calls_run_comes_back_when_they_have_ended(monkeypatch, caplog):
-    monkeypatch.setattr("kvtier_core.manager.life._RESET_RETRY_S", 0.05)
+    monkeypatch.setattr("kvtier_core.manager.port._RESET_RETRY_S", 0.05)
     monkeypatch.setattr("kvtier_core.manager.blocking.tier._MAX_RETIRED", 1)
     script = Script()
     tier_class = type("Scripted", (ScriptedTier,), {"script": script, "seed": {}})

@@ -21,11 +21,9 @@ from kvtier_core.manager.blocking.bounds import BoundedContents
 from kvtier_core.manager.blocking.calls import CallOutcome, Fault, TierCalls, interval_of
 from kvtier_core.manager.blocking.contents import Contents
 from kvtier_core.manager.blocking.jobs import JobBoard
-from kvtier_core.manager.blocking.state import Clocks, InstanceState
+from kvtier_core.manager.blocking.state import InstanceState
 from kvtier_core.manager.blocking.work import KEYS_A_CALL, Kind, Unit, batch_limits, retry_at
-from kvtier_core.manager.guard import Guard
-from kvtier_core.manager.port import Rows
-from kvtier_core.policies import PolicyFactory
+from kvtier_core.manager.port import TierHome
 from kvtier_core.proof import Sealer
 from kvtier_core.tier_settings import TierSettings
 from kvtier_core.values import BlockInfo, TierContext, TierJob
@@ -42,30 +40,20 @@ class TierInstance:
         tier_class: type[BlockTier],
         settings: TierSettings,
         context: TierContext,
-        *,
-        rows: Rows,
-        guard: Guard,
+        home: TierHome,
         board: JobBoard,
-        clocks: Clocks,
-        policies: Mapping[str, PolicyFactory],
     ) -> None:
         """Make the tier object; no I/O. Raises whatever the tier's constructor raises."""
         self._name = context.name
-        self._guard = guard
+        self._guard = home.guard
         self._threads = settings.threads
         self._row_bytes = context.row_bytes
         self._sealer = Sealer(context.namespace)
-        self._rows = rows
+        self._home = home
         self._board = board
-        self._clocks = clocks
-        context = replace(
-            context,
-            report_evicted=self._on_evicted,
-            report_stored=self._on_stored,
-            policies=dict(policies),
-        )
+        context = replace(context, report_evicted=self._on_evicted, report_stored=self._on_stored)
         self._tier = tier_class(settings, context)
-        self._calls = TierCalls(self._tier, guard)
+        self._calls = TierCalls(self._tier, home.guard)
         # What a shared tier holds changes without us; listing all of it at the start would buy nothing lasting.
         scans = tier_class.info.bounded_by == "core" or not tier_class.info.shared
         self._scan = self._tier.scan if scans and isinstance(self._tier, SupportsScan) else None
@@ -82,7 +70,7 @@ class TierInstance:
             context.name,
             contents,
             batch,
-            clocks,
+            home,
             max_storing=max(1, self._threads - 1),
             marks=self._marked is not None,
         )
@@ -114,14 +102,14 @@ class TierInstance:
     def submit(self, job: TierJob, kind: Kind) -> float:
         """Queue a job, key by key. Never waits for I/O. Returns by when ``tick`` is due for it."""
         if kind is Kind.LOOKUP:
-            now = self._clocks.monotonic()
+            now = self._home.clock()
             job = replace(job, deadline=now + _LOOKUP_SHARE * (job.deadline - now))
         self._put(job, kind, self._board.begin(job, kind, self._ahead))
         return job.deadline
 
     def next_due(self) -> float:
         """When ``tick`` has something to do, at the latest."""
-        return min(self.state.next_due(), self._board.next_due(self._clocks.monotonic()))
+        return min(self.state.next_due(), self._board.next_due(self._home.clock()))
 
     @property
     def _ahead(self) -> int:
@@ -152,7 +140,7 @@ class TierInstance:
     def tick(self) -> None:
         """Let time pass for queued work, for blocks, and for lookups, which are answered with what is known by then."""
         self._give_up(self.state.tick())
-        self._board.answer_due(self._clocks.monotonic())
+        self._board.answer_due(self._home.clock())
 
     def retire(self, reason: str) -> None:
         """Take no more work and fail what is queued; the tier is closed when its last running call has ended."""
@@ -241,17 +229,17 @@ class TierInstance:
         for job, positions in further:
             self._put(job, Kind.LOOKUP, positions)
         if any(unit.kind is Kind.LOOKUP for unit, _ in ended):
-            self._board.answer_due(self._clocks.monotonic())
+            self._board.answer_due(self._home.clock())
 
     # On the I/O threads.
 
     def _serve(self) -> None:
         while units := self.state.next_units():
-            now = self._clocks.monotonic()
+            now = self._home.clock()
             late = [unit for unit in units if unit.deadline <= now]
             timely = [unit for unit in units if unit.deadline > now]
             outcomes = self._perform(timely) if timely else []
-            ended = self._clocks.monotonic()
+            ended = self._home.clock()
             due = [retry_at(unit, outcome, ended) for unit, outcome in zip(timely, outcomes, strict=True)]
             self._distrust_failed_loads(timely, outcomes, due)
             self._arrange_all([unit for unit, done in zip(timely, outcomes, strict=True) if done is True])
@@ -281,12 +269,12 @@ class TierInstance:
                 return self._store(units)
 
     def _load(self, units: list[Unit]) -> list[CallOutcome]:
-        return self._calls.load(_keys(units), [self._rows.to_load(unit.row) for unit in units])
+        return self._calls.load(_keys(units), [self._home.row_to_load(unit.row) for unit in units])
 
     def _look_up(self, units: list[Unit]) -> list[CallOutcome]:
-        begin = self._clocks.monotonic()
+        begin = self._home.clock()
         answers = self._calls.contains(_keys(units))
-        self.state.looked_up(len(units), self._clocks.monotonic() - begin)
+        self.state.looked_up(len(units), self._home.clock() - begin)
         return answers
 
     def _distrust_failed_loads(
@@ -378,7 +366,9 @@ class TierInstance:
         if no_room is not None:
             answers = [Fault(f"no room could be made: {no_room.text}")] * len(admitted)
         elif admitted:
-            answers = self._calls.store(_keys(admitted), [self._rows.to_store(unit.row) for unit in admitted])
+            answers = self._calls.store(
+                _keys(admitted), [self._home.row_to_store(unit.row) for unit in admitted]
+            )
         if begun := self.state.stored(_keys(admitted), answers):
             self._mark(begun)
         following = iter(answers)

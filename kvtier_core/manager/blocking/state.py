@@ -5,7 +5,7 @@ ended. Lock order: this lock, then the presence set's.
 """
 
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from kvtier_core.errors import PluginError
@@ -13,19 +13,12 @@ from kvtier_core.keys import OffloadKey
 from kvtier_core.manager.blocking.calls import CallOutcome, Fault, Held
 from kvtier_core.manager.blocking.contents import Contents
 from kvtier_core.manager.blocking.work import Kind, Limit, Pace, Unit, WorkQueue
+from kvtier_core.manager.port import TierHome
 from kvtier_core.manager.presence import PresenceSet
 from kvtier_core.values import BlockInfo, TierEvent, TierUsage
 
 _LEAST_PAUSE_S = 1.0
 """Blocks that have become too old are looked for no oftener."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Clocks:
-    """Where times come from, in seconds: *monotonic* for deadlines, *wall* for the age of blocks."""
-
-    monotonic: Callable[[], float]
-    wall: Callable[[], float]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +39,7 @@ class InstanceState:
         name: str,
         contents: Contents,
         batch: Mapping[Kind, Limit],
-        clocks: Clocks,
+        home: TierHome,
         *,
         max_storing: int,
         marks: bool,
@@ -60,7 +53,7 @@ class InstanceState:
         self._contents = contents
         self._pace = Pace()
         self._batch: dict[Kind, Limit | Pace] = {**batch, Kind.LOOKUP: self._pace}
-        self._clocks = clocks
+        self._home = home
         self._max_storing = max_storing
         self._storing = 0
         self._lock = threading.Lock()
@@ -98,7 +91,7 @@ class InstanceState:
         """Wait for work; the units belong to the caller until ``done``. Empty once the instance is retired."""
         with self._lock:
             while not self._retired:
-                now = self._clocks.monotonic()
+                now = self._home.clock()
                 units = self._queue.take(self._batch, now, stores=self._storing < self._max_storing)
                 if units:
                     self._storing += units[0].kind is Kind.STORE
@@ -135,14 +128,14 @@ class InstanceState:
     def tick(self) -> list[Unit]:
         """Let time pass: blocks too old are condemned; units past their deadline are removed and returned."""
         with self._lock:
-            self._condemn(self._contents.expire(self._clocks.wall()))
-            return self._unpin(self._queue.expire(self._clocks.monotonic()))
+            self._condemn(self._contents.expire(self._home.wall()))
+            return self._unpin(self._queue.expire(self._home.clock()))
 
     def next_due(self) -> float:
         """When ``tick`` has something to do, at the latest."""
         with self._lock:
             oldest = self._contents.next_expiry
-            aging = max(_LEAST_PAUSE_S, oldest - self._clocks.wall()) + self._clocks.monotonic()
+            aging = max(_LEAST_PAUSE_S, oldest - self._home.wall()) + self._home.clock()
             return min(self._queue.next_deadline, aging)
 
     def retire(self) -> list[Unit]:
@@ -157,12 +150,12 @@ class InstanceState:
     def adopt(self, found: Iterable[BlockInfo]) -> list[OffloadKey]:
         """Take over what an earlier process left; returns the blocks to delete before anything else happens."""
         with self._lock:
-            return self._contents.adopt(found, self._clocks.wall())
+            return self._contents.adopt(found, self._home.wall())
 
     def lacking(self, keys: Sequence[OffloadKey]) -> list[bool]:
         """For each key, whether its block is known not to be there."""
         with self._lock:
-            return self._contents.lacking(keys, self._clocks.wall())
+            return self._contents.lacking(keys, self._home.wall())
 
     def gone(self, keys: Sequence[OffloadKey]) -> None:
         """These blocks are not in the tier (any more)."""
@@ -224,7 +217,7 @@ class InstanceState:
         victims: list[OffloadKey] = []
         with self._lock:
             # Of all at once: none of them can be evicted for another, because queued units pin their keys.
-            held = self._contents.holding([unit.key for unit in units], self._clocks.wall())
+            held = self._contents.holding([unit.key for unit in units], self._home.wall())
             for unit, is_there in zip(units, held, strict=True):
                 if is_there:
                     self._use([(unit.key, unit.chain, unit.depth)])
@@ -249,14 +242,14 @@ class InstanceState:
     def room_made(self, plan: StorePlan, fault: Fault | None) -> None:
         """How the delete of the plan's victims ended."""
         with self._lock:
-            self._contents.room_made(plan.victims, self._clocks.wall(), deleted=fault is None)
+            self._contents.room_made(plan.victims, self._home.wall(), deleted=fault is None)
             self._free(plan.claimed)
 
     def stored(self, keys: Sequence[OffloadKey], outcomes: Sequence[CallOutcome]) -> dict[OffloadKey, float]:
         """How stores that had room ended. Returns the times of use to note, where a request began in another minute."""
         with self._lock:
             succeeded = {key: outcome is True for key, outcome in zip(keys, outcomes, strict=True)}
-            begun = self._contents.stored(succeeded, self._clocks.wall())
+            begun = self._contents.stored(succeeded, self._home.wall())
             return begun if self._marks else {}
 
     def touch(self, keys: Sequence[OffloadKey], chain: int) -> None:
@@ -284,7 +277,7 @@ class InstanceState:
 
     def _use(self, used: Sequence[tuple[OffloadKey, int, int]]) -> None:
         """Count a use of each (key, chain, depth); have those noted of which the storage knows an old use alone."""
-        now = self._clocks.wall()
+        now = self._home.wall()
         marks = [(key, self._contents.touch(key, chain, depth, now)) for key, chain, depth in used]
         if self._marks and not self._retired:
             self._put([Unit(kind=Kind.MARK, key=key, mark=mark) for key, mark in marks if mark is not None])

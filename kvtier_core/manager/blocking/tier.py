@@ -6,7 +6,7 @@ and ages when one is due. Nothing is reported to a blocking tier about requests.
 
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -17,15 +17,13 @@ from kvtier_core.errors import ConfigError, KvtierError, TierOpenError
 from kvtier_core.keys import OffloadKey
 from kvtier_core.manager.blocking.instance import TierInstance
 from kvtier_core.manager.blocking.jobs import JobBoard
-from kvtier_core.manager.blocking.state import Clocks
 from kvtier_core.manager.blocking.work import Kind
 from kvtier_core.manager.events import Changed
 from kvtier_core.manager.guard import describe
 from kvtier_core.manager.inbox import MAX_WAITING, CallQueue
-from kvtier_core.manager.life import Life
-from kvtier_core.manager.port import RequestListener, TierHome
+from kvtier_core.manager.port import TierHome, TierPort
 from kvtier_core.manager.presence import PresenceSet
-from kvtier_core.policies import PolicyFactory, make_policy
+from kvtier_core.policies import make_policy
 from kvtier_core.tier_settings import TierSettings
 from kvtier_core.transfer.waiting import bounded
 from kvtier_core.units import format_size
@@ -36,25 +34,14 @@ _MAX_RETIRED = 4
 _KINDS = {JobKind.LOOKUP: Kind.LOOKUP, JobKind.TIER_LOAD: Kind.LOAD, JobKind.TIER_STORE: Kind.STORE}
 
 
-class BlockingTier(Life):
+class BlockingTier(TierPort):
     """One ``BlockTier`` class with its settings. ``TierPort`` says what its methods do."""
 
-    def __init__(
-        self,
-        tier_class: type[BlockTier],
-        settings: TierSettings,
-        policies: Mapping[str, PolicyFactory],
-        home: TierHome,
-        *,
-        wall: Callable[[], float] = time.time,
-    ) -> None:
+    def __init__(self, tier_class: type[BlockTier], settings: TierSettings, home: TierHome) -> None:
         super().__init__(home, CallQueue(MAX_WAITING))
-        self.listener: RequestListener | None = None
         self._tier_class = tier_class
         self._settings = settings
-        self._policies = policies
         self._context = home.context
-        self._clocks = Clocks(monotonic=home.clock, wall=wall)
         self._board = JobBoard(self._finish)
         self._retired: list[TierInstance] = []  # of earlier namespaces, with calls still running
         self._lock = threading.Lock()  # guards the three below
@@ -74,9 +61,7 @@ class BlockingTier(Life):
                 f"({format_size(row_bytes)}); set capacity to several blocks at least"
             )
         if self._tier_class.info.bounded_by == "core":
-            make_policy(
-                self._settings.policy, 1, self._policies
-            )  # refuses an unknown name now, not when it opens
+            make_policy(self._settings.policy, 1, self._context.policies)  # refuses an unknown name now
         self._start_thread()
 
     def submit(self, kind: JobKind, job: TierJob) -> None:
@@ -187,16 +172,7 @@ class BlockingTier(Life):
         name = self._context.name
         try:
             self._check_retired()
-            instance = TierInstance(
-                self._tier_class,
-                self._settings,
-                self._context,
-                rows=self._home.rows,
-                guard=self._guard,
-                board=self._board,
-                clocks=self._clocks,
-                policies=self._policies,
-            )
+            instance = TierInstance(self._tier_class, self._settings, self._context, self._home, self._board)
             instance.open()
         except BaseException as error:
             with self._lock:

@@ -87,10 +87,7 @@ class _Buffers:
             for row in rows:
                 self._views.pop(row).release()
 
-    def to_store(self, row: int) -> memoryview:
-        return self._views[row].toreadonly()
-
-    def to_load(self, row: int) -> memoryview:
+    def row(self, row: int) -> memoryview:
         return self._views[row][:]
 
 
@@ -125,13 +122,14 @@ class _PortBackend:
             guard=Guard(identity, (), logging.getLogger("kvtier")),
             info=tier_class.info,
             limits=settings.limits,
-            context=context,
-            rows=self._buffers,
+            context=replace(context, policies=policies),
+            row=self._buffers.row,
             clock=monotonic,
+            wall=wall,
             emit=self._events.put,
             finish=self._finish,
         )
-        self.port = BlockingTier(tier_class, settings, policies, home, wall=wall)
+        self.port = BlockingTier(tier_class, settings, home)
         self.port.start(None)
         self._wait_serving()
 
