@@ -1,13 +1,14 @@
-"""The pool's memory: how much this process may still take, and a file without a name that holds it.
+"""The pool's memory: how much this process may still take, and a file in no folder that holds it.
 
 The limit is the machine's, or less where a control group says so. It is read before the memory is made: what does not
 fit would fail later, by SIGBUS or the out-of-memory killer, in the middle of a copy. The file is a memfd, sealed
-against resizing.
+against resizing. Another process of the same user finds it in /proc, among the open files of a process that has it.
 """
 
 import fcntl
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -16,6 +17,8 @@ _PROC = Path("/proc")
 _CGROUP = Path("/sys/fs/cgroup")
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 _PRIVATE = 0o600
+_GONE = (FileNotFoundError, ProcessLookupError, PermissionError)
+"""The process or its file has ended, or is another user's."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,8 +90,8 @@ def _group_limit(folder: Path, names: _Names) -> MemoryLimit | None:
     return MemoryLimit(bytes=max(0, left), source=str(folder / names.limit))
 
 
-def make_memory(total_bytes: int, header: bytes, what: str) -> int:
-    """A descriptor of *total_bytes* of memory without a name, zeros after *header*.
+def make_memory(name: str, total_bytes: int, header: bytes, note: bytes, what: str) -> int:
+    """A descriptor of *total_bytes* of memory, zeros after *header*, and *note* behind them.
 
     Raises ``MemoryError``, which says *what* does not fit, before any memory is taken.
     """
@@ -98,16 +101,44 @@ def make_memory(total_bytes: int, header: bytes, what: str) -> int:
             f"{what} does not fit: {limit.source} leaves {format_size(limit.bytes)}. "
             "Set a smaller pool capacity or free memory."
         )
-    fd = os.memfd_create("kvtier-pool", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
         os.fchmod(fd, _PRIVATE)  # a new memfd is open to everybody who may look into a process's descriptors
-        os.ftruncate(fd, total_bytes)
+        os.ftruncate(fd, total_bytes + len(note))
         fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)
+        os.pwrite(fd, note, total_bytes)
         os.pwrite(fd, header, 0)
     except OSError as error:
         os.close(fd)
         raise MemoryError(f"the kernel refused {what}: {error}") from error
     return fd
+
+
+def find_memory(name: str, is_wanted: Callable[[int], bool]) -> int | None:
+    """A new descriptor of a memory of this *name* and user that *is_wanted*, whichever process has it open.
+
+    Cost: a look at every open file of this user's processes, 2 us each. Raises ``OSError`` where this process may open
+    no more files.
+    """
+    link = f"/memfd:{name} (deleted)"
+    for path in _open_files():
+        with suppress(*_GONE):
+            if os.readlink(path) != link:  # noqa: PTH115 - a third of the time
+                continue
+            fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+            # The superuser may open another user's.
+            if os.fstat(fd).st_uid == os.geteuid() and is_wanted(fd):
+                return fd
+            os.close(fd)
+    return None
+
+
+def _open_files() -> Iterator[str]:
+    """The path of every open file of every process that this one may look into."""
+    for process in filter(str.isdigit, os.listdir(_PROC)):  # noqa: PTH208 - a fifth of the time, here and below
+        folder = f"{_PROC}/{process}/fd"
+        with suppress(*_GONE):
+            yield from [f"{folder}/{number}" for number in os.listdir(folder)]  # noqa: PTH208
 
 
 def format_size(count: float) -> str:

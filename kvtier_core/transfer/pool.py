@@ -3,12 +3,13 @@
 It decides whether two processes mean the same geometry, and who of them is who. It never decides what a row holds.
 
 One process makes a pool for itself with ``Pool.create``. Several that start in any order all call ``Pool.open`` with
-one name: the first makes the memory, the rest check its geometry. The memory is a file without a name, freed by the
-kernel with the last process that has it open; ``handover`` says how it gets around. Layout, little-endian::
+one name: worker 0 makes the memory, and the others find it in /proc, among the open files of the processes that have
+it. It counts while a member lives: one that a forked child of a dead engine still has is passed over. The kernel frees
+it with the last process that has it open, and lets no other user open it. Layout, little-endian::
 
-    0     magic "kvtpool" 0x06 | num_workers u64 | num_rows u64 | row_bytes u64 | bytes before row 0 u64
+    0     magic "kvtpool" 0x07 | num_workers u64 | num_rows u64 | row_bytes u64 | bytes before row 0 u64
     64    the control page's words (see ``control``), zero padding to a multiple of 4096
-    ...   row 0 | row 1 | ...
+    ...   row 0 | row 1 | ... | the maker's note, outside the mapping
 """
 
 import errno
@@ -17,27 +18,31 @@ import mmap
 import os
 import re
 import struct
+import time
 import weakref
 from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import cached_property, partial
-from typing import NamedTuple, Self
+from functools import cached_property
+from typing import Self
 
 import numpy as np
 import numpy.typing as npt
 
 from kvtier_core.transfer.control import PAGE_BYTES, SCHEDULER, ControlPage, control_words_bytes
-from kvtier_core.transfer.handover import MAX_NOTE_BYTES, Host, meet
-from kvtier_core.transfer.members import Members, wait_for
-from kvtier_core.transfer.memory import format_size, make_memory
+from kvtier_core.transfer.members import Members, already_there, has_members, wait_for
+from kvtier_core.transfer.memory import find_memory, format_size, make_memory
 from kvtier_core.transfer.prefault import Prefault, ask_for_huge_pages, map_for_huge_pages
 from kvtier_core.transfer.waiting import bounded
 
-_MAGIC = b"kvtpool\x06"
+_MAGIC = b"kvtpool\x07"
 _HEADER = struct.Struct("<8sQQQQ")
 _HEADER_BYTES = 64
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
+_MEMORY_NAME = "kvtier-pool"
+_MAX_NOTE_BYTES = 1 << 16
 _OPEN_TIMEOUT_S = 60.0
+_LOOK_S = 0.02
+"""Between two looks for a memory that nobody has made yet."""
 
 _log = logging.getLogger("kvtier.pool")
 
@@ -80,16 +85,9 @@ class PoolGeometry:
         """The header that says so."""
         return _HEADER.pack(_MAGIC, self.num_workers, self.num_rows, self.row_bytes, self.rows_offset)
 
-    def make_memory(self) -> int:
+    def make_memory(self, name: str = _MEMORY_NAME, note: bytes = b"") -> int:
         """A descriptor of new memory of this shape. Raises ``MemoryError``."""
-        return make_memory(self.total_bytes, self.pack(), self.describe())
-
-
-class _Sharing(NamedTuple):
-    """How this process shares a pool: as a member, and by answering others on a host."""
-
-    members: Members
-    host: Host
+        return make_memory(name, self.total_bytes, self.pack(), note, self.describe())
 
 
 class Pool:
@@ -100,11 +98,11 @@ class Pool:
     """
 
     def __init__(
-        self, fd: int, geometry: PoolGeometry, *, huge_pages: bool = False, sharing: _Sharing | None = None
+        self, fd: int, geometry: PoolGeometry, *, huge_pages: bool = False, members: Members | None = None
     ) -> None:
         """Map *fd*, ``geometry.total_bytes`` long; it is closed with the pool. Raises ``MemoryError``."""
         self.geometry = geometry
-        self.note = b""
+        self.note = os.pread(fd, _MAX_NOTE_BYTES, geometry.total_bytes)
         """What the process that made the pool left for the others."""
         try:
             self._mapping = mmap.mmap(fd, geometry.total_bytes)
@@ -121,10 +119,10 @@ class Pool:
         flat = np.frombuffer(self._mapping, dtype=np.uint8, offset=geometry.rows_offset)
         self._rows: npt.NDArray[np.uint8] | None = flat.reshape(geometry.num_rows, geometry.row_bytes)
         self._prefault: Prefault | None = None
-        self._sharing = sharing
+        self._members = members
         self._is_kept = False
         # With the mapping, not with this object: a process that still uses rows is a member that long.
-        self._abandon = weakref.finalize(self._mapping, _abandon, fd, sharing)
+        self._abandon = weakref.finalize(self._mapping, _let_go, fd, members)
         self._abandon.atexit = False  # the kernel does all that, and tiers may still be at work
 
     @classmethod
@@ -155,37 +153,34 @@ class Pool:
         """Share the pool of the engine *name* (letters, digits, ``._-``, at most 64), as *member* (a worker's number).
 
         Every process of the engine on this machine calls this, in any order, with the same geometry; then
-        ``wait_for_members``. A process that does not know the geometry passes ``None`` and waits for one that does.
-        The first one's *note* (at most 64 KiB) is every member's ``note``. A process that starts again joins the pool
-        that any of the others still has.
+        ``wait_for_members``. Worker 0 makes the pool, and its *note* (at most 64 KiB) is every member's ``note``. The
+        others wait for it, those that do not know the geometry with ``None``. A process that starts again joins the
+        pool that any of the others still has.
 
         Raises ``MemoryError`` when the pool does not fit, ``ValueError`` for another geometry than the others' or a
         member that the pool does not have, ``FileExistsError`` when a living process is that member, ``OSError`` of
-        ``EOWNERDEAD`` when a process that died left the pool of no use, ``PermissionError`` when another user has the
-        name, ``TimeoutError`` when nobody makes it or hands it over.
+        ``EOWNERDEAD`` when a process that died left the pool of no use, ``TimeoutError`` when nobody makes it.
         """
         if not _NAME.fullmatch(name):
             raise ValueError(f"{name!r} is no name for a pool: use 1 to 64 letters, digits, '.', '_' and '-'")
-        if len(note) > MAX_NOTE_BYTES:
-            raise ValueError(f"a note of {len(note)} bytes is longer than {MAX_NOTE_BYTES}")
-        joined: list[tuple[PoolGeometry, Members]] = []
-
-        def join(fd: int) -> None:
+        if len(note) > _MAX_NOTE_BYTES:
+            raise ValueError(f"a note of {len(note)} bytes is longer than {_MAX_NOTE_BYTES}")
+        memory_name = f"{_MEMORY_NAME}-{name}"
+        with ExitStack() as on_failure:
+            fd = find_memory(memory_name, has_members)
+            if fd is None and member == 0 and geometry is not None:
+                fd = geometry.make_memory(memory_name, note)
+            elif fd is None:
+                fd = _await_memory(memory_name, name, timeout_s)
+            on_failure.callback(os.close, fd)
             found = _read_geometry(fd, name, geometry)
-            members = Members.of(fd, found.num_workers)
+            members = Members(fd, found.num_workers)
             on_failure.callback(members.close)
             members.join(member)
-            joined.append((found, members))
-
-        make = None if geometry is None else geometry.make_memory
-        with ExitStack() as on_failure:
-            fd, first_note, host = meet(name, make, join, timeout_s, note)
-            on_failure.callback(os.close, fd)
-            on_failure.callback(host.close)
-            found, members = joined[0]
-            pool = cls(fd, found, huge_pages=huge_pages, sharing=_Sharing(members, host))
+            if member == 0:
+                _refuse_second(memory_name, fd)
+            pool = cls(fd, found, huge_pages=huge_pages, members=members)
             on_failure.pop_all()
-        pool.note = first_note
         try:
             members.begin(pool.control, name)
         except BaseException:
@@ -195,8 +190,8 @@ class Pool:
 
     def wait_for_members(self, timeout_s: float = _OPEN_TIMEOUT_S) -> None:
         """Wait until the scheduler and every worker have joined. Raises ``TimeoutError`` that says who is missing."""
-        if self._sharing is not None:
-            self._sharing.members.wait_for_all(self.control, timeout_s)
+        if self._members is not None:
+            self._members.wait_for_all(self.control, timeout_s)
 
     def wait_for_copies(self, timeout_s: float) -> bool:
         """Wait until every transfer that any worker, in any process, was handed by now is over; False on time-out.
@@ -266,11 +261,7 @@ class Pool:
         if self._is_kept:
             return False
         if self._fd is not None:
-            self._abandon.detach()
-            if self._sharing is not None:
-                self._sharing.host.close()
-                self._sharing.members.close()
-            os.close(self._fd)
+            self._abandon()
             self._fd = None
             self._rows = None
             self._view.release()
@@ -290,17 +281,32 @@ class Pool:
         self.close()
 
 
-def _abandon(fd: int, sharing: _Sharing | None) -> None:
-    """Let go of all but the mapping, for a pool that nobody closed and nobody uses any more."""
-    if sharing is None:
-        os.close(fd)
-    else:
-        sharing.host.end_soon(partial(_leave, fd, sharing.members))
-
-
-def _leave(fd: int, members: Members) -> None:
-    members.close()
+def _let_go(fd: int, members: Members | None) -> None:
+    """Let go of all but the mapping."""
+    if members is not None:
+        members.close()
     os.close(fd)
+
+
+def _await_memory(memory_name: str, name: str, timeout_s: float) -> int:
+    deadline = time.monotonic() + timeout_s
+    while (fd := find_memory(memory_name, has_members)) is None:
+        if time.monotonic() >= deadline:
+            raise TimeoutError(
+                f"nobody made the pool {name!r} within {timeout_s:g} s: worker 0, which is to make it, did not start, "
+                "or runs on another machine, in another container or as another user"
+            )
+        time.sleep(_LOOK_S)
+    return fd
+
+
+def _refuse_second(memory_name: str, fd: int) -> None:
+    """Raises ``FileExistsError`` where another worker 0 made a memory at the same time: one of the two sees it."""
+    own = os.fstat(fd)
+    other = find_memory(memory_name, lambda it: has_members(it) and not os.path.samestat(own, os.fstat(it)))
+    if other is not None:
+        os.close(other)
+        raise already_there(0)
 
 
 def _read_geometry(fd: int, name: str, expected: PoolGeometry | None) -> PoolGeometry:

@@ -53,5 +53,5 @@ def make_device(make_pool: MakePool) -> Iterator[MakeDevice]:
 def missing(pool: Pool | None) -> list[int]:
     """The members of a shared pool that have not joined, or are dead."""
     assert pool is not None
-    assert pool._sharing is not None
-    return pool._sharing.members.missing()
+    assert pool._members is not None
+    return pool._members.missing()

@@ -57,7 +57,7 @@ def _fork_and_use(pools: list[Pool]) -> list[object]:
     child = os.fork()
     if child == 0:
         try:
-            pool._sharing.members.missing()
+            pool._members.missing()
         except ValueError as error:
             text = str(error).encode()
             pool.row(1)[: 1 + len(text)] = b"\7" + text
@@ -82,7 +82,7 @@ def _answer(pools: list[Pool], member: int, command: str, *arguments: str) -> ob
             pool.wait_for_members(TIMEOUT_S)
             return "all"
         case "missing":
-            return pool._sharing.members.missing()
+            return pool._members.missing()
         case "begin":
             pool.control.begin(member, Direction.STORE, int(arguments[0]))
             return "begun"

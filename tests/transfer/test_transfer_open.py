@@ -4,31 +4,27 @@ import contextlib
 import errno
 import mmap
 import os
-import socket
 import stat
 import threading
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from kvtier_core.transfer import SCHEDULER, Pool, PoolGeometry
-from kvtier_core.transfer import handover as handover_module
 from kvtier_core.transfer import memory as memory_module
-from kvtier_core.transfer.handover import meet
 from kvtier_core.transfer.memory import MemoryLimit
 from tests.transfer.conftest import TIMEOUT_S, missing
 
 _GEOMETRY = PoolGeometry(num_rows=4, row_bytes=4096, num_workers=2)
 
-_JOIN: Callable[[int], None] = lambda _fd: None  # noqa: E731 - nothing to do
-
 OpenPool = Callable[..., Pool]
 
 
 def _pool_descriptors() -> list[str]:
-    """Open files of pools. Sockets come and go with the thread that hands a pool over."""
+    """Open files of pools."""
     found = []
     for entry in Path("/proc/self/fd").iterdir():
         with contextlib.suppress(FileNotFoundError):
@@ -55,7 +51,7 @@ def open_pool(name: str) -> Iterator[OpenPool]:
 
 
 def test_c43_members_of_one_name_share_rows_and_control_page(open_pool: OpenPool, name: str) -> None:
-    one, scheduler, zero = (open_pool(member) for member in (1, SCHEDULER, 0))
+    zero, one, scheduler = (open_pool(member) for member in (0, 1, SCHEDULER))
     one.row(2)[0] = 7
     scheduler.control.note_member(0)
     assert zero.row(2)[0] == 7
@@ -87,16 +83,17 @@ def test_a_member_that_is_there_already_is_refused(open_pool: OpenPool) -> None:
 
 
 def test_a_member_the_pool_does_not_have_is_refused(open_pool: OpenPool) -> None:
+    open_pool(0)
     with pytest.raises(ValueError, match="worker 2 is not one of this pool's 2 workers"):
         open_pool(2)
 
 
 def test_another_geometry_under_the_same_name_is_refused(open_pool: OpenPool) -> None:
-    open_pool(SCHEDULER)
+    open_pool(0)
     before = _pool_descriptors()
     other = PoolGeometry(num_rows=5, row_bytes=4096, num_workers=2)
     with pytest.raises(ValueError, match=r"num_rows=4.* expects .*num_rows=5"):
-        open_pool(0, other)
+        open_pool(1, other)
     assert _pool_descriptors() == before
 
 
@@ -140,8 +137,8 @@ def test_anonymous_memory_that_does_not_fit_is_refused_and_the_name_is_free_agai
     with monkeypatch.context() as patched:
         patched.setattr(memory_module, "find_memory_limit", lambda: MemoryLimit(bytes=8192, source="here"))
         with pytest.raises(MemoryError, match="does not fit: here leaves"):
-            open_pool(SCHEDULER)
-    open_pool(SCHEDULER)
+            open_pool(0)
+    open_pool(0)
 
 
 def test_what_can_not_be_mapped_is_a_memory_error_that_leaves_nothing(
@@ -154,57 +151,19 @@ def test_what_can_not_be_mapped_is_a_memory_error_that_leaves_nothing(
     with monkeypatch.context() as patched:
         patched.setattr(mmap, "mmap", refuse)
         with pytest.raises(MemoryError, match="refused to map a pool of .*beyond RLIMIT_AS"):
-            Pool.open(_GEOMETRY, name)
+            Pool.open(_GEOMETRY, name, 0)
     assert _pool_descriptors() == before
-    assert name not in Path("/proc/net/unix").read_text()
 
 
 def test_b17_a_member_that_came_and_left_is_not_said_to_have_stayed_away(open_pool: OpenPool) -> None:
-    scheduler = open_pool(SCHEDULER)
     worker = open_pool(0)
+    scheduler = open_pool(SCHEDULER)
     assert worker.close()
     with pytest.raises(
         TimeoutError,
-        match=r"^worker 0 joined the pool and left it again: see .* why it ended; worker 1 did not join .* network",
+        match=r"^worker 0 joined the pool and left it again: see .* why it ended; worker 1 did not join .* container",
     ):
         scheduler.wait_for_members(0.0)
-
-
-def test_another_users_process_is_neither_served_nor_believed(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    real = handover_module._peer_uid
-    fd, _, host = meet(name, lambda: os.memfd_create("kvtier-test"), _JOIN, TIMEOUT_S)
-    with monkeypatch.context() as patched:
-        patched.setattr(handover_module, "_peer_uid", lambda connection: os.geteuid() + 1)
-        with pytest.raises(PermissionError, match="held by another user"):
-            meet(name, lambda: -1, _JOIN, TIMEOUT_S)
-    monkeypatch.setattr(
-        handover_module,
-        "_peer_uid",
-        lambda connection: real(connection) + (threading.current_thread().name == "kvtier-handover"),
-    )
-    with pytest.raises(TimeoutError, match="did not hand it over"):
-        meet(name, lambda: -1, _JOIN, timeout_s=0.1)
-    monkeypatch.undo()
-    own, _, second = meet(name, lambda: -1, _JOIN, TIMEOUT_S)
-    assert os.path.samestat(os.fstat(own), os.fstat(fd))
-    for one in (host, host, second):
-        one.close()
-    os.close(own)
-    os.close(fd)
-
-
-def test_a_guest_that_hangs_up_keeps_nobody_from_coming(name: str) -> None:
-    fd, _, host = meet(name, lambda: os.memfd_create("kvtier-test"), _JOIN, TIMEOUT_S)
-    for _ in range(3):
-        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as guest:
-            guest.connect(f"\0kvtier-{os.getuid()}-{name}")
-    own, _, second = meet(name, lambda: -1, _JOIN, TIMEOUT_S)
-    for one in (host, second):
-        one.close()
-    os.close(own)
-    os.close(fd)
 
 
 def test_who_waits_for_a_pool_that_nobody_makes_is_told_so(name: str) -> None:
@@ -212,7 +171,7 @@ def test_who_waits_for_a_pool_that_nobody_makes_is_told_so(name: str) -> None:
         Pool.open(None, name, timeout_s=0.0)
 
 
-def test_descriptors_that_are_handed_over_do_not_leak_into_other_programs(open_pool: OpenPool) -> None:
+def test_a_shared_pools_descriptors_do_not_leak_into_other_programs(open_pool: OpenPool) -> None:
     before = set(os.listdir("/proc/self/fd"))
     for member in (0, SCHEDULER):
         open_pool(member)
@@ -221,36 +180,11 @@ def test_descriptors_that_are_handed_over_do_not_leak_into_other_programs(open_p
         for entry in set(os.listdir("/proc/self/fd")) - before
         if Path(f"/proc/self/fd/{entry}").exists()
     }
-    assert len(kept) >= 8, "the memory, the locks, the socket and what wakes its thread, of two"
+    assert len(kept) >= 4, "the memory and the locks, of two"
     assert not [entry for entry in kept if os.get_inheritable(int(entry))]
 
 
-def test_a_handover_that_can_not_start_its_thread_leaves_nothing(
-    open_pool: OpenPool, name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(_thread: threading.Thread) -> None:
-        raise RuntimeError("can't start new thread")
-
-    before = os.listdir("/proc/self/fd")
-    with monkeypatch.context() as patched:
-        patched.setattr(threading.Thread, "start", refuse)
-        with pytest.raises(RuntimeError, match="can't start new thread"):
-            open_pool(SCHEDULER)
-    assert os.listdir("/proc/self/fd") == before
-    assert name not in Path("/proc/net/unix").read_text()
-
-
-def test_closing_a_pool_ends_its_handover(open_pool: OpenPool, name: str) -> None:
-    first, second = open_pool(0), open_pool(1)
-    assert any(thread.name == "kvtier-handover" for thread in threading.enumerate())
-    assert first.close()
-    assert name in Path("/proc/net/unix").read_text(), "the second answers under it"
-    assert second.close()
-    assert not any(thread.name == "kvtier-handover" for thread in threading.enumerate())
-    assert name not in Path("/proc/net/unix").read_text()
-
-
-def test_c43_the_first_one_leaves_a_note_and_who_does_not_know_the_geometry_waits_for_it(name: str) -> None:
+def test_c43_worker_0_leaves_a_note_and_who_does_not_know_the_geometry_waits_for_it(name: str) -> None:
     found: list[Pool] = []
     thread = threading.Thread(target=lambda: found.append(Pool.open(None, name, timeout_s=TIMEOUT_S)))
     thread.start()
@@ -259,6 +193,45 @@ def test_c43_the_first_one_leaves_a_note_and_who_does_not_know_the_geometry_wait
         with found[0] as scheduler:
             assert scheduler.geometry == _GEOMETRY
             assert scheduler.note == first.note == b"from 0"
+
+
+def test_c43_only_one_of_two_that_make_a_pool_at_once_keeps_it(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither sees the other's memory when it looks for one."""
+    both_looked = threading.Barrier(2)
+    looks = threading.local()
+    find = memory_module.find_memory
+
+    def find_first_together(*arguments: Any) -> int | None:
+        found = find(*arguments)
+        if not hasattr(looks, "first"):
+            looks.first = found
+            both_looked.wait(TIMEOUT_S)
+        return found
+
+    monkeypatch.setattr("kvtier_core.transfer.pool.find_memory", find_first_together)
+    before = _pool_descriptors()
+    ended: list[Pool | BaseException] = []
+
+    def come() -> None:
+        try:
+            ended.append(Pool.open(_GEOMETRY, name, 0))
+        except BaseException as error:  # noqa: BLE001 - looked at below
+            ended.append(error)
+
+    threads = [threading.Thread(target=come) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(TIMEOUT_S)
+    errors = [end for end in ended if isinstance(end, FileExistsError)]
+    pools = [end for end in ended if isinstance(end, Pool)]
+    assert len(errors) + len(pools) == 2
+    assert errors, "both would have a pool of their own"
+    for pool in pools:
+        assert pool.close()
+    assert _pool_descriptors() == before
 
 
 def test_a_note_has_a_limit(name: str) -> None:
@@ -270,7 +243,7 @@ def test_a_note_has_a_limit(name: str) -> None:
 def test_s5_c38_a_pools_memory_is_its_users_alone_whatever_the_umask(open_pool: OpenPool, umask: int) -> None:
     before = os.umask(umask)
     try:
-        pool = open_pool(SCHEDULER)
+        pool = open_pool(0)
     finally:
         os.umask(before)
     assert stat.S_IMODE(os.fstat(pool.fd).st_mode) == 0o600

@@ -1,4 +1,4 @@
-"""Whoever comes first makes the pool; the scheduler learns from it what it can't know."""
+"""Worker 0 makes the pool; the scheduler learns from it what it can't know."""
 
 import threading
 import uuid
@@ -28,8 +28,8 @@ def worker(engine_id, rank=0, geometry=ONE, facts=PLAIN):
 
 def test_c43_workers_and_scheduler_share_rows_and_facts(engine_id):
     with (
-        worker(engine_id, 1, TWO) as first,
-        worker(engine_id, 0, TWO) as second,
+        worker(engine_id, 0, TWO) as first,
+        worker(engine_id, 1, TWO) as second,
     ):
         scheduler, facts = open_as_scheduler(engine_id, PATIENCE_S)
         with scheduler:
@@ -56,14 +56,18 @@ def test_c43_without_a_worker_on_this_host_the_scheduler_says_so(engine_id):
         open_as_scheduler(engine_id, 0.2)
 
 
-@pytest.mark.parametrize("there", [0, 1])
-def test_c43_a_worker_that_is_elsewhere_is_missed_and_its_engine_refused(engine_id, there):
-    """As on another host, where it makes a pool of its own: nothing else tells, with Ray not even vLLM."""
+def test_c43_a_worker_that_is_elsewhere_is_missed_and_its_engine_refused(engine_id):
+    """As on another host: nothing else tells, with Ray not even vLLM."""
     with (
-        worker(engine_id, there, TWO),
-        pytest.raises(PoolError, match=f"worker {1 - there} did not join the pool within .* on this machine"),
+        worker(engine_id, 0, TWO),
+        pytest.raises(PoolError, match="worker 1 did not join the pool within .* on this machine"),
     ):
         open_as_scheduler(engine_id, 0.2)
+
+
+def test_c43_without_worker_0_every_other_process_of_the_engine_says_so(engine_id):
+    with pytest.raises(PoolError, match="worker 0, which is to make it, did not start, .* another machine"):
+        open_as_worker(engine_id, 1, TWO, PLAIN, 0.2, huge_pages=False)
 
 
 def test_c43_a_worker_that_is_late_is_waited_for(engine_id):

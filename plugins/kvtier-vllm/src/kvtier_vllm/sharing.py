@@ -1,8 +1,8 @@
 """How the processes of one engine come to share the pool, and the scheduler to know the engine.
 
 vLLM starts the workers before the scheduler and tells none of them about the others, but all know the engine's id, and
-the pool's name is made of it. The first worker makes the pool and leaves the engine's facts with it, for the scheduler,
-which sees neither vLLM's resolved configuration nor the KV. Decides that all workers must have the same facts.
+the pool's name is made of it. Worker 0 makes the pool and leaves the engine's facts with it, for the scheduler, which
+sees neither vLLM's resolved configuration nor the KV. Decides that all workers must have the same facts.
 """
 
 import hashlib
@@ -26,10 +26,10 @@ def open_as_worker(
     *,
     huge_pages: bool,
 ) -> Pool:
-    """The pool of this engine, made by whichever worker is first.
+    """The pool of this engine, which worker 0 makes and the others wait for.
 
-    Raises ``PoolError``: it does not fit, another worker has other facts, the first one does not answer in time, or two
-    engines use one id.
+    Raises ``PoolError``: it does not fit, worker 0 has other facts or does not make it in time, or two engines use one
+    id.
     """
     note = facts.to_bytes()
     try:
@@ -41,8 +41,8 @@ def open_as_worker(
     if pool.note != note:
         pool.close()
         raise PoolError(
-            f"worker {rank} of the engine {engine_id!r} has other facts about the engine than the worker that made the "
-            "pool: all workers need one configuration"
+            f"worker {rank} of the engine {engine_id!r} has other facts about the engine than worker 0: all "
+            "workers need one configuration"
         )
     return pool
 
@@ -59,7 +59,7 @@ def open_as_scheduler(engine_id: str, timeout_s: float) -> tuple[Pool, EngineFac
     except (OSError, ValueError) as error:
         raise PoolError(
             f"the scheduler of the engine {engine_id!r} found no pool: {error}. Workers on other hosts, or in other "
-            "network namespaces, are not supported"
+            "containers, are not supported"
         ) from error
     try:
         pool.wait_for_members(max(0.0, deadline - time.monotonic()))

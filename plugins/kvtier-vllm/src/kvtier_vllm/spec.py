@@ -54,7 +54,7 @@ class KvtierSpec(OffloadingSpec):
         self._has_worker = False
 
     def get_worker(self, kv_caches: CanonicalKVCaches) -> OffloadingWorker:
-        """The worker of this process; the first to come makes the pool. Nothing of it is left when it raises."""
+        """The worker of this process; worker 0 makes the pool. Nothing of it is left when it raises."""
         engine_id = self.config.engine_id
         if self._has_worker:
             raise PoolError(
