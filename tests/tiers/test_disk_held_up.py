@@ -1,6 +1,7 @@
 """A process that is stopped with a lock of the root in its hands: others wait for it once, not at every turn (C30)."""
 
 import errno
+import sqlite3
 import threading
 import time
 
@@ -8,7 +9,8 @@ import pytest
 
 from kvtier_disk.extents import database
 from kvtier_disk.extents import root as root_module
-from tests.tiers.extents import KEYS, MIB, A, direct, load, program, rows, store
+from kvtier_testing.driving import PATIENCE_S
+from tests.tiers.extents import KEYS, MIB, A, direct, index_file, load, program, rows, store
 from tests.tiers.test_disk_journal import foreign_writer
 
 WAIT_S = 0.5
@@ -65,4 +67,17 @@ def test_c30_k13_stores_wait_once_for_a_process_that_writes_the_index_for_ever(t
     assert time.monotonic() - begin < WAIT_S * len(STORES) / 2
     assert timed_out(outcomes)
     assert store(tier, *STORES) == [True] * len(STORES)
+    tier.close()
+
+
+def test_c30_k13_a_look_at_what_others_did_waits_for_a_process_that_is_about_to_commit(tmp_path, monkeypatch):
+    monkeypatch.setattr(database, "_BUSY_TIMEOUT_S", PATIENCE_S)
+    tier = direct(tmp_path, capacity=64 * MIB)
+    other = sqlite3.connect(index_file(tmp_path), isolation_level=None, check_same_thread=False)
+    other.execute("BEGIN EXCLUSIVE")
+    commit = threading.Timer(WAIT_S, other.execute, ("COMMIT",))
+    commit.start()
+    tier.follow()
+    commit.join()
+    other.close()
     tier.close()

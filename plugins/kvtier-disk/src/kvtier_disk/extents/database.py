@@ -202,7 +202,10 @@ class Database:
         return error
 
     def version(self) -> int:
-        """A number that changes when another connection has committed. Raises ``OSError``; waits no more than 50 ms."""
+        """A number that changes when another connection has committed. Raises ``OSError``.
+
+        Waits no more than 50 ms for another process, unless it is called within ``reading``.
+        """
         self._check_process()
         with self._lock:
             number: int = self._statements.execute("PRAGMA data_version").fetchone()[0]

@@ -58,7 +58,7 @@ class News:
         """Learn what others have changed since the last time. Raises ``OSError``."""
         blocks, opened = self._blocks, self._blocks.opened
         with blocks.lock:
-            version = opened.index.database.version()
+            version = self._version()
             changes = opened.index.changes_since(opened.seen, opened.namespace, opened.owner)
             if changes is None:
                 self.learn_all()
@@ -79,7 +79,7 @@ class News:
         """Learn all that the namespace holds. Raises ``OSError``. Cost: a look at each of its slots."""
         blocks, opened = self._blocks, self._blocks.opened
         with blocks.lock:
-            opened.version = opened.index.database.version()
+            opened.version = self._version()
             opened.seen = opened.index.last_change()
             since = float("-inf") if self._ttl is None else time.time() - self._ttl
             pairs = list(opened.index.pairs_of(opened.namespace, since))
@@ -88,6 +88,12 @@ class News:
             fresh, doubles = opened.contents.learn(pairs)
             self._report_stored(fresh)
             self._settle(doubles)
+
+    def _version(self) -> int:
+        """The index's version now. Waits for a process that is about to commit, as what follows does."""
+        database = self._blocks.opened.index.database
+        with database.reading():
+            return database.version()
 
     def _settle(self, doubles: Sequence[Pair]) -> None:
         """Let each block that several processes stored have one place. Asks the index: some may be free by now."""
