@@ -127,4 +127,8 @@ class TierHookSpecs:
 
     @hookspec(firstresult=True)
     def shutdown(self, timeout_s: float) -> None:
-        """Stop within *timeout_s*. Afterwards nothing may touch the pool. May be called twice."""
+        """Stop within *timeout_s*. Afterwards nothing may touch the pool.
+
+        May be called again, where it raised or jobs were left. A tier without this hook and without ``drain_jobs`` is
+        down when all its loads and stores have their results.
+        """

@@ -260,11 +260,8 @@ class HookTier(TierPort):
         self._home.emit(Changed(self.identity.name, events))
 
     def _go_over(self, namespace: str, description: Mapping[str, Any]) -> None:
-        self._hooks.reset(namespace=namespace, description=description)
-
-    def _reset(self, namespace: str, description: Mapping[str, Any], generation: int) -> None:
         self._reported.clear()
-        super()._reset(namespace, description, generation)
+        self._hooks.reset(namespace=namespace, description=description)
 
     def _close(self, timeout_s: float) -> bool:
         if isinstance(self._call("shutdown", timeout_s=timeout_s), HookFault):
@@ -274,10 +271,24 @@ class HookTier(TierPort):
 
     def _may_touch_pool(self, timeout_s: float) -> bool:
         """Whether jobs are left that may still touch the pool, as far as the tier can tell."""
-        if not self._has("drain_jobs"):
-            return False
-        left = self._call("drain_jobs", timeout_s=timeout_s)
-        return isinstance(left, HookFault) or bool(left)
+        if self._has("drain_jobs"):
+            left = self._call("drain_jobs", timeout_s=timeout_s)
+            return isinstance(left, HookFault) or bool(left)
+        return not self._has("shutdown") and self._has_rows_after(timeout_s)
+
+    def _has_rows_after(self, timeout_s: float) -> bool:
+        """Whether loads or stores are left without a result after *timeout_s*: a tier without hooks can't say more."""
+        give_up = self._home.clock() + timeout_s
+        while any(running.job.rows for running in (*self._running.values(), *self._overdue.values())):
+            left = give_up - self._home.clock()
+            if left <= 0:
+                self._guard.tell(
+                    "has no shutdown hook and still has loads or stores without a result: the pool stays mapped"
+                )
+                return True
+            self._calls.get(min(left, self._pause() or _LAST_POLL_S))
+            self._collect()
+        return False
 
 
 def _not_begun(kind: JobKind, job: TierJob, error: str) -> JobResult:

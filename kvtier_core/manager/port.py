@@ -12,6 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from queue import SimpleQueue
 from typing import Any
 
 from kvtier_core.coordinator import JobKind
@@ -80,7 +81,10 @@ class TierPort(ABC):
         self._thread = threading.Thread(target=self._run, name=f"kvtier-{self.identity.name}", daemon=True)
         self._is_started = False
         self._stopping = False
+        self._shutdowns: SimpleQueue[float] = SimpleQueue()
+        """How long each shutdown may take that was asked for."""
         self._ended = threading.Event()
+        """The last shutdown is over, well or not."""
         self._is_down = False
         self._is_open = False
         """Whether the tier has been opened. Only then may it be called otherwise."""
@@ -145,15 +149,17 @@ class TierPort(ABC):
         self._calls.put(partial(self._reset, namespace, description, generation))
 
     def shutdown(self, timeout_s: float) -> None:
-        """Begin to shut the tier down, within *timeout_s*."""
-        self._calls.put(partial(self._shutdown, timeout_s))
+        """Begin to shut the tier down, within *timeout_s*, or try again when the last try ended without success."""
+        self._ended.clear()
+        self._shutdowns.put(timeout_s)
+        self._calls.put(self._stop)
 
     def wait_down(self, timeout_s: float) -> bool:
-        """Wait for the end of ``shutdown``. Whether the tier has confirmed that it no longer touches the pool.
+        """Wait for the last ``shutdown`` to end. Whether the tier has confirmed that it no longer touches the pool.
 
         A tier that was never started is down.
         """
-        return not self._is_started or (self._ended.wait(timeout_s) and self._is_down)
+        return not self._is_started or self._is_down or (self._ended.wait(timeout_s) and self._is_down)
 
     # -- the tier's thread, of each kind of port
 
@@ -175,7 +181,7 @@ class TierPort(ABC):
 
     @abstractmethod
     def _close(self, timeout_s: float) -> bool:
-        """Shut the tier down. Whether it no longer touches the pool."""
+        """Shut the tier down, again where that did not succeed. Whether it no longer touches the pool."""
 
     # -- the tier's thread
 
@@ -189,6 +195,10 @@ class TierPort(ABC):
             is_due = self._retry_at is not None and self._retry_at <= self._home.clock()
             if is_due and not self._stopping:
                 self._guarded(self._get_ready)
+        while not self._is_down:
+            timeout_s = self._shutdowns.get()
+            self._is_down = self._guard.call("shutdown", self._close, timeout_s=timeout_s) is True
+            self._ended.set()
 
     def _guarded(self, work: Callable[[], None], what: str = "the tier's thread") -> None:
         """Do a piece of *work*. An answer so odd that it trips us must not end the thread."""
@@ -203,10 +213,8 @@ class TierPort(ABC):
         self._wanted = partial(self._try_to_go_over, namespace, description)
         self._get_ready()
 
-    def _shutdown(self, timeout_s: float) -> None:
+    def _stop(self) -> None:
         self._stopping = True
-        self._is_down = self._close(timeout_s)
-        self._ended.set()
 
     def _get_ready(self) -> None:
         """Open the tier and take it to the namespace that is wanted, where that is still to be done; report it."""

@@ -156,13 +156,17 @@ class Tiers:
     def shutdown(self, timeout_s: float) -> bool:
         """As ``TierManager.shutdown``."""
         deadline = self._clock() + timeout_s
-        if not self._is_shut_down:
+        if self._is_shut_down:
+            for port in self.ports.values():
+                port.shutdown(timeout_s)
+        else:
             self._is_shut_down = True
             for port in self.ports.values():
                 self._integrity.after_sealing(partial(port.shutdown, timeout_s))
             self._integrity.stop(timeout_s / 2)
-        left = self._still_up(self.ports.values(), min(deadline, self._clock() + _SILENT_SHUTDOWN_S))
-        if left and self._clock() < deadline:
+        silent_until = min(deadline, self._clock() + _SILENT_SHUTDOWN_S)
+        left = self._still_up(self.ports.values(), silent_until)
+        if left and silent_until <= self._clock() < deadline:
             self._log.warning(
                 "waiting up to %.0f s for %s to shut down: a call to its storage has not returned",
                 deadline - self._clock(),

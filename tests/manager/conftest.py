@@ -11,6 +11,7 @@ from kvtier_core.coordinator import PoolLimits
 from kvtier_core.keys import OffloadKey, make_offload_key
 from kvtier_core.manager import TierBuild, TierIdentity, TierManager
 from kvtier_core.manager.hook_tier import HookTier
+from kvtier_core.manager.port import MakePort
 from kvtier_core.namespace import GroupSpec, Namespace
 from kvtier_core.policies import make_policy
 from kvtier_core.proof import row_bytes_for
@@ -43,6 +44,7 @@ class Bench:
         device_timeout_s: float,
         secrets: frozenset[str],
         info: TierInfo,
+        make_port: MakePort | None,
     ) -> None:
         own = {name: value for name, value in limits.items() if name in TierLimits.model_fields}
         shared: dict[str, Any] = {name: value for name, value in limits.items() if name not in own}
@@ -64,7 +66,7 @@ class Bench:
                 limits=TierLimits.model_validate(own),
                 capacity_bytes=None,
                 secrets=secrets,
-                make_port=partial(HookTier, self._build),
+                make_port=make_port or partial(HookTier, self._build),
             )
             for name in names
         ]
@@ -165,9 +167,10 @@ def make_bench() -> Iterator[Callable[..., Bench]]:
         secrets: frozenset[str] = frozenset(),
         timeout_s: float = PATIENCE_S,
         info: TierInfo = FaultyTier.info,
+        make_port: MakePort | None = None,
         **limits: float,
     ) -> Bench:
-        bench = Bench(num_rows, names or ["one"], limits, device_timeout_s, secrets, info)
+        bench = Bench(num_rows, names or ["one"], limits, device_timeout_s, secrets, info, make_port)
         benches.append(bench)
         if prepare is not None:
             bench.prepare = prepare

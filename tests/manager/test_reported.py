@@ -106,6 +106,20 @@ def test_c34_after_a_reset_the_report_begins_anew(make_bench):
     assert "lookup" not in hooks_called(bench)
 
 
+def test_c34_what_was_reported_in_a_reset_that_failed_does_not_count(make_bench):
+    bench = make_bench(info=REPORTS, open_retry=0.05)
+    tier = bench.tiers["one"]
+    tier.raise_in["reset"] = OSError("not now")
+    bench.manager.reset_cache()
+    assert tier.wait_for_call("reset")
+    tier.context.report_stored([key(1)])
+    tier.raise_in.clear()
+    bench.until(lambda: bench.manager.figures()["tiers"]["one"]["serving"])
+    bench.new("a")
+    assert bench.load("a", 1) == []
+    assert "submit_load" not in hooks_called(bench)
+
+
 def test_c23_what_was_reported_and_is_not_there_is_a_miss_and_not_reported_any_more(make_bench):
     bench = make_bench(info=REPORTS, miss_ttl=0.0)
     bench.tiers["one"].context.report_stored([key(1)])
