@@ -52,59 +52,46 @@ class WorkThreads:
 
 
 class LoadCheck:
-    """One load job: which of its blocks the tier said have arrived, and which of these were found right.
-
-    From any thread. After ``end``, and all ``checked`` that it was behind, it changes no more.
-    """
+    """One load job: which of its blocks the tier said have arrived, and which of these were found right. Any thread."""
 
     def __init__(self, tier: str, job: TierJob, sealer: Sealer) -> None:
         self.tier = tier
         self.job = job
         self.sealer = sealer
-        self.result: JobResult | None = None
-        self._lock = threading.Lock()  # guards result and the four below
+        self._lock = threading.Lock()  # guards the four below
+        self._has_ended = False
         self._told: set[int] = set()
         self._doubtful: set[int] = set()
         self._right: set[int] = set()
-        self._under_way = 0
 
     def tell(self, positions: Sequence[int]) -> list[int]:
         """The tier says that these have arrived. Returns those that it had not named before, none after ``end``.
 
-        If it returns some, ``checked`` must follow. A block that is named again may have been touched again: it is
-        checked with the result.
+        A block that is named again may have been touched again: it is checked with the result.
         """
         with self._lock:
-            if self.result is not None:
+            if self._has_ended:
                 return []
             fresh = [position for position in dict.fromkeys(positions) if position not in self._told]
             if len(fresh) < len(positions):
                 self._doubtful.update(set(positions).difference(fresh))
             self._told.update(fresh)
-            self._under_way += bool(fresh)
             return fresh
 
-    def checked(self, right: Iterable[int]) -> bool:
-        """Of what one ``tell`` returned these are right. Whether that was the last the job's end was waiting for."""
+    def found_right(self, positions: Iterable[int]) -> None:
+        """The proofs of these hold."""
         with self._lock:
-            self._right.update(right)
-            self._under_way -= 1
-            return self.result is not None and not self._under_way
+            self._right.update(positions)
 
-    def end(self, result: JobResult) -> bool:
-        """The tier has answered the job: later reports count for nothing. Whether nothing is being checked any more."""
+    def end(self) -> None:
+        """The tier has answered the job: what it tells later counts for nothing."""
         with self._lock:
-            self.result = result
-            return not self._under_way
+            self._has_ended = True
 
-    def arrived(self) -> list[OffloadKey]:
-        """The keys that are in their rows, whole, as far as was checked by now."""
+    def proven(self) -> set[int]:
+        """The positions that need no further look."""
         with self._lock:
-            return [self.job.keys[position] for position in self._right - self._doubtful]
-
-    def is_proven(self, position: int) -> bool:
-        """Whether the block needs no further look, once nothing changes any more."""
-        return position in self._right and position not in self._doubtful
+            return self._right - self._doubtful
 
 
 class Integrity:
@@ -149,7 +136,7 @@ class Integrity:
         """The keys of a load that are in their rows by now, whole and checked, though its tier may not be done."""
         with self._lock:
             load = self._loads.get(job_id)
-        return () if load is None else load.arrived()
+        return () if load is None else [load.job.keys[position] for position in load.proven()]
 
     def finish(self, tier: str, result: JobResult) -> None:
         """Report how a job of *tier* ended; the rows that a load says it has filled are checked before."""
@@ -157,14 +144,16 @@ class Integrity:
             load = self._loads.get(result.job_id)
         if load is None:
             self._emit(Finished(tier, result))
-        elif load.end(result):
-            self._checking.post(partial(self._check, load))
+        else:
+            load.end()
+            self._checking.post(partial(self._check, load, result))
 
     def _verify_early(self, load: LoadCheck, positions: Sequence[int]) -> None:
         """Check some rows of *load* before its result is there. What is wrong then is checked again with the result.
 
-        Each row is looked at once, however often it is named, so that no tier can hold up the checks of others. Raises
-        ``TypeError`` or ``ValueError`` for what are no positions of it.
+        Each row is looked at once, however often it is named, so that no tier can hold up the checks of others. A look
+        that is not over when the result comes is made again, and then counts for nothing. Raises ``TypeError`` or
+        ``ValueError`` for what are no positions of it.
         """
         known = range(len(load.job.keys))
         early = tuple(islice(positions, len(known) + 1))
@@ -189,28 +178,22 @@ class Integrity:
         self._emit(Sealed(job.id))
 
     def _check_early(self, load: LoadCheck, positions: Sequence[int]) -> None:
-        right: list[int] = []
-        try:
-            right += [position for position in positions if self._is_right(load, position)]
-        finally:
-            if load.checked(right):
-                self._check(load)
+        load.found_right([position for position in positions if self._is_right(load, position)])
 
     def _is_right(self, load: LoadCheck, position: int) -> bool:
         # The rows are asked of the pool: the job's own buffers have been in the tier's hands.
         key, row = load.job.keys[position], load.job.rows[position]
         return load.sealer.check(key, self._pool.row(row), self._payload(key))
 
-    def _check(self, load: LoadCheck) -> None:
-        job, result = load.job, load.result
-        assert result is not None, "a load was checked before its end"
+    def _check(self, load: LoadCheck, result: JobResult) -> None:
+        job, proven = load.job, load.proven()
         not_loaded = {*result.missing, *result.failed}
         if result.error is not None and not not_loaded:
             not_loaded = set(job.keys)
         corrupt = [
             key
             for position, key in enumerate(job.keys)
-            if key not in not_loaded and not load.is_proven(position) and not self._is_right(load, position)
+            if key not in not_loaded and position not in proven and not self._is_right(load, position)
         ]
         if corrupt:
             self._discard(load.tier, corrupt)
