@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from kvtier_core.blocktier import BlockTier
 from kvtier_core.coordinator import PoolLimits
 from kvtier_core.errors import ConfigError, PoolError
-from kvtier_core.manager import TierBuild, TierIdentity, TierManager
+from kvtier_core.manager import TierBuild, TierManager
 from kvtier_core.manager.blocking import BlockingTier
 from kvtier_core.manager.hook_tier import HookTier
 from kvtier_core.manager.port import MakePort
@@ -154,9 +154,10 @@ def plan_tier(settings: Settings, name: str, row_bytes: int) -> TierBuild:
             f"({format_size(row_bytes)}): set it to several, at least to those of the longest prompt"
         )
     return TierBuild(
-        identity=TierIdentity(
-            name=name, type=tier.type, distribution=tier_type.distribution, version=tier_type.version
-        ),
+        name=name,
+        type=tier.type,
+        distribution=tier_type.distribution,
+        version=tier_type.version,
         info=class_of_tier(tier_type, tier).info,
         limits=tier.limits,
         store_threshold=tier.store_threshold,

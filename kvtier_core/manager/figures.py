@@ -5,12 +5,10 @@ from typing import Any
 
 from kvtier_core.coordinator import Coordinator
 from kvtier_core.coordinator.tier_record import TierRecord
-from kvtier_core.manager.guard import TierIdentity
+from kvtier_core.manager.port import TierPort
 
 
-def figures(
-    coordinator: Coordinator, identities: Mapping[str, TierIdentity], row_bytes: int
-) -> dict[str, Any]:
+def figures(coordinator: Coordinator, ports: Mapping[str, TierPort], row_bytes: int) -> dict[str, Any]:
     """Counters since the start, and each tier's place in the path: whether it serves, its breakers' state."""
     counters, ledger = coordinator.counters, coordinator.state.ledger
     return {
@@ -27,7 +25,7 @@ def figures(
         "hit_blocks": dict(counters.hits),
         "misses": {reason.value: n for reason, n in counters.misses.items()},
         "tiers": {
-            name: {"identity": str(identities[name]), **_of_tier(tier, row_bytes)}
+            name: {"identity": str(ports[name].identity), **_of_tier(tier, row_bytes)}
             for name, tier in coordinator.state.tiers.items()
         },
     }

@@ -19,7 +19,6 @@ from kvtier_core.coordinator import (
     PoolLimits,
     PreparedTransfer,
     RecomputeCost,
-    TierSpec,
 )
 from kvtier_core.errors import ClosedError, TierOpenError
 from kvtier_core.keys import OffloadKey
@@ -75,7 +74,7 @@ class TierManager:
         self._tiers = Tiers(tiers, namespace, pool, clock, self._events.put, self._log, limits.check_threads)
         self._path_log = PathLog(self._tiers.guards)
         self._failed_open: dict[str, OpenFailed] = {}
-        self._opens_later = {build.identity.name for build in tiers if build.limits.open_retry is not None}
+        self._opens_later = {build.name for build in tiers if build.limits.open_retry is not None}
         """Tiers without which the engine starts."""
         self._tried: set[str] = set()
         """Those of them that could not open at their first try."""
@@ -83,20 +82,11 @@ class TierManager:
         self._step = 0
         self._collected = False
         self._closed = False
-        specs = [
-            TierSpec(
-                name=build.identity.name,
-                info=build.info,
-                limits=build.limits,
-                store_threshold=build.store_threshold,
-            )
-            for build in tiers
-        ]
         shapes = [
             GroupShape(namespace.tokens_of(group), group.window) for group in namespace.cached_groups.values()
         ]
         self.group_shapes = [GroupShape(shapes[0].tokens_per_block)] if as_one_prefix else shapes
-        self._coordinator = Coordinator(pool.geometry.num_rows, policy, specs, limits, self.group_shapes)
+        self._coordinator = Coordinator(pool.geometry.num_rows, policy, tiers, limits, self.group_shapes)
         self._changes = Changes(self._coordinator.state.ledger, limits.max_events)
 
     # -- life
@@ -114,7 +104,7 @@ class TierManager:
                 self._go_on_without(waiting, timeout_s)
                 return
         for name, failed in self._failed_open.items():
-            error = TierOpenError(f"{self._tiers.identities[name]} could not open: {failed.error}")
+            error = TierOpenError(f"{self._tiers.ports[name].identity} could not open: {failed.error}")
             error.is_explained = failed.is_explained
             raise error
 
@@ -123,7 +113,7 @@ class TierManager:
         return [name for name, tier in tiers.items() if not tier.serving and name not in self._tried]
 
     def _go_on_without(self, waiting: Sequence[str], timeout_s: float) -> None:
-        names = ", ".join(str(self._tiers.identities[name]) for name in sorted(waiting))
+        names = ", ".join(str(self._tiers.ports[name].identity) for name in sorted(waiting))
         text = f"{names} did not open within {timeout_s:g} s: check its storage"
         if not self._opens_later.issuperset(waiting):
             raise TierOpenError(text)
@@ -293,7 +283,7 @@ class TierManager:
 
     def figures(self) -> dict[str, Any]:
         """Counters since the start, and each tier's place in the path, ready for JSON. Cost: 10 us a tier."""
-        return figures(self._coordinator, self._tiers.identities, self._pool.geometry.row_bytes)
+        return figures(self._coordinator, self._tiers.ports, self._pool.geometry.row_bytes)
 
     @property
     def counters(self) -> Counters:

@@ -19,6 +19,7 @@ from kvtier_core.coordinator import (
     TellRequestFinished,
     TellStepEnd,
     TellTouched,
+    TierSpec,
 )
 from kvtier_core.errors import ConfigError, KvtierError, TierOpenError
 from kvtier_core.keys import OffloadKey
@@ -29,28 +30,33 @@ from kvtier_core.manager.port import MakePort, TierHome, TierPort
 from kvtier_core.namespace import Namespace, payload_sizes
 from kvtier_core.policies import PolicyFactory
 from kvtier_core.proof import Sealer
-from kvtier_core.tier_settings import TierLimits
 from kvtier_core.transfer.pool import Pool
-from kvtier_core.values import PoolView, TierContext, TierInfo, TierJob
+from kvtier_core.values import PoolView, TierContext, TierJob
 
 _SILENT_SHUTDOWN_S = 2.0
 """How long a shutdown takes before people are told what it waits for."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class TierBuild:
+class TierBuild(TierSpec):
     """A configured tier that is still to be built."""
 
-    identity: TierIdentity
-    info: TierInfo
-    limits: TierLimits
-    store_threshold: int = 1
+    type: str
+    distribution: str
+    version: str
     capacity_bytes: int | None
     policies: Mapping[str, PolicyFactory] = field(default_factory=dict)
     """Eviction policies of plugins."""
     secrets: frozenset[str] = field(default=frozenset(), repr=False)
     """What must not show in a message, whatever the tier raises."""
     make_port: MakePort = field(repr=False)
+
+    @property
+    def identity(self) -> TierIdentity:
+        """As messages name the tier."""
+        return TierIdentity(
+            name=self.name, type=self.type, distribution=self.distribution, version=self.version
+        )
 
 
 class Tiers:
@@ -81,13 +87,12 @@ class Tiers:
             log=log,
             check_threads=check_threads,
         )
-        self.guards = {build.identity.name: Guard(build.identity, build.secrets, log) for build in builds}
-        self.ports = {build.identity.name: build.make_port(self._home(build)) for build in builds}
-        self.identities = {build.identity.name: build.identity for build in builds}
+        self.guards = {build.name: Guard(build.identity, build.secrets, log) for build in builds}
+        self.ports = {build.name: build.make_port(self._home(build)) for build in builds}
         self._is_shut_down = False
 
     def _home(self, build: TierBuild) -> TierHome:
-        name = build.identity.name
+        name = build.name
         return TierHome(
             guard=self.guards[name],
             info=build.info,
@@ -131,11 +136,11 @@ class Tiers:
 
     def _start(self, build: TierBuild, pool: PoolView) -> None:
         try:
-            self.ports[build.identity.name].start(pool)
+            self.ports[build.name].start(pool)
         except KeyboardInterrupt:
             raise  # on the engine's own thread: somebody wants it to end
         except BaseException as error:  # noqa: BLE001 - a plugin's constructor, which may raise anything, secrets included
-            guard = self.guards[build.identity.name]
+            guard = self.guards[build.name]
             guard.debug("constructor", error)
             text = guard.mask(text_of(error))
             kind = ConfigError if isinstance(error, ConfigError) else TierOpenError

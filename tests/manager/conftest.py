@@ -9,7 +9,7 @@ import pytest
 
 from kvtier_core.coordinator import PoolLimits
 from kvtier_core.keys import OffloadKey, make_offload_key
-from kvtier_core.manager import TierBuild, TierIdentity, TierManager
+from kvtier_core.manager import TierBuild, TierManager
 from kvtier_core.manager.hook_tier import HookTier
 from kvtier_core.manager.port import MakePort
 from kvtier_core.namespace import GroupSpec, Namespace
@@ -61,7 +61,10 @@ class Bench:
         )
         builds = [
             TierBuild(
-                identity=TierIdentity(name=name, type="faulty", distribution="test-dist", version="9.9"),
+                name=name,
+                type="faulty",
+                distribution="test-dist",
+                version="9.9",
                 info=info,
                 limits=TierLimits.model_validate(own),
                 capacity_bytes=None,

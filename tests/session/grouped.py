@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 
 from kvtier_core.coordinator import PoolLimits
-from kvtier_core.manager import TierBuild, TierIdentity, TierManager
+from kvtier_core.manager import TierBuild, TierManager
 from kvtier_core.manager.hook_tier import HookTier
 from kvtier_core.namespace import GroupSpec, Namespace
 from kvtier_core.policies import make_policy
@@ -126,7 +126,10 @@ class GroupedToy:
             return self._tiers[name]
 
         return TierBuild(
-            identity=TierIdentity(name=name, type="faulty", distribution="test", version="1"),
+            name=name,
+            type="faulty",
+            distribution="test",
+            version="1",
             info=TierInfo(medium="memory"),
             limits=TierLimits(max_cascade=1.0),
             capacity_bytes=None,

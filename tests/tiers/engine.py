@@ -9,7 +9,7 @@ from typing import Any, Self
 from kvtier_core.blocktier import BlockTier
 from kvtier_core.coordinator import PoolLimits
 from kvtier_core.keys import OffloadKey
-from kvtier_core.manager import TierBuild, TierIdentity, TierManager
+from kvtier_core.manager import TierBuild, TierManager
 from kvtier_core.manager.blocking import BlockingTier
 from kvtier_core.namespace import GroupSpec, Namespace
 from kvtier_core.policies import make_policy
@@ -55,7 +55,10 @@ class TierEngine:
             namespace=namespace,
             tiers=[
                 TierBuild(
-                    identity=TierIdentity(name="far", type="test", distribution="test-dist", version="1"),
+                    name="far",
+                    type="test",
+                    distribution="test-dist",
+                    version="1",
                     info=tier_class.info,
                     limits=chosen.limits,
                     capacity_bytes=tier_class.info.resolve_capacity(chosen.capacity),

@@ -5,13 +5,13 @@ call was made) or a ``Fault``. An answer is read inside the guard, because it ma
 """
 
 import enum
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
 from typing import TypeVar
 
-from kvtier_core.blocktier import BlockTier, SupportsBatch, SupportsChains, SupportsFollow, SupportsMarks
+from kvtier_core.blocktier import BlockTier, SupportsBatch, SupportsFollow
 from kvtier_core.errors import TierOpenError
 from kvtier_core.keys import OffloadKey
 from kvtier_core.manager.guard import Guard, describe, text_of
@@ -74,7 +74,7 @@ class TierCalls:
             outcomes = self._ask_many("store_many", len(keys), lambda: batch.store_many(keys, views))
         else:
             outcomes = [
-                self._command("store", partial(self._tier.store, key, view))
+                self.command("store", partial(self._tier.store, key, view)) or True
                 for key, view in zip(keys, views, strict=True)
             ]
         refused = self._fault("store_many", "returned False for a block it was to store")
@@ -92,34 +92,8 @@ class TierCalls:
             ]
         return self._release("load", views, outcomes)
 
-    def delete(self, keys: Sequence[OffloadKey]) -> Fault | None:
-        """Delete blocks; one call. Returns what went wrong."""
-        done = self._command("delete", lambda: self._tier.delete(keys))
-        return done if isinstance(done, Fault) else None
-
-    def mark_used(self, tier: SupportsMarks, marks: Mapping[OffloadKey, float]) -> Fault | None:
-        """Let the tier remember when these blocks were used; one call. Returns what went wrong."""
-        done = self._command("mark_used", lambda: tier.mark_used(marks))
-        return done if isinstance(done, Fault) else None
-
-    def follow(self, tier: SupportsFollow) -> Fault | None:
-        """Let the tier report what changed. Returns what went wrong."""
-        done = self._command("follow", tier.follow)
-        return done if isinstance(done, Fault) else None
-
-    def arrange(
-        self, tier: SupportsChains, chain: int, keys: Sequence[OffloadKey], depths: Sequence[int]
-    ) -> Fault | None:
-        """Tell the tier which blocks belong together. Returns what went wrong."""
-        done = self._command("arrange", lambda: tier.arrange(chain, keys, depths))
-        return done if isinstance(done, Fault) else None
-
-    def close(self) -> Fault | None:
-        """Close the tier. Returns what went wrong."""
-        done = self._command("close", self._tier.close)
-        return done if isinstance(done, Fault) else None
-
-    def _command(self, method: str, call: Callable[[], object]) -> CallOutcome:
+    def command(self, method: str, call: Callable[[], object]) -> Fault | None:
+        """Make a call that answers nothing, such as that of ``delete``. Returns what went wrong."""
         return self._guarded(method, lambda: self._read_none(method, call()))
 
     def _ask_one(self, method: str, call: Callable[[], object]) -> CallOutcome:
@@ -146,8 +120,8 @@ class TierCalls:
 
     # Inside the guard.
 
-    def _read_none(self, method: str, answer: object) -> CallOutcome:
-        return True if answer is None else self._wrong(method, answer, "None, or an exception on a fault")
+    def _read_none(self, method: str, answer: object) -> Fault | None:
+        return None if answer is None else self._wrong(method, answer, "None, or an exception on a fault")
 
     def _read_bool(self, method: str, answer: object) -> CallOutcome:
         if type(answer) is bool:  # exactly: an object can claim to be an instance of anything

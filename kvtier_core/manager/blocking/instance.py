@@ -164,7 +164,7 @@ class TierInstance:
             return
         for begin in range(0, len(surplus), KEYS_A_CALL):
             keys = surplus[begin : begin + KEYS_A_CALL]
-            fault = self._calls.delete(keys)
+            fault = self._delete_blocks(keys)
             self.state.deleted(keys, fault)
             if fault is not None:
                 # Storage that can't be written still serves; the first store that needs room tries again.
@@ -191,7 +191,7 @@ class TierInstance:
             if self._running_threads > 0 or self._closing:
                 return
             self._closing = True
-        fault = self._calls.close()
+        fault = self._calls.command("close", self._tier.close)
         if fault is not None:
             self._guard.report("close", fault.text)
         self._closed.set()
@@ -204,7 +204,7 @@ class TierInstance:
 
     def _follow(self, tier: SupportsFollow, interval: float) -> None:
         while not self._retired.wait(interval):
-            if (fault := self._calls.follow(tier)) is not None:
+            if (fault := self._calls.command("follow", tier.follow)) is not None:
                 self._guard.report("follow", f"{fault.text}; what it holds may have changed unnoticed")
         self._leave(1)
 
@@ -300,7 +300,7 @@ class TierInstance:
     def _arrange(self, chain: int, keys: Sequence[OffloadKey], depths: Sequence[int]) -> None:
         if self._arranged is None or not chain:  # lookups and deletes are of no chain
             return
-        fault = self._calls.arrange(self._arranged, chain, keys, depths)
+        fault = self._calls.command("arrange", partial(self._arranged.arrange, chain, keys, depths))
         if fault is not None:
             self._guard.report("arrange", f"{fault.text}; the order in which its blocks leave may be wrong")
 
@@ -314,28 +314,32 @@ class TierInstance:
         return [False if lacks else next(following) for lacks in lacking]
 
     def _delete(self, units: list[Unit]) -> list[CallOutcome]:
-        keys = self._still_to_delete(self.state.condemned(units))
+        keys = self._still_to_delete(*self.state.condemned(units))
         if self._tier.stores_nothing:
             return [True] * len(units)  # they stay, and are not served
-        fault = self._calls.delete(keys) if keys else None
+        fault = self._delete_blocks(keys) if keys else None
         self.state.deleted(keys, fault)
         if fault is not None:
             self._guard.report("delete", f"{fault.text}; {len(keys)} blocks stay, but are not served")
         return [fault or True] * len(units)
 
+    def _delete_blocks(self, keys: Sequence[OffloadKey]) -> Fault | None:
+        return self._calls.command("delete", partial(self._tier.delete, keys))
+
     def _mark(self, marks: Mapping[OffloadKey, float]) -> Fault | None:
         assert self._marked is not None, "a mark for a tier that takes none"
         if self._tier.stores_nothing:
             return None
-        fault = self._calls.mark_used(self._marked, marks)
+        fault = self._calls.command("mark_used", partial(self._marked.mark_used, marks))
         if fault is not None:
             text = f"{fault.text}; after a restart {len(marks)} blocks may leave out of turn"
             self._guard.report("mark_used", text)
         return fault
 
-    def _still_to_delete(self, keys: list[OffloadKey]) -> list[OffloadKey]:
-        """*keys* without those that gave wrong bytes, are read again now, and are not for us to delete (C37)."""
-        doubted = self.state.doubted(keys)
+    def _still_to_delete(
+        self, keys: Sequence[OffloadKey], doubted: Sequence[OffloadKey]
+    ) -> Sequence[OffloadKey]:
+        """*keys* without those *doubted* that are read again now, and are not for us to delete (C37)."""
         if not doubted:
             return keys
         told = {key: self._is_right(key) for key in doubted}
@@ -359,7 +363,7 @@ class TierInstance:
         plan = self.state.plan_stores(units)
         no_room: Fault | None = None
         if plan.victims:
-            no_room = self._calls.delete(plan.victims)
+            no_room = self._delete_blocks(plan.victims)
             self.state.room_made(plan, no_room)
         admitted = [unit for unit, outcome in zip(units, plan.outcomes, strict=True) if outcome is None]
         answers: list[CallOutcome] = []

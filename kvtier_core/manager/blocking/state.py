@@ -181,15 +181,11 @@ class InstanceState:
             if not self._retired:
                 self._condemn(keys)
 
-    def condemned(self, units: Sequence[Unit]) -> list[OffloadKey]:
-        """Which keys of these delete units are still to be deleted."""
+    def condemned(self, units: Sequence[Unit]) -> tuple[list[OffloadKey], list[OffloadKey]]:
+        """Which keys of these delete units are still to be deleted, and which of them are to be read again before."""
         with self._lock:
-            return [unit.key for unit in units if unit.key in self._condemned]
-
-    def doubted(self, keys: Sequence[OffloadKey]) -> list[OffloadKey]:
-        """Which of these condemned blocks are to be read again before."""
-        with self._lock:
-            return [key for key in keys if key in self._contents.doubts]
+            keys = [unit.key for unit in units if unit.key in self._condemned]
+            return keys, [key for key in keys if key in self._contents.doubts]
 
     def read_again(self, told: Mapping[OffloadKey, bool | None]) -> list[OffloadKey]:
         """Whether doubted blocks are right now; ``None`` where that can't be told. Returns which not to delete."""

@@ -13,7 +13,7 @@ from typing import Any
 
 from kvtier_core.blocktier import BlockTier
 from kvtier_core.coordinator import JobKind
-from kvtier_core.errors import ConfigError, KvtierError, TierOpenError
+from kvtier_core.errors import KvtierError, TierOpenError
 from kvtier_core.keys import OffloadKey
 from kvtier_core.manager.blocking.instance import TierInstance
 from kvtier_core.manager.blocking.jobs import JobBoard
@@ -23,10 +23,8 @@ from kvtier_core.manager.guard import describe
 from kvtier_core.manager.inbox import MAX_WAITING, CallQueue
 from kvtier_core.manager.port import TierHome, TierPort
 from kvtier_core.manager.presence import PresenceSet
-from kvtier_core.policies import make_policy
 from kvtier_core.tier_settings import TierSettings
 from kvtier_core.transfer.waiting import bounded
-from kvtier_core.units import format_size
 from kvtier_core.values import JobResult, PoolView, TierJob, TierUsage
 
 _MAX_RETIRED = 4
@@ -53,15 +51,7 @@ class BlockingTier(TierPort):
     # -- for any thread
 
     def start(self, pool: PoolView | None) -> None:  # noqa: ARG002 - blocks come as memoryviews
-        """As ``TierPort.start``. Raises ``ConfigError`` for an unknown policy or a capacity below one block."""
-        capacity, row_bytes = self._context.capacity_bytes, self._context.row_bytes
-        if capacity is not None and capacity < row_bytes:
-            raise ConfigError(
-                f"tier {self._context.name!r}: a capacity of {format_size(capacity)} is smaller than one block "
-                f"({format_size(row_bytes)}); set capacity to several blocks at least"
-            )
-        if self._tier_class.info.bounded_by == "core":
-            make_policy(self._settings.policy, 1, self._context.policies)  # refuses an unknown name now
+        """As ``TierPort.start``; the tier is made when it is opened."""
         self._start_thread()
 
     def submit(self, kind: JobKind, job: TierJob) -> None:
