@@ -120,6 +120,20 @@ class SupportsBatch(Protocol):
 
 
 @runtime_checkable
+class SupportsHolds(Protocol):
+    """A tier that others fill too (``TierInfo.shared``), and where a question costs less than a store."""
+
+    def holds(self, keys: Sequence[OffloadKey]) -> Sequence[bool | Exception]:
+        """Which blocks are there whole, as far as can be told without reading them; an exception where it can't be.
+
+        Called before the stores of these blocks: one that is there is not stored again. The blocks of one request are
+        asked about up to the first that is not there. Never asked: a block that gave this process wrong bytes or could
+        not be loaded, and any block where ``ttl`` is set, because a store renews its age.
+        """
+        ...
+
+
+@runtime_checkable
 class SupportsFollow(Protocol):
     """A tier that other processes change too, or that changes by itself, and that can say how.
 

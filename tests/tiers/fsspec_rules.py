@@ -177,6 +177,55 @@ class FsspecTests(TierTests):
         later.open()
         assert load(later, A) == maker.make(A)
 
+    # What others have stored.
+
+    @pytest.fixture
+    def put_for_others(self, place, maker):
+        """Put an object of a block's size in the place of a block: it shows whether the block is stored over."""
+        fs, directory = place
+
+        def put(*keys: OffloadKey) -> None:
+            for key in keys:
+                fs.pipe_file(block_path(directory, key), bytes(maker.row_bytes))
+
+        return put
+
+    def test_s11_what_another_engine_stored_is_not_stored_again(
+        self, open_tier, maker, place, put_for_others
+    ):
+        fs, directory = place
+        one, other = open_tier(), open_tier()
+        one.store(make_rows(maker, [A, B]))
+        put_for_others(A)
+        result = other.store(make_rows(maker, [A, B]))
+        assert (result.error, result.held) == (None, (A, B))
+        assert other.store(make_rows(maker, [C])).held == ()
+        assert fs.cat_file(block_path(directory, A)) == bytes(maker.row_bytes), "it was stored again"
+        assert other.usage().blocks == 3, "they count within the capacity, as what it stored itself does"
+        assert_contents(other, make_rows(maker, [B, C]))
+
+    @pytest.mark.parametrize("grow", [-8192, -1, 1, 8192])
+    def test_s11_an_object_of_another_size_is_stored_over(self, open_tier, maker, place, grow):
+        fs, directory = place
+        tier = open_tier()
+        fs.makedirs(block_path(directory, A).rpartition("/")[0], exist_ok=True)
+        fs.pipe_file(block_path(directory, A), bytes(maker.row_bytes + grow))
+        result = tier.store(make_rows(maker, [A]))
+        assert (result.error, result.held) == (None, ())
+        assert_contents(tier, make_rows(maker, [A]))
+
+    def test_s11_blocks_found_wrong_are_stored_over(self, open_tier, maker, put_for_others):
+        rows = make_rows(maker, KEYS)
+        one, other = open_tier(), open_tier()
+        one.store(rows)
+        put_for_others(*KEYS)
+        for key in KEYS:
+            assert not maker.proves(key, other.load([key]).rows[key])
+            other.discard([key])  # three at most are deleted
+        for key in KEYS:  # each as a request of its own, which asks again
+            assert other.store({key: rows[key]}).held == ()
+        assert_contents(other, rows)
+
     # All namespaces below a URL.
 
     @pytest.fixture

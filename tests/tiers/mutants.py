@@ -67,6 +67,11 @@ class AbsentIsFault(MemoryTier):
         return True
 
 
+class HoldsAll(MemoryTier):
+    def holds(self, keys):
+        return [True] * len(keys)
+
+
 class AnswersWithInts(MemoryTier):
     def contains(self, keys):
         return [int(key in self._blocks) for key in keys]

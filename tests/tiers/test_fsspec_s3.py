@@ -314,6 +314,36 @@ def test_c33_an_absent_block_costs_one_request(server, url):
     assert [method for method, _ in server.requests] == ["GET"] * 4
 
 
+def test_s11_a_second_node_asks_and_stores_nothing_that_is_there(server, url):
+    keys = similar_keys(10)
+    with (
+        TierEngine(FsspecTier, url=url, storage_options=server.options, threads=2) as one,
+        TierEngine(FsspecTier, url=url, storage_options=server.options, threads=2) as other,
+    ):
+        one.store("s", keys[:6])
+        server.requests.clear()
+        other.store("s", keys)  # it computed them without asking before
+        methods = [method for method, path in server.requests if path.endswith(".kv")]
+        assert methods == [*["GET"] * 7, *["PUT"] * 4], "nobody asks behind the first block that is not there"
+        assert other.load("l", keys) == len(keys)
+
+
+def test_s11_blocks_that_could_not_be_read_are_stored_over(server, url):
+    with drive(url, server.options) as one, drive(url, server.options) as other:
+        one.store(rows(A))
+        whole = f"bytes=0-{MAKER.row_bytes}"
+        server.fault = lambda environ: (
+            refusal("403 Forbidden", "InvalidObjectState", "Not valid for the object's storage class")
+            if environ.get("HTTP_RANGE") == whole
+            else None
+        )
+        assert other.load([A]).result.failed == (A,)
+        server.fault = None
+        server.requests.clear()
+        assert other.store(rows(A)).held == ()
+        assert [method for method, path in server.requests if path.endswith(".kv")] == ["PUT"]
+
+
 def test_c29_large_blocks_travel_in_one_request(server, url):
     maker = RowMaker("ns", 3 << 20)
     tier = make_tier({"url": url, "storage_options": server.options}, row_bytes=maker.row_bytes)

@@ -22,6 +22,7 @@ KILLED_BY = {
     "SharedDict": "test_k13_o4_instances_share_nothing",
     "KeepsReference": "test_c29_a_store_keeps_no_reference_to_its_buffer",
     "AbsentIsFault": "test_c52_contains_and_load_agree_and_absence_is_no_fault",
+    "HoldsAll": "test_c52_contains_and_load_agree_and_absence_is_no_fault",
     "AnswersWithInts": "test_c52_contains_and_load_agree_and_absence_is_no_fault",
     "DeletesNothing": "test_c52_delete_removes_what_is_named_and_nothing_else",
     "KeepsFirst": "test_c52_a_later_store_replaces_the_block",

@@ -1,7 +1,7 @@
 """The one place where a blocking tier's methods are called, and where whatever they do wrong is caught (C30).
 
-Every call ends as one outcome a key: ``True`` (stored, filled, there), ``False`` (absent), ``HELD`` (there already, no
-call was made) or a ``Fault``. An answer is read inside the guard, because it may be computed, and fail, only then.
+Every call ends as one outcome a key: ``True`` (stored, filled, there), ``False`` (absent), ``HELD`` (there already, it
+was not stored) or a ``Fault``. An answer is read inside the guard, because it may be computed, and fail, only then.
 """
 
 import enum
@@ -11,7 +11,7 @@ from functools import partial
 from itertools import islice
 from typing import TypeVar
 
-from kvtier_core.blocktier import BlockTier, SupportsBatch, SupportsFollow
+from kvtier_core.blocktier import BlockTier, SupportsBatch, SupportsFollow, SupportsHolds
 from kvtier_core.errors import TierOpenError
 from kvtier_core.keys import OffloadKey
 from kvtier_core.manager.guard import Guard, describe, text_of
@@ -57,6 +57,12 @@ class TierCalls:
         self._guard = guard
         self._tier = tier
         self._batch = tier if isinstance(tier, SupportsBatch) else None
+        self._asked = tier if isinstance(tier, SupportsHolds) else None
+
+    @property
+    def asks(self) -> bool:
+        """Whether the tier can be asked before a store."""
+        return self._asked is not None
 
     @property
     def batches(self) -> bool:
@@ -66,6 +72,12 @@ class TierCalls:
     def contains(self, keys: Sequence[OffloadKey]) -> list[CallOutcome]:
         """Ask which keys are stored; one call."""
         return self._ask_many("contains", len(keys), lambda: self._tier.contains(keys))
+
+    def holds(self, keys: Sequence[OffloadKey]) -> list[CallOutcome]:
+        """Ask which blocks need not be stored; one call."""
+        asked = self._asked
+        assert asked is not None, "a question for a tier that answers none"
+        return self._ask_many("holds", len(keys), lambda: asked.holds(keys))
 
     def store(self, keys: Sequence[OffloadKey], views: Sequence[memoryview]) -> list[CallOutcome]:
         """Store blocks, in one call if the tier takes batches; an outcome is ``True`` or a fault."""

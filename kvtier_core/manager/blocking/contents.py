@@ -14,7 +14,7 @@ from kvtier_core.tier_settings import TierSettings
 from kvtier_core.values import BlockInfo, TierContext, TierEvent, TierInfo, TierUsage
 
 _MAX_DOUBTS = 100_000
-"""Keys whose blocks may be wrong that are remembered: some 10 MiB."""
+"""Keys whose blocks may be wrong, or can't be loaded, that are remembered: some 10 MiB."""
 _MOST_IN_A_ROW = 3
 """Deletions without one block that was right when it was read again: past it the path is the likelier culprit."""
 
@@ -164,21 +164,27 @@ class Doubts:
     """Which blocks of a shared tier gave wrong bytes here, and which of them may be deleted for all (contract C37).
 
     One node's bad path must not empty the store of all. A block that gave wrong bytes is not served by this process,
-    then read again, and deleted only when it is wrong again, a few in a row.
+    then read again, and deleted only when it is wrong again, a few in a row. Blocks that could not be loaded are
+    remembered beside them: they are served, but the next store replaces them, whatever the tier says that it holds.
     """
 
     def __init__(self) -> None:
-        self._keys: OrderedDict[OffloadKey, None] = OrderedDict()
+        self._keys: OrderedDict[OffloadKey, bool] = OrderedDict()  # whether the block gave wrong bytes
         self._in_a_row = 0
 
-    def __contains__(self, key: object) -> bool:
-        return key in self._keys
+    def __contains__(self, key: OffloadKey) -> bool:
+        """Whether the block gave wrong bytes."""
+        return self._keys.get(key, False)
 
-    def add(self, keys: Iterable[OffloadKey]) -> None:
-        """The blocks gave wrong bytes."""
-        self._keys.update(dict.fromkeys(keys))
+    def add(self, keys: Iterable[OffloadKey], *, are_wrong: bool) -> None:
+        """The blocks gave wrong bytes, or could not be loaded."""
+        self._keys.update({key: are_wrong or key in self for key in keys})
         while len(self._keys) > _MAX_DOUBTS:
             self._keys.popitem(last=False)
+
+    def is_sound(self, key: OffloadKey) -> bool:
+        """Whether nothing is known against the block."""
+        return key not in self._keys
 
     def remove(self, keys: Iterable[OffloadKey]) -> None:
         """The blocks are gone, or were stored anew."""

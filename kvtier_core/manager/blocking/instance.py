@@ -73,6 +73,7 @@ class TierInstance:
             home,
             max_storing=max(1, self._threads - 1),
             marks=self._marked is not None,
+            asks=self._calls.asks and tier_class.info.shared and settings.ttl is None,
         )
         self._count_lock = threading.Lock()
         self._running_threads = 0
@@ -370,13 +371,19 @@ class TierInstance:
         if no_room is not None:
             answers = [Fault(f"no room could be made: {no_room.text}")] * len(admitted)
         elif admitted:
-            answers = self._calls.store(
-                _keys(admitted), [self._home.row_to_store(unit.row) for unit in admitted]
-            )
+            answers = self._store_lacking(admitted, plan.to_ask)
         if begun := self.state.stored(_keys(admitted), answers):
             self._mark(begun)
         following = iter(answers)
         return [next(following) if outcome is None else outcome for outcome in plan.outcomes]
+
+    def _store_lacking(self, units: list[Unit], to_ask: list[Unit]) -> list[CallOutcome]:
+        ended = self.state.asked(to_ask, self._calls.holds(_keys(to_ask))) if to_ask else {}
+        left = [unit for unit in units if unit.key not in ended]
+        if left:
+            answers = self._calls.store(_keys(left), [self._home.row_to_store(unit.row) for unit in left])
+            ended.update(zip(_keys(left), answers, strict=True))
+        return [ended[unit.key] for unit in units]
 
 
 def _keys(units: Sequence[Unit]) -> list[OffloadKey]:

@@ -5,6 +5,7 @@ ended. Lock order: this lock, then the presence set's.
 """
 
 import threading
+from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -19,6 +20,8 @@ from kvtier_core.values import BlockInfo, TierEvent, TierUsage
 
 _LEAST_PAUSE_S = 1.0
 """Blocks that have become too old are looked for no oftener."""
+_MAX_NEW_CHAINS = 10_000
+"""Requests remembered whose next blocks nobody else has stored: one that is forgotten costs a question."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,6 +32,8 @@ class StorePlan:
     victims: list[OffloadKey]
     claimed: list[OffloadKey]
     """Those victims that no unit of the plan is working on already."""
+    to_ask: list[Unit]
+    """Those units without an outcome whose blocks others may have stored: the tier is asked first."""
 
 
 class InstanceState:
@@ -43,12 +48,16 @@ class InstanceState:
         *,
         max_storing: int,
         marks: bool,
+        asks: bool,
     ) -> None:
         """At most *max_storing* calls store at a time: where there are more threads, no load waits for one.
 
-        *marks*: whether the tier remembers over a restart when blocks were used.
+        *marks*: whether the tier remembers over a restart when blocks were used. *asks*: whether it is asked, before a
+        store, if others have stored the block.
         """
         self._marks = marks
+        self._asks = asks
+        self._new_chains: OrderedDict[int, None] = OrderedDict()  # by what was asked for last
         self._name = name
         self._contents = contents
         self._pace = Pace()
@@ -171,13 +180,15 @@ class InstanceState:
         """These blocks could not be loaded: serve them no more."""
         with self._lock:
             self._contents.distrust(keys)
+            if self._contents.shared:
+                self._contents.doubts.add(keys, are_wrong=False)
 
     def condemn(self, keys: Sequence[OffloadKey]) -> None:
         """These blocks gave wrong bytes: have them deleted, those of a shared tier once they were read again (C37)."""
         with self._lock:
             self._contents.distrust(keys)
             if self._contents.shared:
-                self._contents.doubts.add(keys)
+                self._contents.doubts.add(keys, are_wrong=True)
             if not self._retired:
                 self._condemn(keys)
 
@@ -211,6 +222,7 @@ class InstanceState:
         """Decide what each store needs. A block that is there already is stored; one without room is not."""
         outcomes: list[CallOutcome | None] = []
         victims: list[OffloadKey] = []
+        to_ask: list[Unit] = []
         with self._lock:
             # Of all at once: none of them can be evicted for another, because queued units pin their keys.
             held = self._contents.holding([unit.key for unit in units], self._home.wall())
@@ -229,11 +241,28 @@ class InstanceState:
                     continue
                 self._condemned.discard(unit.key)
                 victims += evict
+                if self._is_to_ask(unit):
+                    to_ask.append(unit)
                 outcomes.append(None)
             working = {unit.key for unit in units}
             claimed = [victim for victim in victims if victim not in working]
             self._queue.claim(claimed)
-        return StorePlan(outcomes=outcomes, victims=victims, claimed=claimed)
+        return StorePlan(outcomes=outcomes, victims=victims, claimed=claimed, to_ask=to_ask)
+
+    def asked(self, units: Sequence[Unit], answers: Sequence[CallOutcome]) -> dict[OffloadKey, CallOutcome]:
+        """What the tier said of these units. Returns the outcomes of those that need no store.
+
+        Behind a block that is not there the rest of its prompt is not either: the tail is stored last, and leaves
+        first.
+        """
+        with self._lock:
+            for unit, answer in zip(units, answers, strict=True):
+                if answer is False:
+                    self._new_chains[unit.chain] = None
+                    self._new_chains.move_to_end(unit.chain)
+            while len(self._new_chains) > _MAX_NEW_CHAINS:
+                self._new_chains.popitem(last=False)
+        return {unit.key: Held.HELD for unit, answer in zip(units, answers, strict=True) if answer is True}
 
     def room_made(self, plan: StorePlan, fault: Fault | None) -> None:
         """How the delete of the plan's victims ended."""
@@ -244,7 +273,9 @@ class InstanceState:
     def stored(self, keys: Sequence[OffloadKey], outcomes: Sequence[CallOutcome]) -> dict[OffloadKey, float]:
         """How stores that had room ended. Returns the times of use to note, where a request began in another minute."""
         with self._lock:
-            succeeded = {key: outcome is True for key, outcome in zip(keys, outcomes, strict=True)}
+            succeeded = {
+                key: outcome in (True, Held.HELD) for key, outcome in zip(keys, outcomes, strict=True)
+            }
             begun = self._contents.stored(succeeded, self._home.wall())
             return begun if self._marks else {}
 
@@ -264,6 +295,10 @@ class InstanceState:
             return self._contents.usage()
 
     # Under the lock.
+
+    def _is_to_ask(self, unit: Unit) -> bool:
+        is_new = unit.chain in self._new_chains
+        return self._asks and not is_new and self._contents.doubts.is_sound(unit.key)
 
     def _put(self, units: Sequence[Unit]) -> None:
         for unit in units:

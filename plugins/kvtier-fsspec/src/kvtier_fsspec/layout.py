@@ -79,9 +79,16 @@ class ObjectLayout:
     def _description(self, root: str) -> str:
         return f"{root}/{self._namespace}/{description.NAME}"
 
-    def have(self, keys: Sequence[OffloadKey]) -> list[bool | Exception]:
-        """Which blocks are there; a ``StorageError`` for each that could not be asked about."""
-        return self._connection.call_each(lambda fs, root: self._publisher.have(fs, self._paths(root, keys)))
+    def have(self, keys: Sequence[OffloadKey], *, whole: bool = False) -> list[bool | Exception]:
+        """Which blocks are there, in any size or *whole*; a ``StorageError`` for each that could not be asked about."""
+        likely = self._block_bytes
+        sizes = self._connection.call_each(
+            lambda fs, root: self._publisher.sizes(fs, self._paths(root, keys), likely)
+        )
+        return [
+            size if isinstance(size, Exception) else size == likely if whole else size is not None
+            for size in sizes
+        ]
 
     def put(self, key: OffloadKey, block: memoryview) -> None:
         """Store a block, replacing one of that name."""

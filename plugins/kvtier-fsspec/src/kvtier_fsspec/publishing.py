@@ -23,6 +23,7 @@ from kvtier_fsspec.many import Requests
 _TEMPORARY = ".tmp"
 _STALE_AFTER_S = 3600.0  # more than a store may take and clocks may differ
 _FOLDERS_A_TIME = 8
+Sizes = list[int | Exception | None]
 _TIMES = ("mtime", "LastModified", "last_modified", "modified", "updated", "created")
 
 
@@ -47,8 +48,8 @@ class Publisher(Protocol):
         """Write one object, replacing one of that name; after an exception nothing short is to be seen."""
         ...
 
-    def have(self, fs: AbstractFileSystem, paths: Sequence[str]) -> list[bool | Exception]:
-        """Which objects are there, whatever their size. A fault stands for its answer."""
+    def sizes(self, fs: AbstractFileSystem, paths: Sequence[str], likely: int) -> Sizes:
+        """The size of each object, mostly *likely*; ``None`` where there is none. A fault stands for its answer."""
         ...
 
     def entries(self, fs: AbstractFileSystem, directory: str) -> Iterator[Found]:
@@ -75,15 +76,18 @@ class WholePuts:
         """One request; past the file system's limit for one, a multipart upload, completed or aborted."""
         fs.pipe_file(path, content)
 
-    def have(self, fs: AbstractFileSystem, paths: Sequence[str]) -> list[bool | Exception]:
-        """Reads a byte of each: one request, where ``info`` of an absent object takes two, the second a dear one."""
-        probes = self._requests.call_each(fs, "cat_file", paths, start=0, end=1)
-        # Some stores refuse to read a byte of an empty object, each in its own words: those are asked for more.
-        odd = [path for path, probe in zip(paths, probes, strict=True) if _is_fault(probe)]
+    def sizes(self, fs: AbstractFileSystem, paths: Sequence[str], likely: int) -> Sizes:
+        """Reads the last byte of each, and one more: one request.
+
+        ``info`` of an absent object takes two, the second a dear one. It follows where an object has another size: that
+        one gives two bytes, none or, in each store's own words, an error.
+        """
+        probes = self._requests.call_each(fs, "cat_file", paths, start=likely - 1, end=likely + 1)
+        odd = [path for path, probe in zip(paths, probes, strict=True) if not _is_clear(probe)]
         infos = iter(self._requests.call_each(fs, "info", odd))
         return [
-            _is_file(next(infos)) if _is_fault(probe) else not isinstance(probe, FileNotFoundError)
-            for probe in probes
+            likely if isinstance(told, bytes) else _size_of(told)
+            for told in (probe if _is_clear(probe) else next(infos) for probe in probes)
         ]
 
     def entries(self, fs: AbstractFileSystem, directory: str) -> Iterator[Found]:
@@ -129,9 +133,9 @@ class MovedFiles:
                 fs.rm_file(temporary)
             raise
 
-    def have(self, fs: AbstractFileSystem, paths: Sequence[str]) -> list[bool | Exception]:
+    def sizes(self, fs: AbstractFileSystem, paths: Sequence[str], likely: int) -> Sizes:  # noqa: ARG002 - a question tells every size
         """Asks what each is."""
-        return [_is_file(info) for info in self._requests.call_each(fs, "info", paths)]
+        return [_size_of(info) for info in self._requests.call_each(fs, "info", paths)]
 
     def entries(self, fs: AbstractFileSystem, directory: str) -> Iterator[Found]:
         """Folder by folder."""
@@ -185,12 +189,17 @@ def _is_fault(outcome: object) -> bool:
     return isinstance(outcome, BaseException) and not isinstance(outcome, FileNotFoundError)
 
 
-def _is_file(info: Mapping[str, Any] | Exception) -> bool | Exception:
+def _is_clear(probe: bytes | Exception) -> bool:
+    """Whether it told that an object has the likely size, or is not there."""
+    return isinstance(probe, FileNotFoundError) or (isinstance(probe, bytes) and len(probe) == 1)
+
+
+def _size_of(info: Mapping[str, Any] | Exception) -> int | Exception | None:
     if isinstance(info, FileNotFoundError):
-        return False
+        return None
     if isinstance(info, Exception):
         return info
-    return bool(info["type"] == "file")
+    return int(info["size"]) if info["type"] == "file" else None
 
 
 def _found(infos: Iterable[Mapping[str, Any]]) -> Iterator[Found]:

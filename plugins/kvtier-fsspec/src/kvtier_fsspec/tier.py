@@ -94,6 +94,13 @@ class FsspecTier(BlockTier):
         """Which of *keys* are stored, an ``OSError`` for one that could not be asked about. Raises ``OSError``."""
         return self._opened.have(keys)
 
+    def holds(self, keys: Sequence[OffloadKey]) -> Sequence[bool | Exception]:
+        """Which of *keys* are stored and of a block's size. Raises ``OSError``. Cost: a request each."""
+        answers = self._opened.have(keys, whole=True)
+        with self._lock:
+            self._held.update(key for key, answer in zip(keys, answers, strict=True) if answer is True)
+        return answers
+
     def store(self, key: OffloadKey, block: memoryview) -> None:
         """Store one block. Raises ``OSError``, and then it is not there, or whole where only the answer was lost."""
         with self._lock:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from kvtier_core.blocktier import BlockTier, SupportsBatch, SupportsScan
+from kvtier_core.blocktier import BlockTier, SupportsBatch, SupportsHolds, SupportsScan
 from kvtier_core.keys import OffloadKey
 from kvtier_core.values import TierContext
 from kvtier_testing.checks import assert_each
@@ -42,11 +42,13 @@ class BlockingRules(TierFixtures):
     def test_c52_contains_and_load_agree_and_absence_is_no_fault(
         self, blocking: BlockTier, maker: RowMaker
     ) -> None:
-        """``load`` returns exactly ``True`` or ``False``, ``contains`` one bool a key."""
+        """``load`` returns exactly ``True`` or ``False``, ``contains`` and ``holds`` one bool a key."""
         keys = similar_keys(6)
         for key in keys[::2]:
             _store(blocking, key, maker.make(key))
         assert_each(_contains(blocking, keys), [True, False] * 3, "contains, with every other key stored")
+        if isinstance(blocking, SupportsHolds):
+            assert_each(list(blocking.holds(keys)), [True, False] * 3, "holds, with every other key stored")
         loaded = [_load(blocking, key, maker.row_bytes) for key in keys]
         expected = [maker.make(key) if index % 2 == 0 else None for index, key in enumerate(keys)]
         assert_each(loaded, expected, "what load gave, None for absent keys")
