@@ -216,14 +216,6 @@ class TierEvent:
     keys: Sequence[OffloadKey] = ()
 
 
-def _no_wake() -> None:
-    return
-
-
-def _no_report(_keys: Sequence[OffloadKey]) -> None:
-    return
-
-
 @dataclass(frozen=True, kw_only=True)
 class TierContext:
     """A tier instance's surroundings, as the core gives them. Kept by the tier, shared with nobody.
@@ -246,7 +238,7 @@ class TierContext:
     capacity_bytes: int | None = None
     description: Mapping[str, Any] = field(default_factory=dict)
     log: logging.Logger = field(default_factory=lambda: logging.getLogger("kvtier"))
-    wake: Callable[[], None] = _no_wake
-    report_evicted: Callable[[Sequence[OffloadKey]], None] = _no_report
-    report_stored: Callable[[Sequence[OffloadKey]], None] = _no_report
+    wake: Callable[[], None] = lambda: None
+    report_evicted: Callable[[Sequence[OffloadKey]], None] = lambda _keys: None
+    report_stored: Callable[[Sequence[OffloadKey]], None] = lambda _keys: None
     policies: Mapping[str, Callable[[int], Any]] = field(default_factory=dict)

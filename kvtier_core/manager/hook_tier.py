@@ -57,8 +57,6 @@ class HookTier(TierPort):
         self._pool: PoolView | None = None
         self._reported = ReportedContents(home.limits.max_resident_keys)
         self._running: dict[int, _Running] = {}
-        self._overdue: dict[int, _Running] = {}
-        """Jobs under way whose deadline has passed: perhaps very many, so nothing here walks them."""
         self._refused: dict[str, list[OffloadKey]] = {}
         """Of each request that the tier gets as a whole: keys whose store came too late to reach it."""
         self._unheard: dict[str, RequestInfo] = {}
@@ -133,17 +131,16 @@ class HookTier(TierPort):
     # -- the hook thread
 
     def _turn(self) -> None:
-        if self._running or self._overdue:
+        if self._running:
             self._collect()
 
     def _pause(self) -> float | None:
         now = self._home.clock()
         until_retry = None if self._retry_at is None else max(0.0, self._retry_at - now)
-        if not self._running and not self._overdue:
-            return until_retry
-        for job_id in [i for i, running in self._running.items() if running.job.deadline <= now]:
-            self._overdue[job_id] = self._running.pop(job_id)
         if not self._running:
+            return until_retry
+        newest_first = reversed(self._running.values())  # overdue ones may be very many, and are the oldest
+        if all(running.job.deadline <= now for running in newest_first):
             return _OVERDUE_POLL_S if until_retry is None else min(until_retry, _OVERDUE_POLL_S)
         pause = self._poll_s
         self._poll_s = min(pause * 2, _LAST_POLL_S)
@@ -185,7 +182,7 @@ class HookTier(TierPort):
 
     def _collect(self) -> None:
         results: list[object] = []
-        limit = len(self._running) + len(self._overdue) + _MAX_NONSENSE
+        limit = len(self._running) + _MAX_NONSENSE
         answer = self._guard.call(
             "get_finished_jobs", lambda: read_results(self._hooks.get_finished_jobs(), results, limit)
         )
@@ -199,7 +196,7 @@ class HookTier(TierPort):
     def _take(self, result: object) -> bool:
         """Pass on one result. One for a job that is not running is never passed on: its rows may be another's."""
         job_id = job_id_of(result)
-        running = self._take_running(job_id) if job_id is not None else None
+        running = self._running.pop(job_id, None) if job_id is not None else None
         if running is None or not isinstance(result, JobResult):
             text = f"{text_of(result)} fits no job that this tier has under way"
             self._guard.report("get_finished_jobs", text, kind="foreign")
@@ -216,9 +213,6 @@ class HookTier(TierPort):
     def _end(self, kind: JobKind, job: TierJob, result: JobResult) -> None:
         self._reported.end(kind, job, result)
         self._home.finish(result)
-
-    def _take_running(self, job_id: int) -> _Running | None:
-        return self._running.pop(job_id, None) or self._overdue.pop(job_id, None)
 
     def _begin(self, request: RequestInfo) -> None:
         if not self._is_open:
@@ -279,7 +273,7 @@ class HookTier(TierPort):
     def _has_rows_after(self, timeout_s: float) -> bool:
         """Whether loads or stores are left without a result after *timeout_s*: a tier without hooks can't say more."""
         give_up = self._home.clock() + timeout_s
-        while any(running.job.rows for running in (*self._running.values(), *self._overdue.values())):
+        while any(running.job.rows for running in self._running.values()):
             left = give_up - self._home.clock()
             if left <= 0:
                 self._guard.tell(

@@ -73,11 +73,9 @@ class TierManager:
         self._events: SimpleQueue[Event] = SimpleQueue()
         self._tiers = Tiers(tiers, namespace, pool, clock, self._events.put, self._log, limits.check_threads)
         self._path_log = PathLog(self._tiers.guards)
-        self._failed_open: dict[str, OpenFailed] = {}
-        self._opens_later = {build.name for build in tiers if build.limits.open_retry is not None}
-        """Tiers without which the engine starts."""
-        self._tried: set[str] = set()
-        """Those of them that could not open at their first try."""
+        self._unopened = {build.name: build.limits.open_retry is not None for build in tiers}
+        """Tiers that have not been opened, or tried, and whether the engine starts without each."""
+        self._failed_open: OpenFailed | None = None
         self._generation = 0
         self._step = 0
         self._collected = False
@@ -99,23 +97,19 @@ class TierManager:
         """
         self._tiers.start()
         deadline = self._clock() + bounded(timeout_s)
-        while (waiting := self._not_opened()) and not self._failed_open:
+        while self._unopened and self._failed_open is None:
             if not self._next_event(deadline):
-                self._go_on_without(waiting, timeout_s)
+                self._go_on_without(timeout_s)
                 return
-        for name, failed in self._failed_open.items():
-            error = TierOpenError(f"{self._tiers.ports[name].identity} could not open: {failed.error}")
+        if (failed := self._failed_open) is not None:
+            error = TierOpenError(f"{self._tiers.ports[failed.tier].identity} could not open: {failed.error}")
             error.is_explained = failed.is_explained
             raise error
 
-    def _not_opened(self) -> list[str]:
-        tiers = self._coordinator.state.tiers
-        return [name for name, tier in tiers.items() if not tier.serving and name not in self._tried]
-
-    def _go_on_without(self, waiting: Sequence[str], timeout_s: float) -> None:
-        names = ", ".join(str(self._tiers.ports[name].identity) for name in sorted(waiting))
+    def _go_on_without(self, timeout_s: float) -> None:
+        names = ", ".join(str(self._tiers.ports[name].identity) for name in sorted(self._unopened))
         text = f"{names} did not open within {timeout_s:g} s: check its storage"
-        if not self._opens_later.issuperset(waiting):
+        if not all(self._unopened.values()):
             raise TierOpenError(text)
         self._log.warning("%s; it serves once it has opened", text)
 
@@ -336,6 +330,7 @@ class TierManager:
                 self._coordinator.on_sealed(job_id)
             case Serving(tier, generation, resident):
                 if generation == self._generation:
+                    self._unopened.pop(tier, None)
                     self._coordinator.tier_ready(tier, resident)
             case Changed():
                 self._changes.add(event)
@@ -352,9 +347,9 @@ class TierManager:
         if event.is_reset:
             self._coordinator.on_fault(event.tier, self._clock())
         elif event.will_retry:
-            self._tried.add(event.tier)
+            self._unopened.pop(event.tier, None)
         else:
-            self._failed_open[event.tier] = event
+            self._failed_open = self._failed_open or event
 
     # -- acting
 

@@ -142,8 +142,8 @@ def test_r3_groups_leave_by_the_tokens_that_their_blocks_end_at():
     world.put("r", [key for pair in zip(full, window, strict=True) for key in pair])
     world.finish("r")
     world.new_request("s")
-    assert world.lookup_groups("s", [full, window], 16).ready_tokens == 16
-    prepared, _ = world.prepare_load_groups("s", [full, window], 16)
+    assert world.find_end_point("s", [full, window], 16).ready_tokens == 16
+    prepared, _ = world.load_end_point("s", [full, window], 16)
     world.complete_load(prepared.job_id)
     world.finish("s")
     write(world, "t", "wxyz")

@@ -52,7 +52,7 @@ def settle(world: World, request: str = "r", max_tokens: int = 24) -> int:
     """Look up until nothing is pending; the end point."""
     keys = keys_of(world)
     for _ in range(50):
-        found = world.lookup_groups(request, keys, max_tokens)
+        found = world.find_end_point(request, keys, max_tokens)
         if found.is_settled:
             return found.tokens
         world.answer_all(JobHook.LOOKUP)
@@ -110,12 +110,12 @@ def test_k12_o3_the_reason_is_that_of_the_first_block_that_is_in_the_way():
     world = world_of(FULL, WINDOW)
     put(world, "abc", "ab")
     push_behind(world)
-    world.lookup_groups("r", keys_of(world), 24)
+    world.find_end_point("r", keys_of(world), 24)
     world.answer_all(JobHook.LOOKUP)
-    world.lookup_groups("r", keys_of(world), 24)
+    world.find_end_point("r", keys_of(world), 24)
     world.end_step()
     world.answer(world.jobs(JobHook.LOAD)[0], Answer.FAILED, make_keys("b", 1))
-    found = world.lookup_groups("r", keys_of(world), 24)
+    found = world.find_end_point("r", keys_of(world), 24)
     assert (found.tokens, found.reason) == (4, MissReason.TIER_FAILED)
     assert world.coordinator.counters.misses[MissReason.TIER_FAILED] == 1
 
@@ -127,15 +127,15 @@ def test_k12_o3_a_failure_in_group_1_leaves_a_prefix_valid_for_both_and_other_re
     world.new_request("other")
     keys = keys_of(world)
     for request in ("r", "other"):
-        world.lookup_groups(request, keys, 24)
+        world.find_end_point(request, keys, 24)
     world.answer_all(JobHook.LOOKUP)
     for request in ("r", "other"):
-        world.lookup_groups(request, keys, 24)
+        world.find_end_point(request, keys, 24)
     world.end_step()
     world.answer(world.jobs(JobHook.LOAD)[0], Answer.CORRUPT, make_keys("c", 1))
     for request in ("r", "other"):
         assert settle(world, request) == 8
-        prepared, end = world.prepare_load_groups(request, keys, 24)
+        prepared, end = world.load_end_point(request, keys, 24)
         assert end == 8
         assert sorted(prepared.keys) == sorted([*make_keys("ab", 0), *make_keys("ab", 1)])
         world.complete_load(prepared.job_id)
@@ -146,7 +146,7 @@ def test_k12_o3_a_failure_in_group_1_leaves_a_prefix_valid_for_both_and_other_re
 
 def test_c21_one_call_asks_each_tier_once_about_each_group():
     world = world_of(FULL, WINDOW, tiers=("x", "y"))
-    world.lookup_groups("r", keys_of(world), 24)
+    world.find_end_point("r", keys_of(world), 24)
     asked = [(call.tier, call.keys) for call in world.hooks.calls if call.hook == "lookup"]
     full, window = (tuple(make_keys(PROMPT, group)) for group in (0, 1))
     assert asked == [("x", full), ("y", full), ("x", window), ("y", window)]
@@ -167,7 +167,7 @@ def test_c21_nothing_is_promised_behind_a_key_that_no_tier_has_spoken_about():
     put(world, "b", "ab")
     push_behind(world)
     put(world, "ac", "a")
-    assert not world.lookup_groups("r", keys_of(world), 24).is_settled
+    assert not world.find_end_point("r", keys_of(world), 24).is_settled
     assert leased(world) == {*make_keys("a", 0), *make_keys("a", 1)}
     assert settle(world) == 8
 
@@ -176,9 +176,9 @@ def test_c21_nothing_of_a_window_is_loaded_while_the_end_point_may_move():
     world = world_of(FULL, WINDOW)
     put(world, "abcdef", "abcdef")
     push_behind(world)
-    world.lookup_groups("w", ((), tuple(make_keys("abcdef", 1))), 24)
+    world.find_end_point("w", ((), tuple(make_keys("abcdef", 1))), 24)
     world.answer_all(JobHook.LOOKUP)  # of the prefix group nothing is known yet
-    found = world.lookup_groups("r", keys_of(world), 24)
+    found = world.find_end_point("r", keys_of(world), 24)
     world.end_step()
     assert not found.is_settled
     assert loaded(world) == []
@@ -200,7 +200,7 @@ def test_c21_c22_an_end_point_that_does_not_fit_is_shortened_for_all_groups():
         put(world, letter, letter)
     push_behind(world)
     assert settle(world) == 8
-    found = world.lookup_groups("r", keys_of(world), 24)
+    found = world.find_end_point("r", keys_of(world), 24)
     assert found.reason is MissReason.PRIMARY_FULL
     assert len(leased(world)) == 4
 
@@ -230,7 +230,7 @@ def test_c21_a_load_brings_what_is_promised_or_after_a_reset_a_prefix_valid_for_
     if reset:
         world.reset()
         put(world, "ab", "abcd")
-    prepared, end = world.prepare_load_groups("r", keys_of(world), 16)
+    prepared, end = world.load_end_point("r", keys_of(world), 16)
     assert end == (8 if reset else 16)
     assert len(prepared.keys) == (4 if reset else 6)
     world.settle()
@@ -239,7 +239,7 @@ def test_c21_a_load_brings_what_is_promised_or_after_a_reset_a_prefix_valid_for_
 
 def test_c21_nothing_to_load_is_no_job():
     world = world_of(FULL, WINDOW)
-    prepared, end = world.prepare_load_groups("r", keys_of(world), 24)
+    prepared, end = world.load_end_point("r", keys_of(world), 24)
     assert (prepared.keys, end) == ((), 0)
 
 

@@ -34,12 +34,12 @@ class TinyWorld(RuleBasedStateMachine):
         self.world.new_request(self.names[request])
 
     @rule(request=st.sampled_from(REQUESTS), prefix=st.sampled_from(PREFIXES), tokens=st.integers(0, 3))
-    def lookup_groups(self, request, prefix, tokens):
-        self.world.lookup_groups(self.names[request], GROUPED[prefix], tokens)
+    def find_end_point(self, request, prefix, tokens):
+        self.world.find_end_point(self.names[request], GROUPED[prefix], tokens)
 
     @rule(request=st.sampled_from(REQUESTS), prefix=st.sampled_from(PREFIXES), tokens=st.integers(0, 3))
     def load_groups(self, request, prefix, tokens):
-        self.world.prepare_load_groups(self.names[request], GROUPED[prefix], tokens)
+        self.world.load_end_point(self.names[request], GROUPED[prefix], tokens)
 
     @rule(request=st.sampled_from(REQUESTS))
     def ask_for_whole(self, request):

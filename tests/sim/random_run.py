@@ -182,7 +182,7 @@ class Simulation:
             self.watcher.saw_lookup(request.name, request.keys[0], answer)
             found = answer.found
         else:
-            found = self.world.lookup_groups(request.name, request.keys)
+            found = self.world.find_end_point(request.name, request.keys)
             self.watcher.saw_end_point(found)
         hits = found.ready_tokens
         if found.is_settled or self.random.random() < 0.05:
@@ -195,7 +195,7 @@ class Simulation:
         was_reset = self.random.random() < 0.01
         if was_reset:
             self._reset()
-        prepared, loaded = self.world.prepare_load_groups(request.name, request.keys, hits)
+        prepared, loaded = self.world.load_end_point(request.name, request.keys, hits)
         self.watcher.note("a reset took what was promised", loaded < hits and was_reset)
         if loaded < hits and is_promised and not was_reset:
             raise InvariantError(f"{request.name} was promised {hits} tokens and got {loaded} (K3-O1)")

@@ -212,7 +212,7 @@ class World:
 
     def lookup(self, request_id: str, keys: Sequence[OffloadKey]) -> PrefixAnswer:
         """Look the prompt *keys* of a model with one group up, once."""
-        found = self.lookup_groups(request_id, (keys,))
+        found = self.find_end_point(request_id, (keys,))
         states = []
         for block in self.ledger.find_all(keys[: found.tokens // self.groups[0].tokens_per_block]):
             states.append(_state_of(block))
@@ -225,7 +225,7 @@ class World:
             raise InvariantError(f"{found} does not tell how much is ready: {states} (C10)")
         return answer
 
-    def lookup_groups(
+    def find_end_point(
         self, request_id: str, keys: Sequence[Sequence[OffloadKey]], max_tokens: int | None = None
     ) -> Lookup:
         """Look an end point of all groups up, once; *max_tokens* leaves keys out."""
@@ -324,7 +324,7 @@ class World:
         """Begin a device load: its rows must hold exactly the blocks asked for."""
         return self._begin_load(request_id, self.coordinator.prepare_load(request_id, keys))
 
-    def prepare_load_groups(
+    def load_end_point(
         self, request_id: str, keys: Sequence[Sequence[OffloadKey]], max_tokens: int
     ) -> tuple[PreparedTransfer, int]:
         """Begin a device load of what all groups can be loaded up to, and the end point that this is."""
