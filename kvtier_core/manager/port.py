@@ -82,9 +82,10 @@ class TierPort(ABC):
         self._is_started = False
         self._stopping = False
         self._shutdowns: SimpleQueue[float] = SimpleQueue()
-        """How long each shutdown may take that was asked for."""
-        self._ended = threading.Event()
-        """The last shutdown is over, well or not."""
+        """How long each shutdown may take that was asked for and has not begun."""
+        self._tried = threading.Condition()  # guards the three below
+        self._num_asked = self._num_tried = 0
+        """Shutdowns that were asked for, and those of them that are over, well or not."""
         self._is_down = False
         self._is_open = False
         """Whether the tier has been opened. Only then may it be called otherwise."""
@@ -150,7 +151,8 @@ class TierPort(ABC):
 
     def shutdown(self, timeout_s: float) -> None:
         """Begin to shut the tier down, within *timeout_s*, or try again when the last try ended without success."""
-        self._ended.clear()
+        with self._tried:
+            self._num_asked += 1
         self._shutdowns.put(timeout_s)
         self._calls.put(self._stop)
 
@@ -159,7 +161,12 @@ class TierPort(ABC):
 
         A tier that was never started is down.
         """
-        return not self._is_started or self._is_down or (self._ended.wait(timeout_s) and self._is_down)
+        with self._tried:
+            self._tried.wait_for(
+                lambda: not self._is_started or self._is_down or 0 < self._num_asked == self._num_tried,
+                timeout_s,
+            )
+            return not self._is_started or self._is_down
 
     # -- the tier's thread, of each kind of port
 
@@ -197,8 +204,11 @@ class TierPort(ABC):
                 self._guarded(self._get_ready)
         while not self._is_down:
             timeout_s = self._shutdowns.get()
-            self._is_down = self._guard.call("shutdown", self._close, timeout_s=timeout_s) is True
-            self._ended.set()
+            is_down = self._guard.call("shutdown", self._close, timeout_s=timeout_s) is True
+            with self._tried:
+                self._is_down = is_down
+                self._num_tried += 1
+                self._tried.notify_all()
 
     def _guarded(self, work: Callable[[], None], what: str = "the tier's thread") -> None:
         """Do a piece of *work*. An answer so odd that it trips us must not end the thread."""

@@ -57,6 +57,45 @@ def test_c34_a_shutdown_that_still_runs_is_not_called_a_second_time(make_bench):
     assert [hook for hook, _ in tier.calls].count("shutdown") == 1
 
 
+class Once(dict):
+    """What is read from it is gone."""
+
+    def __getitem__(self, name):
+        return self.pop(name)
+
+
+class Gates(list):
+    """Each ``wait`` is for the next one."""
+
+    def wait(self):
+        self.pop(0).wait()
+
+    def set(self):
+        for gate in self:
+            gate.set()
+
+
+def test_c34_a_shutdown_waits_for_its_own_end_and_not_for_that_of_the_one_before(make_bench):
+    bench = make_bench()
+    tier = bench.tiers["one"]
+    first, second = threading.Event(), threading.Event()
+    tier.hang_in["shutdown"] = Gates([first, second])
+    tier.raise_in = Once(shutdown=OSError("not now"))
+    assert not bench.manager.shutdown(0.1)
+    answers = []
+    waiter = threading.Thread(target=lambda: answers.append(bench.manager.shutdown(PATIENCE_S)))
+    waiter.start()
+    asked = bench.manager._tiers.ports["one"]._shutdowns
+    while asked.empty():
+        waiter.join(0.01)
+    first.set()
+    assert tier.wait_for_call("shutdown", PATIENCE_S, times=2)
+    waiter.join(0.2)
+    second.set()
+    waiter.join(PATIENCE_S)
+    assert answers == [True]
+
+
 class Gated(BlockTier):
     """Loads wait for ``gate``."""
 
