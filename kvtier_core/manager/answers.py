@@ -2,7 +2,7 @@
 
 A tier's objects may compute, raise or sleep when looked at, and say something else each time. So only this module
 looks at them, once at each attribute. It hands out exact ``int``, ``bytes``, ``bool``, ``str`` and tuples of them, or
-raises ``TypeError`` that says what was wrong.
+raises an error that says what was wrong.
 """
 
 from collections.abc import Iterable
@@ -10,7 +10,7 @@ from itertools import islice
 from typing import Literal
 
 from kvtier_core.keys import OffloadKey
-from kvtier_core.values import JobResult, TierEvent
+from kvtier_core.values import JobResult, TierEvent, TierJob
 
 _MAX_EVENTS = 1_000_000
 """Events that one answer may have: an end must come some time."""
@@ -34,20 +34,36 @@ def job_id_of(result: object) -> int | None:
     return job_id if type(job_id) is int else None
 
 
-def plain_result(result: JobResult, job_id: int) -> JobResult:
-    """*result* of the job *job_id* with nothing of the tier's in it. Raises what looking at it raises."""
+def plain_result(result: JobResult, job: TierJob) -> JobResult:
+    """*result* of *job* with nothing of the tier's in it.
+
+    Raises what looking at it raises, and ``ValueError`` for one that does not fit the job.
+    """
     error: object = result.error
     if error is not None and type(error) is not str:
         raise TypeError(f"error must be a string, not {type(error).__name__}")
     present: object = result.present
-    return JobResult(
-        job_id=job_id,
+    plain = JobResult(
+        job_id=job.id,
         present=None if present is None else _answers(present),
         missing=plain_keys("missing", result.missing),
         failed=plain_keys("failed", result.failed),
         error=error,
         held=plain_keys("held", result.held),
     )
+    _check_fits(plain, job)
+    return plain
+
+
+def _check_fits(plain: JobResult, job: TierJob) -> None:
+    strange = {*plain.missing, *plain.failed, *plain.held}.difference(job.keys)
+    if strange:
+        raise ValueError(f"it names {len(strange)} keys that its job does not have")
+    is_answered = plain.present is not None or (plain.error is None and not plain.failed)
+    if not job.rows and is_answered and len(plain.present or ()) != len(job.keys):
+        raise ValueError(
+            f"present must have an answer for each of {len(job.keys)} keys, not {len(plain.present or ())}"
+        )
 
 
 def plain_events(answer: Iterable[object] | None) -> tuple[TierEvent, ...]:

@@ -198,15 +198,19 @@ class HookTier(TierPort):
         job_id = job_id_of(result)
         running = self._running.pop(job_id, None) if job_id is not None else None
         if running is None or not isinstance(result, JobResult):
-            text = f"{text_of(result)} fits no job that this tier has under way"
-            self._guard.report("get_finished_jobs", text, kind="foreign")
+            what = text_of(result) if job_id is None else f"a result of job {job_id}"
+            text = f"get_finished_jobs handed out {what}, which fits no job that this tier has under way"
+            self._guard.report("get_finished_jobs", f"{text}: each has one result", kind="foreign")
             return False
-        plain = self._guard.call(running.hook, plain_result, result=result, job_id=running.job.id)
+        plain = self._guard.call(f"a result of {running.hook}", plain_result, result=result, job=running.job)
         if isinstance(plain, HookFault):
             self._home.emit(TierFault(self.identity.name, of_job=True))
             plain = JobResult(job_id=running.job.id, error="the tier's result was malformed")
-        elif plain.error is not None and running.generation == self._generation:  # no reset ended it
-            self._guard.report(running.hook, f"a {running.hook} job failed: {plain.error}")
+        elif (plain.error is not None or plain.failed) and running.generation == self._generation:
+            # What a reset ended is no failure.
+            failed, keys = len(plain.failed), len(running.job.keys)
+            why = plain.error or f"{failed} of {keys} blocks, without a reason (JobResult.error)"
+            self._guard.report(running.hook, f"a {running.hook} job failed: {why}")
         self._end(running.kind, running.job, plain)
         return True
 
