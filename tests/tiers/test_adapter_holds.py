@@ -65,6 +65,17 @@ def test_s11_what_gave_wrong_bytes_or_could_not_be_loaded_is_stored_over(script,
         assert tier.store(some(OLD, KEYS[:16])).held == tuple(KEYS[:16]), "they are right now"
 
 
+@SHARED
+def test_s11_what_the_tier_holds_and_calls_not_whole_when_it_loads_it_is_stored_over(script, info):
+    with drive(script, Asked, info=info, seed=some(OLD, KEYS[:4]), threads=1) as tier:
+        script.before = lambda method, _keys: False if method == "load" else None
+        assert tier.load(KEYS[:4]).result.missing == tuple(KEYS[:4])
+        script.before = lambda _method, _keys: None
+        for key in KEYS[:4]:
+            assert tier.store(some(NEW, [key])).held == ()
+        assert script.blocks == some(NEW, KEYS[:4])
+
+
 def refuse_loads(method: str, _keys: Sequence[OffloadKey]) -> None:
     if method == "load":
         raise OSError("unreadable")

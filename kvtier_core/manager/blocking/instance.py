@@ -281,12 +281,12 @@ class TierInstance:
     def _distrust_failed_loads(
         self, units: Sequence[Unit], outcomes: Sequence[CallOutcome], due: Sequence[float | None]
     ) -> None:
-        """A block that could not be loaded, and is not tried again, is served no more."""
+        """A block that could not be loaded, and is not tried again, or was not there whole, is served no more."""
         self.state.distrust(
             [
                 unit.key
                 for unit, outcome, again in zip(units, outcomes, due, strict=True)
-                if unit.kind is Kind.LOAD and isinstance(outcome, Fault) and again is None
+                if unit.kind is Kind.LOAD and outcome is not True and again is None
             ]
         )
 
