@@ -137,7 +137,7 @@ class Coordinator:
         """
         state = self._state
         request = state.going_on(request_id)
-        state.forget_answer(request)
+        request.pending = None
         held = state.ledger.ready_prefix(keys)
         if not held:
             return PreparedTransfer(0, (), ())
@@ -192,8 +192,6 @@ class Coordinator:
         """A device store ended (C12)."""
         job = self._state.end_job(job_id)
         assert job.kind is JobKind.DEVICE_STORE, job
-        state = self._state
-        state.wake(job.id, job.keys)
         self._cascades.complete(job, success=success, now=now)
         if not job.overdue:
             self._request_level.arrived(job.blocks, job.request, now)

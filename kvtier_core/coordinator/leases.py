@@ -80,7 +80,7 @@ def keep_only(state: State, request: RequestState, keys: Iterable[OffloadKey]) -
 
 def give_back(state: State, request: RequestState) -> None:
     """End every lease of *request*."""
-    state.forget_answer(request)
+    request.pending = None
     end(state, request, _in_order(request))
     request.promised.clear()
 

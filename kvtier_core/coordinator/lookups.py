@@ -21,8 +21,8 @@ from kvtier_core.coordinator.endpoints import (
     unit_of,
 )
 from kvtier_core.coordinator.group_lookup import GroupLookup, Verdict
-from kvtier_core.coordinator.request_state import RequestState
-from kvtier_core.coordinator.state import PLANNED, State
+from kvtier_core.coordinator.request_state import Pending, RequestState
+from kvtier_core.coordinator.state import State
 from kvtier_core.coordinator.tier_answers import TierAnswers
 from kvtier_core.keys import OffloadKey
 from kvtier_core.ledger import ARRIVING, READY, Block
@@ -61,15 +61,19 @@ class Lookups:
 
     def lookup(self, request: RequestState, keys: Sequence[_Keys], now: float) -> Lookup:
         """``Coordinator.lookup``. Cost: proportional to the keys; constant while the answer is pending."""
-        if request.remembered is not None and (remembered := self._recall(request, keys, now)) is not None:
-            return remembered
         request.last_lookup = now
+        if request.pending is not None:
+            is_early = request.wait_until is None or now < request.wait_until
+            if is_early and request.pending.asked == keys and self._state.is_pending(request.pending):
+                return request.pending.answer
+            request.pending = None
         found = self._at_once(request, keys[0], now) if self._is_prefix else None
         if found is None:
             plan = self._plan(request, keys, now)
             found = self._answer(keys, plan)
-            if not found.is_settled and self._wait_for(request, plan):
-                request.remembered = (tuple(map(tuple, keys)), found)
+            if not found.is_settled and (events := self._events(plan)):
+                asked = tuple(map(tuple, keys))
+                request.pending = Pending(asked, found, events, plan.unknown, self._state.changes)
             elif found.is_settled and not self._is_prefix:
                 leases.keep_only(self._state, request, [block.key for block in plan.hold])
         if found.is_settled:
@@ -265,24 +269,11 @@ class Lookups:
 
     # -- remembering
 
-    def _recall(self, request: RequestState, keys: Sequence[_Keys], now: float) -> Lookup | None:
-        """The pending answer to the same question, while nothing that it waits for has happened."""
-        assert request.remembered is not None
-        asked, answer = request.remembered
-        too_late = request.wait_until is not None and now >= request.wait_until
-        if asked != keys or too_late:
-            self._state.forget_answer(request)
-            return None
-        request.last_lookup = now
-        return answer
-
-    def _wait_for(self, request: RequestState, plan: _Plan) -> bool:
-        """Have *request* woken by whatever *plan* waits for; whether there is anything."""
-        jobs = self._tiers.asked_in(plan.unknown)
-        jobs.update(block.writer for block in plan.hold if block.state is not READY)
+    def _events(self, plan: _Plan) -> set[int]:
+        """What *plan* waits for, as numbers of jobs and of a departure."""
+        departure = self._state.departure
+        events = self._tiers.asked_in(plan.unknown)
+        events.update(block.writer or departure for block in plan.hold if block.state is not READY)
         if plan.promote:
-            jobs.add(PLANNED)
-        if jobs:
-            request.unsure += plan.unknown
-            self._state.wait(request, [*jobs, *plan.unknown])
-        return bool(jobs)
+            events.add(departure)
+        return events

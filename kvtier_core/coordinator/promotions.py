@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from kvtier_core.coordinator.actions import CancelJobs
 from kvtier_core.coordinator.jobs import Job, JobKind
 from kvtier_core.coordinator.request_state import RequestState
-from kvtier_core.coordinator.state import PLANNED, State
+from kvtier_core.coordinator.state import State
 from kvtier_core.keys import OffloadKey
 from kvtier_core.ledger import ARRIVING, READY, Block
 from kvtier_core.values import MissReason
@@ -24,7 +24,7 @@ class Promotions:
     def submit_planned(self, now: float) -> None:
         """Turn the step's reservations into one load job per (tier, request)."""
         state = self._state
-        if PLANNED not in state.waiting:  # a request that plans a promotion waits for it
+        if not state.planned:
             return
         planned, state.planned = state.planned, {}
         for request, by_tier in planned.items():
@@ -32,34 +32,45 @@ class Promotions:
                 keys = [block.key for block in blocks]
                 state.submit(JobKind.TIER_LOAD, request, state.tiers[name], keys, blocks, now)
                 request.promoting += 1
-        state.wake(PLANNED)
+        state.departure -= 1
+        state.changes += 1
 
     def hand_over_planned(self, request: RequestState) -> list[Block]:
         """*request* ends before its reservations left: others that wait for a block take it over.
 
         The rest is freed, and returned. Cost: proportional to the blocks; for those that were promised to others as
-        well, to the requests that wait for planned promotions.
+        well, to the requests that wait for planned promotions. One look at each request.
         """
+        state = self._state
         dropped: list[Block] = []
-        for name, blocks in self._state.planned.pop(request, {}).items():
+        planned = state.planned.pop(request, {})
+        departure = state.departure
+        waiting = [
+            other
+            for other in (state.requests.values() if planned else ())
+            if other is not request and other.pending is not None and departure in other.pending.events
+        ]
+        for name, blocks in planned.items():
             for block in blocks:
-                heir = self._waiter(block, name, request)
+                heir = self._heir(block, name, request, waiting)
                 if heir is not None:
-                    self._state.plan_promotion(heir, block)
+                    state.plan_promotion(heir, block)
                 else:
                     self._release(name, 1)
                     dropped.append(block)
         if dropped:
             self._drop(dropped)
-            for waiting in self._state.waiting.get(PLANNED, ()):  # they go on waiting for the end of the step
-                self._state.forget_answer(waiting)
+            for other in waiting:
+                other.pending = None
         return dropped
 
-    def _waiter(self, block: Block, tier: str, leaver: RequestState) -> RequestState | None:
+    def _heir(
+        self, block: Block, tier: str, leaver: RequestState, waiting: Iterable[RequestState]
+    ) -> RequestState | None:
         if self._state.ledger.num_leases(block.key) == (block.key in leaver.leases):
             return None
-        for other in self._state.waiting.get(PLANNED, ()):
-            if other is not leaver and other.may_load_from(tier) and block.key in other.leases:
+        for other in waiting:
+            if other.may_load_from(tier) and block.key in other.leases:
                 return other
         return None
 
@@ -72,14 +83,8 @@ class Promotions:
         self._state.detach(blocks)
         self._state.ledger.unpin(blocks)
 
-    def finish(
-        self,
-        job: Job,
-        lost: dict[OffloadKey, MissReason],
-        now: float,
-        waiting: Iterable[RequestState],
-    ) -> None:
-        """The tier's result: every key of *job* outside *lost* is in its row, checked. *waiting* waited for it."""
+    def finish(self, job: Job, lost: dict[OffloadKey, MissReason], now: float) -> None:
+        """The tier's result: every key of *job* outside *lost* is in its row, checked."""
         state = self._state
         tier = state.tiers[job.tier]
         if job.overdue:
@@ -100,7 +105,7 @@ class Promotions:
             if key in lost:
                 tier.presence.lost(key, lost[key], now)
         self._drop([block for block in job.blocks if block.key in lost])
-        self.note_lost(job, lost, now, waiting)
+        self.note_lost(job, lost, now)
 
     def _make_ready(self, job: Job, blocks: Sequence[Block], pins: int = 0) -> None:
         """*blocks* of *job* have come. They keep *pins* pins."""
@@ -109,19 +114,16 @@ class Promotions:
         for block in blocks:
             block.is_sealed = True
 
-    def note_lost(
-        self, job: Job, lost: Mapping[OffloadKey, MissReason], now: float, waiting: Iterable[RequestState]
-    ) -> None:
-        """No request that waited for *job* waits for its *lost* keys again soon (K6)."""
+    def note_lost(self, job: Job, lost: Mapping[OffloadKey, MissReason], now: float) -> None:
+        """No request that waited for *job* waits for its *lost* keys again soon (K6). Cost: a look at each request."""
         miss_ttl = self._state.tiers[job.tier].limits.miss_ttl
         until = now + max(miss_ttl, self._state.limits.load_again_after_s)
         noted = {key: (until, reason) for key, reason in lost.items()}
-        for request in (job.request, *waiting) if noted else ():
-            request.not_loaded.setdefault(job.tier, {}).update(noted)
+        for request in self._state.requests.values() if noted else ():
+            if request is job.request or request.waits_for(job.id):
+                request.not_loaded.setdefault(job.tier, {}).update(noted)
 
-    def expire(
-        self, job: Job, arrived: Collection[OffloadKey], now: float, waiting: Iterable[RequestState]
-    ) -> None:
+    def expire(self, job: Job, arrived: Collection[OffloadKey], now: float) -> None:
         """*job* is overdue: its requests go on with what has *arrived* of it."""
         tier = self._state.tiers[job.tier]
         tier.loads_in_time = False
@@ -131,7 +133,7 @@ class Promotions:
         self.quarantine(job)
         for key, reason in lost.items():
             tier.presence.lost(key, reason, now)
-        self.note_lost(job, lost, now, waiting)
+        self.note_lost(job, lost, now)
         self._state.outbox.append(CancelJobs(job.tier, [job.id]))
 
     def quarantine(self, job: Job) -> None:

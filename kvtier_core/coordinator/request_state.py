@@ -8,6 +8,20 @@ from kvtier_core.keys import OffloadKey
 from kvtier_core.values import MissReason, RequestInfo
 
 
+@dataclass(slots=True)
+class Pending:
+    """A pending answer, and what may change it (``State.is_pending``)."""
+
+    asked: tuple[tuple[OffloadKey, ...], ...]
+    answer: Lookup
+    events: Collection[int]
+    """The numbers of the jobs whose ends it waits for, and of a departure of promotions (``State.departure``)."""
+    unsure: Sequence[OffloadKey]
+    """Keys that no tier has told of yet; the pool may get them meanwhile."""
+    seen: int
+    """``State.changes`` when it was last looked at."""
+
+
 @dataclass(eq=False, slots=True)
 class RequestState:
     """One request from ``new_request`` to the last block that a tier may still get of it."""
@@ -40,14 +54,12 @@ class RequestState:
     """Keys that a promotion brought while this request waited for them."""
     not_loaded: dict[str, dict[OffloadKey, tuple[float, MissReason]]] = field(default_factory=dict)
     """By tier: keys that it waited for in vain, and until when it leaves them alone."""
-    unsure: list[OffloadKey] = field(default_factory=list)
-    """Keys under which the request is entered in ``State.waiting``, each once."""
     passed_over: set[OffloadKey] = field(default_factory=set)
     """Keys counted as passed over."""
     missed: dict[OffloadKey, MissReason] = field(default_factory=dict)
     """Keys whose miss has been counted, and why each missed last."""
-    remembered: tuple[tuple[tuple[OffloadKey, ...], ...], Lookup] | None = None
-    """The last lookup's keys and answer, while that is pending and nothing may have changed it."""
+    pending: Pending | None = None
+    """The answer of its last lookup, while that is pending."""
     cascaded: list[tuple[str, Sequence[OffloadKey]]] = field(default_factory=list)
     """Keys of each store job of this epoch, and its tier."""
     whole: dict[str, dict[OffloadKey, bool]] = field(default_factory=dict)
@@ -57,6 +69,10 @@ class RequestState:
     may_store: bool = True
     """False from a reset or a preemption until it begins again."""
     finished: bool = False
+
+    def waits_for(self, event: int) -> bool:
+        """Whether its last answer waits for this job, or departure."""
+        return self.pending is not None and event in self.pending.events
 
     def deepen(self, count: int) -> range:
         """The depths of the next *count* blocks that it offers, in prompt order: no two of them are equal."""

@@ -57,7 +57,6 @@ class Results:
             self.fault(tier, now)
             return
         state.end_job(job.id)
-        waiting = state.wake(job.id, job.keys)
         bad = bad_keys(job, finished)
         if bad is None:
             tier.counters.faults += 1
@@ -77,7 +76,7 @@ class Results:
             tier.counters.load_failed += why[MissReason.TIER_FAILED]
             if seconds is not None and not why[MissReason.TIER_FAILED] and len(bad) < len(job.keys):
                 tier.load_times.add(len(job.keys) - len(bad), seconds)
-            self._promotions.finish(job, bad, now, waiting)
+            self._promotions.finish(job, bad, now)
             self._request_level.arrived(job.blocks, None, now)
 
     @staticmethod
@@ -96,7 +95,6 @@ class Results:
 
     def expire(self, job: Job, arrived: Arrived, now: float) -> None:
         """The deadline of *job* passed. *arrived* is asked what has come of a load."""
-        waiting = self._state.wake(job.id, job.keys)
         if job.kind is JobKind.DEVICE_STORE:
             self._cascades.expire_device_store(job)
             self._request_level.lost(job.blocks)
@@ -109,11 +107,11 @@ class Results:
             self._request_level.give_late(now)
         elif job.kind is JobKind.TIER_LOAD:
             tier.load_times.add(len(job.keys), tier.loads.timeout_s)
-            self._promotions.expire(job, arrived(job.id), now, waiting)
+            self._promotions.expire(job, arrived(job.id), now)
             self._request_level.arrived(job.blocks, None, now)
         else:  # nothing is remembered of the tier: the next request that asks may be answered
             tier.presence.unask(job.keys, job.id)
-            self._promotions.note_lost(job, dict.fromkeys(job.keys, MissReason.TIER_SLOW), now, waiting)
+            self._promotions.note_lost(job, dict.fromkeys(job.keys, MissReason.TIER_SLOW), now)
 
     @staticmethod
     def fault(tier: TierRecord, now: float) -> None:

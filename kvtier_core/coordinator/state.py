@@ -1,12 +1,12 @@
 """The state that the coordinator's parts share. Pure data: nothing here decides. Used by one thread."""
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 
 from kvtier_core.coordinator.actions import Action, SubmitJob, TellRequestFinished
 from kvtier_core.coordinator.admission import Admission, KeyMemory
 from kvtier_core.coordinator.jobs import Job, JobKind, JobTable
 from kvtier_core.coordinator.limits import PoolLimits
-from kvtier_core.coordinator.request_state import RequestState
+from kvtier_core.coordinator.request_state import Pending, RequestState
 from kvtier_core.coordinator.stats import Counters
 from kvtier_core.coordinator.tier_record import TierRecord, TierSpec
 from kvtier_core.errors import UnknownRequestError
@@ -15,9 +15,6 @@ from kvtier_core.ledger import Block, Ledger
 from kvtier_core.values import TierJob
 
 _TIER_LOAD = JobKind.TIER_LOAD
-
-PLANNED = 0
-"""Stands for the job of every promotion that has not left yet, as ``Block.writer`` and in ``State.waiting``."""
 
 
 class State:
@@ -46,11 +43,13 @@ class State:
         """Arriving blocks that tiers get as part of these requests, none of which stores the block itself."""
         self.planned: dict[RequestState, dict[str, list[Block]]] = {}
         """Promotions reserved in this step, by request and tier."""
-        self.waiting: dict[int | OffloadKey, dict[RequestState, None]] = {}
-        """Requests whose pending answer may change, by the number of the job that ends then, or the key that comes."""
+        self.departure = -1
+        """The number of their next departure, at the end of a step. It is below zero, unlike a job's."""
         self.promoting_rows = 0
         self.quarantined_rows = 0
         self.cascade_rows = 0
+        self.changes = 0
+        """How often a job began, ended or was given up, or promotions were planned, or left."""
         self.next_job = 1
         """The number that the next job will have."""
 
@@ -88,6 +87,7 @@ class State:
         # A tuple: a tier that changed its job's keys would change ours.
         job = Job(self.next_job, kind, tier, request, tuple(keys), blocks, deadline)
         self.next_job += 1
+        self.changes += 1
         self.jobs.add(job)
         if kind is _TIER_LOAD:
             for block in blocks:
@@ -119,6 +119,7 @@ class State:
     def end_job(self, job_id: int) -> Job:
         """A job is over: take it out of the table. Raises ``KeyError`` when there is none of this number."""
         job = self.jobs.end(job_id)
+        self.changes += 1
         if job.overdue and job.tier:
             self.tiers[job.tier].service(job.kind).unanswered -= 1
         return job
@@ -126,6 +127,7 @@ class State:
     def give_up(self, job: Job) -> None:
         """Nobody waits for *job* any more; where it is a tier's, its answer is owed all the same."""
         self.jobs.give_up(job)
+        self.changes += 1
         if job.tier:
             self.tiers[job.tier].service(job.kind).unanswered += 1
 
@@ -138,6 +140,7 @@ class State:
 
     def plan_promotion(self, request: RequestState, block: Block) -> None:
         """*block* is to be loaded for *request*, from its source, when the step ends."""
+        self.changes += 1
         self.planned.setdefault(request, {}).setdefault(block.source, []).append(block)
 
     @property
@@ -147,30 +150,21 @@ class State:
         loading = self.promoting_rows + self.quarantined_rows
         return min(limits.max_promotion_rows - self.promoting_rows, limits.max_loading_rows - loading)
 
-    def forget_answer(self, request: RequestState) -> None:
-        """The next lookup of *request* looks again."""
-        request.remembered = None
-        for key in request.unsure:
-            waiting = self.waiting[key]
-            del waiting[request]
-            if not waiting:
-                del self.waiting[key]
-        request.unsure.clear()
+    def is_pending(self, pending: Pending) -> bool:
+        """Whether nothing has happened that *pending* waits for.
 
-    def wait(self, request: RequestState, events: Iterable[int | OffloadKey]) -> None:
-        """The pending answer of *request* may change when one of these jobs ends, or one of these keys comes."""
-        for event in events:
-            self.waiting.setdefault(event, {})[request] = None
-
-    def wake(self, job_id: int, keys: Collection[OffloadKey] = ()) -> Collection[RequestState]:
-        """The job is over or given up, and *keys* may have come. Returns the requests that waited for the job."""
-        waited = self.waiting.pop(job_id, {})
-        for request in waited:
-            self.forget_answer(request)
-        for key in self.waiting.keys() & keys if keys and self.waiting else ():
-            for request in list(self.waiting.get(key, ())):
-                self.forget_answer(request)
-        return waited
+        Cost: one comparison while nothing has happened at all; else a look at each event, and at each unsure key.
+        """
+        if pending.seen == self.changes:
+            return True
+        for event in pending.events:
+            job = self.jobs.get(event)
+            if (event != self.departure) if job is None else job.overdue:
+                return False
+        if self.ledger.holds_any(pending.unsure):
+            return False
+        pending.seen = self.changes
+        return True
 
     @staticmethod
     def tier_job(job: Job) -> TierJob:

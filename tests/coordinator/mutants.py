@@ -286,13 +286,13 @@ MUTANTS: Sequence[Mutant] = (
     _m(
         "nobody inherits a promotion",
         "coordinator.promotions:Promotions.hand_over_planned",
-        "self._waiter(block, name, request)",
+        "self._heir(block, name, request, waiting)",
         "None",
         test_promotions.test_c21_c26_a_promotion_handed_over_leaves_under_the_heirs_name,
     ),
     _m(
         "a promotion is inherited by who may not load from that tier",
-        "coordinator.promotions:Promotions._waiter",
+        "coordinator.promotions:Promotions._heir",
         "other.may_load_from(tier)",
         "True",
         test_promotions.test_c27_a_promotion_is_not_handed_to_a_request_that_may_not_load_from_that_tier,
@@ -361,15 +361,15 @@ MUTANTS: Sequence[Mutant] = (
     ),
     _m(
         "a pending answer is kept when what it waits for has come",
-        "coordinator.state:State.wake",
-        "for request in waited:\n    self.forget_answer(request)",
-        "",
+        "coordinator.state:State.is_pending",
+        "(event != self.departure) if job is None else job.overdue",
+        "False",
     ),
     _m(
         "a pending answer is kept when another request brings the block",
-        "coordinator.state:State.wake",
-        "self.waiting.keys() & keys",
-        "()",
+        "coordinator.state:State.is_pending",
+        "self.ledger.holds_any(pending.unsure)",
+        "False",
     ),
     _m(
         "a tier that was left out is asked all the same",

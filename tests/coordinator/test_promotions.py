@@ -280,7 +280,7 @@ def test_c27_a_promotion_is_not_handed_to_a_request_that_may_not_load_from_that_
 
 
 @pytest.mark.parametrize("waiting", [0, 3])
-def test_k11_ending_a_request_with_reservations_looks_at_no_request_that_does_not_wait_for_them(waiting):
+def test_k11_ending_a_request_with_reservations_makes_no_call_for_others_that_do_not_wait_for_them(waiting):
     calls = {}
     for others in (1, 200):
         world = world_behind("abcdefgh", 16)

@@ -3,7 +3,7 @@
 from collections import Counter
 
 from kvtier_core.coordinator.jobs import JobKind
-from kvtier_core.coordinator.state import PLANNED, State
+from kvtier_core.coordinator.state import State
 from kvtier_core.ledger import ARRIVING, DETACHED, READY, Ledger
 
 
@@ -32,8 +32,7 @@ def check_books(state: State) -> None:
         assert tier.loading_rows == sum(b.source == name for b in (*loading, *planned))
     assert set(state.planned) <= set(state.requests.values())
     assert all(state.planned.values())
-    assert PLANNED in state.waiting or not state.planned, "a promotion would not leave"
-    check_waiting(state, {PLANNED, *(job.id for job in live)})
+    assert all(r.pending.events for r in state.requests.values() if r.pending is not None)
     assert all(b.state is ARRIVING for b in state.following)
     late = Counter(r for requests in state.following.values() for r in requests)
     late.update(r for tier in state.tiers.values() for r, _ in tier.late)
@@ -42,17 +41,6 @@ def check_books(state: State) -> None:
     assert state.ledger.leases == granted.keys(), "what is promised is not what requests were promised"
     assert all(state.ledger.num_leases(key) == count for key, count in granted.items())
     assert all(request.leases <= set(request.promised) for request in state.requests.values())
-
-
-def check_waiting(state: State, live: set[int]) -> None:
-    """Assert that each pending answer waits for a job that ends, and that nothing else is kept of what is over."""
-    requests = set(state.requests.values())
-    waiting = {r for job in live for r in state.waiting.get(job, ())}
-    assert waiting >= {r for r in requests if r.remembered is not None}
-    keys = {key: set(waiters) for key, waiters in state.waiting.items() if isinstance(key, bytes)}
-    unsure = {key: {r for r in requests if key in r.unsure} for r in requests for key in r.unsure}
-    assert keys == unsure, "who waits for a key is not who is unsure of it"
-    assert all(event in state.jobs or event == PLANNED for event in state.waiting if isinstance(event, int))
 
 
 def check_ledger(ledger: Ledger) -> None:
