@@ -164,9 +164,15 @@ def text_of(value: object) -> str:
 
 
 def describe(error: BaseException) -> str:
-    """The type and message of *error*, cut to a bearable length, without what looks like a secret in a URL."""
+    """The type and message of *error*, cut to a bearable length, without what looks like a secret in a URL.
+
+    Where the type is kvtier's own, the message alone: it says all.
+    """
     text = mask_text(text_of(error))
     text = text if len(text) <= _MAX_DESCRIBED else f"{text[:_MAX_DESCRIBED]}..."
+    is_own = type(error).__module__.partition(".")[0].startswith("kvtier_")
+    if text and is_own:
+        return text
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 

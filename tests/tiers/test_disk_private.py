@@ -26,6 +26,8 @@ INNER = [
     ("extents", "ns"),
     ("files", "."),
     ("files", "ns"),
+    ("files", "ns/tmp"),
+    ("files", f"ns/{A.hex()[:2]}"),
 ]
 
 
@@ -50,8 +52,9 @@ def assert_refused(root: Path, layout: str, inner: str, why: str) -> None:
     for read_only in (
         [False] if inner.endswith("alive") else [False, True]
     ):  # a reader has no use for that one
-        with pytest.raises(TierOpenError, match=f"{why}.*allow_writable_by_others"):
+        with pytest.raises(TierOpenError, match=f"{why}.*allow_writable_by_others") as caught:
             drive(root, layout=layout, read_only=read_only)
+        assert "ForeignError" not in str(caught.value)
     assert content_of(root) == before
     with drive(root, layout=layout, allow_writable_by_others=True) as tier:
         assert tier.load([A, B]).rows == rows(A, B)
@@ -116,6 +119,42 @@ def test_s5_c38_a_namespace_of_others_is_passed_over_and_said(tmp_path, warnings
     assert any(f"{root / 'theirs'} is passed over: everybody may write to it" in text for text in warnings())
 
 
+@pytest.mark.parametrize("inner", ["theirs", "theirs/tmp", f"theirs/{A.hex()[:2]}"])
+@pytest.mark.parametrize("when", ["before", "while running"])
+def test_s5_c38_in_files_a_namespace_of_others_is_passed_over_and_said(tmp_path, warnings, inner, when):
+    root = tmp_path / "root"
+    with drive(root, layout="files", namespace="theirs") as tier:
+        tier.store(rows(A, namespace="theirs"))
+    if when == "before":
+        (root / inner).chmod(0o777)
+    with drive(root, layout="files", capacity=2 * ROW) as tier:
+        (root / inner).chmod(0o777)
+        assert tier.store(rows(A)).error is None
+        assert tier.store(rows(B)).error is None
+        assert tier.load([A, B]).rows == rows(A, B)
+    blocks = list((root / "theirs").rglob("*.kv"))
+    if when == "before" or not inner.endswith("tmp"):
+        assert len(blocks) == 1, "nothing of theirs was touched"
+        told = [
+            text for text in warnings() if f"{root / inner} is passed over: everybody may write to it" in text
+        ]
+        assert len(told) == 1
+    assert not any("can't write" in text for text in warnings())
+
+
+@pytest.mark.parametrize("inner", ["tmp", A.hex()[:2]])
+def test_s5_c38_a_directory_opened_to_others_while_running_is_told_in_plain_words(tmp_path, warnings, inner):
+    root = tmp_path / "root"
+    with drive(root, layout="files") as tier:
+        tier.store(rows(A))
+        (root / "ns" / inner).chmod(0o777)
+        results = [tier.load([A]).result, tier.store(rows(B)).error, tier.store(rows(A)).error]
+        errors = [str(error) for error in results if error is not None]
+    texts = [*errors, *warnings()]
+    assert any("everybody may write to it" in text and "allow_writable_by_others" in text for text in texts)
+    assert not any("ForeignError" in text for text in texts)
+
+
 # Blocks of others.
 
 
@@ -161,6 +200,26 @@ def test_s5_c38_a_block_that_others_sealed_anew_is_a_miss(tmp_path, layout, chan
         assert tier.load([A]).rows == {}
         assert tier.store(rows(A)).error is None
         assert tier.load([A]).rows == rows(A)
+
+
+@pytest.mark.parametrize("change", ["owner", "mode"])
+def test_s5_c38_an_extent_that_is_open_already_is_given_up_by_the_next_store(tmp_path, change):
+    if change == "owner" and os.geteuid() != 0:
+        pytest.skip("only root can act as another user")
+    root = tmp_path / "root"
+    fill(root, "extents")
+    with drive(root, capacity=16 * MIB) as tier:
+        assert tier.store(rows(KEYS[2])).error is None
+        (path,) = extent_files(root)
+        if change == "owner":
+            os.chown(path, OTHER, -1)
+        else:
+            path.chmod(0o666)
+        put_row(path, other_row(A))
+        tier.store(rows(KEYS[3]))
+        assert tier.load([A]).rows == {}
+        assert tier.store(rows(A, KEYS[3])).error is None
+        assert tier.load([A, KEYS[3]]).rows == rows(A, KEYS[3])
 
 
 @needs_root

@@ -39,7 +39,7 @@ class FilesTier(BlockTier):
         super().__init__(settings, context)
         self.stores_nothing = settings.read_only
         self._root = Folder(settings.root.absolute(), shared=settings.allow_writable_by_others)
-        self._others = OtherNamespaces(self._root, context.namespace, context.capacity_bytes)
+        self._others = OtherNamespaces(self._root, context.namespace, context.capacity_bytes, self._pass_over)
         self._held: set[OffloadKey] = set()
         self._lock = threading.Lock()  # guards what is held
         self._strangers = Strangers(context.log, context.name)
@@ -86,6 +86,7 @@ class FilesTier(BlockTier):
         check_namespace(self.context.namespace)
         open_root(self._root, layout="files", read_only=self.settings.read_only)
         refuse_foreign(self._root.sub(self.context.namespace))
+        refuse_foreign(*self._layout.folders())
 
     def contains(self, keys: Sequence[OffloadKey]) -> Sequence[bool]:
         """Which of *keys* are stored. Raises ``OSError``."""
@@ -174,6 +175,11 @@ class FilesTier(BlockTier):
                 OSError
             ):  # storage that can't be written serves; the first store that needs room tries again
                 self._others.make_room(len(self._held) * self.context.row_bytes)
+
+    def _pass_over(self, path: str, problem: str) -> None:
+        self.context.log.warning(
+            "tier %r (kvtier-disk): %s is passed over: %s", self.context.name, path, problem
+        )
 
     def _warn(self, what: str, error: OSError, consequence: str) -> None:
         self.context.log.warning(

@@ -62,6 +62,16 @@ class FileLayout:
         """Make the namespace's directory where it is missing. Raises ``OSError``."""
         self._folder.make()
 
+    def folders(self) -> list[Folder]:
+        """The namespace's directory and those of ours in it. Raises ``OSError``."""
+        try:
+            with self._folder.opened() as handle:
+                inner = [entry.name for entry in handle.entries() if entry.is_dir(follow_symlinks=False)]
+        except FileNotFoundError:
+            return [self._folder]
+        ours = [name for name in inner if name == self._tmp.path.name or FAN_OUT_NAME.fullmatch(name)]
+        return [self._folder, *map(self._folder.sub, ours)]
+
     def prepare(self) -> None:
         """Remove leftovers and show that files can be written. Raises ``OSError``; blocks may be read all the same."""
         self._make(self._tmp)

@@ -3,6 +3,8 @@
 A root outlives namespaces: other weights, another cache epoch. Of what they stored the block goes first that was used
 least recently, when the namespace in use needs the room. Where a process still uses one, it finds such a block absent.
 
+A directory that others could change, or that can't be read, is passed over: its blocks neither count nor go.
+
 Decides which blocks go; how many may stay is the capacity's. Safe from any thread.
 """
 
@@ -10,12 +12,13 @@ import os
 import re
 import threading
 from collections import deque
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 from kvtier_disk.description import NAME
 from kvtier_disk.extents.place import is_namespace
-from kvtier_disk.folder import Folder
+from kvtier_disk.folder import Folder, ForeignError
 
 BLOCK_NAME = re.compile(r"((?:[0-9a-f]{2})+)\.kv")
 FAN_OUT_NAME = re.compile(r"[0-9a-f]{2}")
@@ -32,11 +35,15 @@ class _Block:
 class OtherNamespaces:
     """The blocks below *root* that are not those of the namespace *mine*, as of ``learn``, within *capacity*."""
 
-    def __init__(self, root: Folder, mine: str, capacity: int | None) -> None:
-        """No I/O."""
+    def __init__(
+        self, root: Folder, mine: str, capacity: int | None, pass_over: Callable[[str, str], None]
+    ) -> None:
+        """*pass_over* gets the path of each directory that is passed over, and why, once. No I/O."""
         self._root = root
         self._mine = mine
         self._capacity = capacity
+        self._pass_over = pass_over
+        self._passed_over: set[str] = set()
         self._lock = threading.Lock()
         self._oldest_first: deque[_Block] = deque()
         self._bytes = 0
@@ -49,8 +56,9 @@ class OtherNamespaces:
         with self._root.opened() as root:
             names = [entry.name for entry in root.entries() if is_namespace(entry.name)]
         for name in names:
-            if name != self._mine and self._root.sub(name).sub("tmp").is_there():
-                found += self._blocks_of(name)
+            if name != self._mine:
+                with self._passing_over(PermissionError):
+                    found += self._blocks_of(name)
         found.sort(key=lambda block: block.used)
         with self._lock:
             self._oldest_first = deque(found)
@@ -61,7 +69,11 @@ class OtherNamespaces:
         while (block := self._next_to_go(needed)) is not None:
             folder = self._root.sub(block.namespace).sub(block.name[:2])
             try:
-                with suppress(FileNotFoundError, NotADirectoryError), folder.opened() as handle:
+                with (
+                    suppress(FileNotFoundError, NotADirectoryError),
+                    self._passing_over(ForeignError),
+                    folder.opened() as handle,
+                ):
                     handle.unlink(block.name)
             except OSError:
                 with self._lock:
@@ -69,6 +81,18 @@ class OtherNamespaces:
                     self._bytes += block.bytes
                 raise
             self._tidy(block)
+
+    @contextmanager
+    def _passing_over(self, why: type[PermissionError]) -> Iterator[None]:
+        try:
+            yield
+        except why as error:
+            path = str(error.filename)
+            with self._lock:
+                is_new = path not in self._passed_over
+                self._passed_over.add(path)
+            if is_new:
+                self._pass_over(path, error.strerror or str(error))
 
     def _next_to_go(self, needed: int) -> _Block | None:
         with self._lock:
@@ -91,21 +115,26 @@ class OtherNamespaces:
                 os.rmdir(block.namespace, dir_fd=root.fd)
 
     def _blocks_of(self, name: str) -> list[_Block]:
-        found: list[_Block] = []
         namespace = self._root.sub(name)
-        with suppress(FileNotFoundError, NotADirectoryError, PermissionError):
-            with namespace.opened() as handle:
-                folders = [entry.name for entry in handle.entries() if FAN_OUT_NAME.fullmatch(entry.name)]
+        found: list[_Block] = []
+        if not namespace.sub("tmp").is_there():
+            return found
+        with suppress(FileNotFoundError, NotADirectoryError), namespace.opened() as handle:
+            folders = [entry.name for entry in handle.entries() if FAN_OUT_NAME.fullmatch(entry.name)]
             for folder in folders:
-                with (
-                    suppress(FileNotFoundError, NotADirectoryError),
-                    namespace.sub(folder).opened() as handle,
-                ):
-                    for entry in handle.entries():
-                        if BLOCK_NAME.fullmatch(entry.name) and entry.name.startswith(folder):
-                            with suppress(FileNotFoundError):
-                                status = entry.stat(follow_symlinks=False)
-                                if handle.problem(status) is None:
-                                    used = max(status.st_atime, status.st_mtime)
-                                    found.append(_Block(name, entry.name, status.st_size, used))
+                with self._passing_over(PermissionError), suppress(FileNotFoundError, NotADirectoryError):
+                    found += self._blocks_in(namespace.sub(folder))
+        return found
+
+    def _blocks_in(self, folder: Folder) -> list[_Block]:
+        found: list[_Block] = []
+        with folder.opened() as handle:
+            for entry in handle.entries():
+                if BLOCK_NAME.fullmatch(entry.name) and entry.name.startswith(folder.path.name):
+                    with suppress(FileNotFoundError):
+                        status = entry.stat(follow_symlinks=False)
+                        if handle.problem(status) is None:
+                            used = max(status.st_atime, status.st_mtime)
+                            namespace = folder.path.parent.name
+                            found.append(_Block(namespace, entry.name, status.st_size, used))
         return found

@@ -222,7 +222,7 @@ class ExtentFiles:
                 opened.group.sync()
                 if self._is_in_place(extent, opened):
                     return
-            why = "it was removed or exchanged while it was written"
+            why = "it was removed or exchanged while it was written, or others may change it now"
         except ExtentLostError as lost:
             why = str(lost)
         self.forget([extent])
@@ -250,7 +250,7 @@ class ExtentFiles:
             ]
 
     def look_after_open(self) -> None:
-        """Find the open extents that others have removed, exchanged or emptied: lost, and their room is given back.
+        """Find the open extents that were removed, exchanged, emptied or opened to others: lost, their room given back.
 
         Cost: one ``stat`` and a read of the header for each open extent. Raises ``OSError`` where the directory can't
         be looked at.
@@ -268,7 +268,7 @@ class ExtentFiles:
                 self._checked_shape(extent, opened.buffered)
             except (FileNotFoundError, ExtentLostError):
                 return False
-        return os.path.samestat(status, opened.identity)
+            return os.path.samestat(status, opened.identity) and handle.problem(status) is None
 
     def take_lost(self) -> list[int]:
         """The extents that turned out to be lost since the last call."""
