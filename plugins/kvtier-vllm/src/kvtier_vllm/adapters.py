@@ -1,31 +1,26 @@
 """LoRA adapters, known by what their files hold for as long as these stay as they are (C02).
 
 vLLM reads an adapter's files when it needs them, and again once it has evicted it, and says nothing of that. So they
-are looked at when a request comes, before vLLM can read them, when it asks for blocks, and when its blocks are stored:
-vLLM has read them by then. Looks that are all the same mean that what it read is what was digested. Decides which
-adapters may store and load. Names no vLLM type.
+are looked at when a request comes, while it waits, and when its blocks are stored: vLLM has read them by then. Looks
+that are all the same mean that what it read is what was digested. Decides which adapters may store and load. Opens no
+file and names no vLLM type.
 """
 
-import hashlib
-import json
 import logging
+from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor, wait
-from pathlib import Path
+from concurrent.futures import Future, wait
 from typing import Any
 
 from kvtier_core.engine import OffloadKey
-from kvtier_weights import digest_weights, is_settled, look_at_file
+from kvtier_vllm.adapter_files import IDENTITY_BYTES, AdapterFiles, Looks
+from kvtier_weights import is_settled
 
 _log = logging.getLogger("kvtier.vllm")
 
-_IDENTITY_BYTES = 12
-"""With vLLM's hash of 32 bytes and the group's number a key has 48 then, the most that kvtier-disk takes."""
 _GROUP_BYTES = 4
-_FILES = "adapter_*"
-"""What vLLM reads: ``adapter_config.json`` and one of ``adapter_model.safetensors``, ``.bin`` and ``.pt``."""
-_MOMENT_S = 0.1
-"""How long the request that brings an adapter waits for its digest: what is small or remembered is there by then."""
+PATIENCE_S = 1.0
+"""How long a request, or a store, waits for its adapter's files. A look at them takes 1 ms on a network."""
 _MAX_ADAPTERS = 10_000
 """That one engine's clients may name, of 1 KiB each. None is forgotten: vLLM may hold what it once read."""
 _ALL_OF_ITS_OWN = "a path, a name and a number of its own"
@@ -44,7 +39,7 @@ class KeyNames:
     """What blocks are called: by vLLM's key, in engines with LoRA with the adapter's identity before the group."""
 
     def __init__(self, *, has_lora: bool) -> None:
-        self._size = _IDENTITY_BYTES if has_lora else 0
+        self._size = IDENTITY_BYTES if has_lora else 0
 
     def of(self, adapter: "Adapter | None") -> KeyName | None:
         """For a request with *adapter*, or with none; ``None`` where nothing says what the adapter is."""
@@ -65,61 +60,117 @@ class KeyNames:
 class Adapter:
     """What a name and a path stand for. Trusted until a doubt arises, and never again after that."""
 
-    def __init__(self, about: str, directory: Path, kind: object = None) -> None:
+    def __init__(self, about: str, files: AdapterFiles, path: str | None, kind: object = None) -> None:
         self._about = about
-        self._directory = directory
+        self._files = files
+        self._path = path
         self.kind = kind
         """What, beside the files, makes its weights."""
-        self._looks: list[list[int | str]] | None = None
-        """The first looks at its files."""
-        self._identity: Future[bytes] | None = None
+        self._under_way: deque[Future[Looks]] = deque()
+        """At most two looks: one that runs, and one that has not begun."""
+        self._asked = 0
+        """How many looks were asked for. Each goes by its number."""
+        self._judged = 0
+        self._first: Looks | None = None
+        self._digest: Future[tuple[bytes, Looks]] | None = None
+        self._identity: bytes | None = None
         self._is_trusted = True
+        self._was_late = False
 
     @property
     def identity(self) -> bytes | None:
         """Stands for what its files hold; ``None`` while that is not known, and when it is not trusted."""
-        if not self._is_trusted or self._identity is None or not self._identity.done():
-            return None
-        if error := self._identity.exception():
-            self.distrust(f"its files can't be read ({error})", "Make them readable, at another path")
-            return None
-        return self._identity.result()
+        return self._identity if self._is_trusted else None
 
-    def is_unchanged(self) -> bool:
-        """Whether its files are as they were at first. Cost: each of them is opened."""
-        if not self._is_trusted:
-            return False
-        try:
-            looks = [look_at_file(path) for path in self._files()]
-        except OSError:
-            looks = []
-        known = [look for look in looks if look is not None]
+    @property
+    def is_being_digested(self) -> bool:
+        """Whether its files are being read, so that its identity may be known soon."""
+        return self._is_trusted and self._digest is not None
+
+    @property
+    def is_trusted(self) -> bool:
+        """Whether its files are what they were, by all looks that are over."""
+        return self._is_trusted
+
+    def look(self) -> int:
+        """Have its files looked at, not before now. Gives the number of that look."""
+        self.take()
+        # One that has not begun serves all who ask. The order matters: what is over does not run any more.
+        is_waiting = self._under_way and not self._under_way[-1].running() and not self._under_way[-1].done()
+        if self._path is None:
+            self.distrust("kvtier did not see it come", _RESTART)
+        elif self._is_trusted and not is_waiting:
+            self._under_way.append(self._files.look(self._path))
+            self._asked += 1
+        return self._asked
+
+    def has_looked(self, number: int) -> bool:
+        """Whether that look is over. Nothing is looked at any more once it is not trusted."""
+        self.take()
+        return self._judged >= number or not self._is_trusted
+
+    def may_be_read(self) -> None:
+        """VLLM is about to read its files, as far as kvtier knows.
+
+        Waits for the first look, which must come before that. vLLM stops as well, to read the same files.
+        """
+        if self._first is None and self._is_trusted:
+            self.look()
+            wait(list(self._under_way)[:1], PATIENCE_S)
+            self.take()
+            if self._first is None:
+                self.distrust(
+                    f"its files did not open within {PATIENCE_S:g} s, and vLLM reads them before kvtier could look at "
+                    "them",
+                    _RESTART,
+                )
+
+    def take(self) -> None:
+        """Judge by what is over by now. Nothing else changes what is known of it."""
+        while self._is_trusted and self._under_way and self._under_way[0].done():
+            look = self._under_way.popleft()
+            self._judge([] if look.exception() else look.result())
+            self._judged += 1
+        if self._is_trusted and self._digest is not None and self._digest.done():
+            self._learn(self._digest)
+            self._digest = None
+
+    def _judge(self, looks: Looks) -> None:
+        """All looks, in their order."""
         if not looks:
             self.distrust("kvtier sees no files of it there", "Give vLLM the path of a local directory")
-        elif len(known) < len(looks):
+        elif None in looks:
             self.distrust(
                 "it is in a read-only image, whose times don't tell it from another", "Copy it to a directory"
             )
-        elif self._looks is None:
-            self._looks = known
-        elif known != self._looks:
+        elif self._first is None:
+            self._first = looks
+        elif looks != self._first:
             self.distrust(
                 "its files have changed since it was first used", f"Give what has changed {_ALL_OF_ITS_OWN}"
             )
-        return self._is_trusted
+        is_settled_now = all(is_settled(look) for look in looks if look is not None)
+        if self._is_trusted and self._identity is None and self._digest is None and is_settled_now:
+            assert self._path is not None
+            self._digest = self._files.digest(self._path, self.kind)
 
-    def identify(self, reader: ThreadPoolExecutor) -> None:
-        """Have *reader* read its files, once their times tell of every change. Waits a moment for that."""
-        if self._identity is None and self._looks is not None and all(map(is_settled, self._looks)):
-            self._identity = reader.submit(self._read)
-            wait([self._identity], _MOMENT_S)
+    def _learn(self, digest: Future[tuple[bytes, Looks]]) -> None:
+        if error := digest.exception():
+            self.distrust(f"its files can't be read ({error})", "Make them readable, at another path")
+            return
+        self._identity, looks = digest.result()
+        self._judge(looks)
 
-    def _files(self) -> list[Path]:
-        return sorted(path for path in self._directory.glob(_FILES) if path.is_file())
-
-    def _read(self) -> bytes:
-        content = json.dumps([digest_weights(self._files()), self.kind])
-        return hashlib.sha256(content.encode()).digest()[:_IDENTITY_BYTES]
+    def be_late(self) -> None:
+        """A look takes too long for those who wait for it. Told once."""
+        if not self._was_late:
+            self._was_late = True
+            _log.warning(
+                "%s: a look at its files takes more than %g s. Until it is over, its blocks are neither stored nor "
+                "loaded. Move its files to a storage that answers sooner",
+                self._about,
+                PATIENCE_S,
+            )
 
     def distrust(self, why: str, instead: str) -> None:
         """From now on its blocks are neither stored nor loaded."""
@@ -137,9 +188,9 @@ class Adapters:
     def __init__(self) -> None:
         self._by_place: dict[tuple[str, str], Adapter] = {}
         self._by_number: dict[int, Adapter] = {}
-        self.stranger = Adapter("an adapter", Path())
+        self._files = AdapterFiles()
+        self.stranger = Adapter("an adapter", self._files, None)
         """One of which nothing is known."""
-        self._reader = ThreadPoolExecutor(1, "kvtier-adapters")
         self._doubt: str | None = None
 
     def meet(self, request: Any) -> Adapter:
@@ -151,7 +202,7 @@ class Adapters:
                 return self.stranger
             about = f"the adapter {name!r} from {path!r}"
             kind = request.is_3d_lora_weight
-            self._by_place[name, path] = Adapter(about, Path(path).expanduser(), kind)
+            self._by_place[name, path] = Adapter(about, self._files, path, kind)
         adapter = self._by_place[name, path]
         other = self._by_number.setdefault(number, adapter)
         if self._doubt is not None:
@@ -161,8 +212,7 @@ class Adapters:
                 one.distrust(
                     f"its number, {number}, stands for another one as well", f"Give each {_ALL_OF_ITS_OWN}"
                 )
-        elif adapter.is_unchanged():
-            adapter.identify(self._reader)
+        adapter.look()
         return adapter
 
     def distrust_all(self, why: str) -> None:
@@ -172,5 +222,5 @@ class Adapters:
             adapter.distrust(why, _RESTART)
 
     def close(self) -> None:
-        """Read no more files. Does not wait for the one that is being read."""
-        self._reader.shutdown(wait=False, cancel_futures=True)
+        """Begin to read no more files. Does not wait for the one that is being read."""
+        self._files.close()

@@ -114,7 +114,7 @@ class ClientCalls:
 
     def _around_adapter(self, call: Callable[..., Any], core: EngineCore, lora_request: LoRARequest) -> Any:
         for holder in self._holders:
-            holder.adapters.meet(lora_request)
+            holder.adapters.meet(lora_request).may_be_read()
         return call(lora_request)
 
 

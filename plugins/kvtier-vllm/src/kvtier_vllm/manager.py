@@ -2,9 +2,8 @@
 
 Translates between vLLM's calls, which name sets of keys, and the coordinator's jobs; remembers per request what one
 batched lookup said, for as long as the step lasts. Decides nothing about blocks, does no I/O and never waits but in
-``reset_cache`` and ``shutdown``, and a moment at the end of a step that has nothing to run. Runs on the scheduler's
-thread. The files of a LoRA adapter are looked at, which opens them, when its request comes, in each step in which it
-asks, and when a store is over.
+``reset_cache`` and ``shutdown``, a moment at the end of a step that has nothing to run, and for the first look at the
+files of a LoRA adapter that vLLM is about to read. Runs on the scheduler's thread.
 """
 
 import logging
@@ -30,7 +29,8 @@ from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
 from kvtier_core.engine import LookupState, OffloadKey, TierManager
 from kvtier_core.transfer import Direction, Pool
-from kvtier_vllm.adapters import Adapter, KeyName, KeyNames
+from kvtier_vllm.adapter_waits import AdapterWait, UnprovenStores
+from kvtier_vllm.adapters import KeyName, KeyNames
 from kvtier_vllm.client_calls import CALLS
 from kvtier_vllm.figures import Figures
 from kvtier_vllm.idle import Waiters
@@ -59,7 +59,7 @@ class _Request:
 
     id: str
     turns: Turns
-    adapter: Adapter | None = None
+    wait: AdapterWait
     name: KeyName | None = None
     """Gives kvtier's key for vLLM's; ``None`` while nothing says what the adapter is."""
     asked: Asked | None = None
@@ -97,6 +97,7 @@ class KvtierManager(OffloadingManager):
         self._loads: dict[_Request, int] = {}
         self._stores: dict[tuple[_Request, frozenset[OffloadKey]], deque[int]] = defaultdict(deque)
         """Store jobs under way, oldest first. vLLM names a job by its keys alone."""
+        self._unproven = UnprovenStores()
         self._numbers = count(1)
         self._step = 0
         self._holder = CALLS.watch(tiers)
@@ -110,7 +111,7 @@ class KvtierManager(OffloadingManager):
         self._holder.holds_nothing = False
         request_id = f"{req_context.req_id}#{next(self._numbers)}"
         adapter = self._holder.adapter_of(req_context.req_id) if self._has_lora else None
-        request = _Request(request_id, Turns(is_prefix=self._is_prefix), adapter)
+        request = _Request(request_id, Turns(is_prefix=self._is_prefix), AdapterWait(adapter))
         req_context.set_state(request)
         self._live[req_context.req_id] = request
         self._waiters.begin(request)
@@ -126,10 +127,10 @@ class KvtierManager(OffloadingManager):
     def _asked(self, request: _Request, req_context: ReqContext) -> Asked | None:
         """Its keys; ``None`` while nothing says what its adapter is, and once that is in doubt."""
         if request.asked is None:
-            request.name = self._names.of(request.adapter)
+            request.name = self._names.of(request.wait.adapter)
             if request.name is not None:
                 request.asked = keys_asked(self._tiers, request.id, req_context, request.name)
-        elif request.adapter is not None and request.adapter.identity is None:
+        elif request.wait.adapter is not None and request.wait.adapter.identity is None:
             return None
         return request.asked
 
@@ -154,16 +155,20 @@ class KvtierManager(OffloadingManager):
         request = _request(req_context)
         if not request.turns.has_asked(self._step):
             self._tiers.request_begins(request.id)
-            if request.adapter is not None:
-                request.adapter.is_unchanged()  # else it is distrusted: its files may have changed in vLLM's queue
+            request.wait.ask()
         if request.turns.must_wait(self._step):
             return LookupResult.RETRY
-        asked = self._asked(request, req_context)
-        state = LookupState.MISS if asked is None else asked.answer(key, self._step)
+        state = self._answer(key, request, req_context)
         request.turns.tell(state)
         if state in _PENDING:
             self._waiters.wait(request)
         return _RESULTS[state]
+
+    def _answer(self, key: OffloadKey, request: _Request, req_context: ReqContext) -> LookupState:
+        if not request.wait.is_known:
+            return LookupState.RETRY if request.wait.must_wait else LookupState.MISS
+        asked = self._asked(request, req_context)
+        return LookupState.MISS if asked is None else asked.answer(key, self._step)
 
     def get_load_source(self, key: OffloadKey, req_context: ReqContext) -> CacheHitSource:
         """Where a key of the request's last load came from."""
@@ -228,12 +233,15 @@ class KvtierManager(OffloadingManager):
     def complete_store(
         self, keys: Collection[OffloadKey], req_context: ReqContext, success: bool = True
     ) -> None:
-        """All workers have stored, with the adapter that its files hold if these are still the same."""
+        """All workers have stored, with the adapter that its files hold if these prove to be the same still."""
         request = _request(req_context)
         name = request, frozenset(keys)
         jobs = self._stores[name]
-        is_right = request.adapter is None or request.adapter.is_unchanged()
-        self._tiers.commit_store(jobs.popleft(), success=success and is_right)
+        job = jobs.popleft()
+        if success and request.wait.adapter is not None:
+            self._unproven.add(job, request.wait.adapter)
+        else:
+            self._tiers.commit_store(job, success=success)
         if not jobs:
             del self._stores[name]
 
@@ -250,21 +258,25 @@ class KvtierManager(OffloadingManager):
         """The step's promotions leave, finished work of the tiers is taken in."""
         for request in filter(None, map(self._live.get, context.new_req_ids)):
             request.turns.run()
+            request.wait.run()
         for request in filter(None, map(self._live.get, context.preempted_req_ids)):
             if not request.turns.has_asked(self._step):  # else it has begun anew since
                 self._tiers.request_preempted(request.id)
-        self._release_settled()
+        for request in self._live.values() if self._has_lora else ():
+            request.wait.end_step()
+        self._end_stores()
         self._tiers.end_step()
         self._step += 1
         if pause_s := self._waiters.end_step(self._loads):
             self._tiers.wait(pause_s)
 
     def has_pending_work(self) -> bool:
-        """Whether the engine has to go on stepping: transfers that a reset left behind, or stores to be made up for.
+        """Whether the engine has to go on stepping.
 
-        Tiers go on by themselves; what they finished is taken in with the next request.
+        That is so while a reset's transfers are not over, and while stores wait to be proven or made up for. Tiers go
+        on by themselves; what they finished is taken in with the next request.
         """
-        return bool(self._unfinished) or self._tiers.is_catching_up
+        return bool(self._unfinished) or bool(self._unproven) or self._tiers.is_catching_up
 
     def take_events(self) -> Iterable[OffloadingEvent]:
         """What changed in the pool and the tiers since the last call, where vLLM's KV events are on."""
@@ -274,7 +286,10 @@ class KvtierManager(OffloadingManager):
         """What kvtier counted since the last call."""
         return take_stats(self._figures)
 
-    def _release_settled(self) -> None:
+    def _end_stores(self) -> None:
+        """Of adapters whose files have been looked at since, and what a reset left behind."""
+        for job, is_right in self._unproven.take_proven():
+            self._tiers.commit_store(job, success=is_right)
         for direction, job in self._unfinished.take_settled():
             if direction is Direction.LOAD:
                 self._tiers.commit_load(job)
@@ -296,6 +311,8 @@ class KvtierManager(OffloadingManager):
         )
         self._loads.clear()
         self._stores.clear()
+        for job in self._unproven.take_all():
+            self._tiers.commit_store(job, success=False)
         self._tiers.reset_cache()
         self._step += 1
         if not self._pool.wait_for_copies(self._shutdown_timeout):
