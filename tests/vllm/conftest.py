@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from tests.plugins.distributions import Site
-from tests.vllm.engines import EngineProcess, save_hybrid_model, save_tiny_model
+from tests.vllm.engines import EngineProcess
+from tests.vllm.models import save_hybrid_model, save_tiny_model
 
 
 @pytest.fixture(scope="session")

@@ -1,4 +1,4 @@
-"""Starts ``engine_program`` and speaks with it; makes the tiny model that it serves."""
+"""Starts ``engine_program`` and speaks with it."""
 
 import json
 import os
@@ -6,7 +6,6 @@ import random
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Sequence
 from contextlib import suppress
 from importlib.util import find_spec
@@ -18,20 +17,6 @@ import pytest
 BLOCK = 32
 VOCAB = 2048
 START_S = 900.0
-SIZES = {
-    "vocab_size": VOCAB,
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 2,
-    "head_dim": 32,
-    "max_position_embeddings": 2048,
-    "eos_token_id": None,
-    "bos_token_id": None,
-    # weights this large make the output depend on all of the KV
-    "initializer_range": 0.25,
-}
 QUIET = {
     "HF_HUB_OFFLINE": "1",
     "OMP_NUM_THREADS": "1",
@@ -48,90 +33,6 @@ needs_vllm = pytest.mark.skipif(
     find_spec("vllm") is None,
     reason="needs vLLM, which has an environment of its own: nox -s vllm",
 )
-
-
-def save_tiny_model(directory: Path, *, seed: int = 0, **sizes: int) -> Path:
-    """A random Llama of two layers in fp32, the same for the same seed."""
-    import torch
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    with torch.random.fork_rng():
-        torch.manual_seed(seed)
-        LlamaForCausalLM(LlamaConfig(**{**SIZES, **sizes})).save_pretrained(directory)
-    return directory
-
-
-def save_hybrid_model(directory: Path, *, seed: int = 0) -> Path:
-    """A random Gemma 3 of four layers in fp32, every other one with a window of two blocks."""
-    import torch
-    from transformers import Gemma3ForCausalLM, Gemma3TextConfig
-
-    config = Gemma3TextConfig(
-        **{**SIZES, "num_hidden_layers": 4, "pad_token_id": 0},
-        sliding_window=2 * BLOCK,
-        layer_types=["sliding_attention", "full_attention"] * 2,
-        query_pre_attn_scalar=32,
-        tie_word_embeddings=False,
-    )
-    with torch.random.fork_rng():
-        torch.manual_seed(seed)
-        Gemma3ForCausalLM(config).save_pretrained(directory)
-    return directory
-
-
-def save_gated_delta_net(directory: Path, *, seed: int = 0) -> Path:
-    """A random Qwen3-Next of two layers in fp32, the first of them a gated delta net."""
-    import torch
-    from transformers import Qwen3NextConfig, Qwen3NextForCausalLM
-
-    config = Qwen3NextConfig(
-        **SIZES,
-        pad_token_id=0,
-        layer_types=["linear_attention", "full_attention"],
-        linear_num_key_heads=2,
-        linear_num_value_heads=2,
-        linear_key_head_dim=32,
-        linear_value_head_dim=32,
-        num_experts=2,
-        num_experts_per_tok=1,
-        moe_intermediate_size=32,
-        shared_expert_intermediate_size=32,
-    )
-    with torch.random.fork_rng():
-        torch.manual_seed(seed)
-        Qwen3NextForCausalLM(config).save_pretrained(directory)
-    return directory
-
-
-def save_adapter(directory: Path, *, seed: int) -> Path:
-    """A random LoRA adapter of rank 4 for the tiny Llama's values, or another one in its place."""
-    import torch
-    from safetensors.torch import save_file
-
-    directory.mkdir(exist_ok=True)
-    config = {
-        "peft_type": "LORA",
-        "task_type": "CAUSAL_LM",
-        "r": 4,
-        "lora_alpha": 4,
-        "target_modules": ["v_proj"],
-        "bias": "none",
-    }
-    (directory / "adapter_config.json").write_text(json.dumps(config))
-    numbers = torch.Generator().manual_seed(seed)
-    weights = {}
-    for layer in range(2):
-        name = f"base_model.model.model.layers.{layer}.self_attn.v_proj.lora"
-        weights[f"{name}_A.weight"] = torch.randn(4, 64, generator=numbers)
-        weights[f"{name}_B.weight"] = torch.randn(64, 4, generator=numbers)
-    save_file(weights, directory / "adapter_model.safetensors")
-    return directory
-
-
-def until_settled(directory: Path) -> None:
-    """Return when the files there are so old that another change would get another time."""
-    while time.time() < max(file.stat().st_ctime for file in directory.iterdir()) + 2.1:
-        time.sleep(0.05)
 
 
 def prompt(seed: int, blocks: int = 10, extra: int = 9) -> list[int]:

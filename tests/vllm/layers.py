@@ -1,15 +1,15 @@
 """Tiny random models, each with a kind of layer of its own."""
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tests.vllm.engines import BLOCK, SIZES, save_gated_delta_net
+from tests.vllm.engines import BLOCK, VOCAB
+from tests.vllm.models import SIZES, WINDOW, save_model
 
-WINDOW = 2 * BLOCK
-SMALL: dict[str, Any] = {**SIZES, "pad_token_id": 0}
-PLAIN = {"vocab_size": SIZES["vocab_size"], "pad_token_id": 0, "bos_token_id": None, "eos_token_id": None}
-EXPERTS = {"num_experts_per_tok": 1, "num_local_experts": 2}
+PLAIN: dict[str, Any] = {"vocab_size": VOCAB, "pad_token_id": 0, "bos_token_id": None, "eos_token_id": None}
+EXPERTS: dict[str, Any] = {"num_experts_per_tok": 1, "num_local_experts": 2}
 GROUPS = {"num_gpu_blocks_override": 100}
 """Room for several KV groups, and for smaller blocks."""
 
@@ -22,22 +22,6 @@ class Kind(NamedTuple):
     options: Mapping[str, Any] = {}
 
 
-def of(model: str, config: str, **settings: Any) -> Callable[[Path], Path]:
-    """Saves transformers' *model* in fp32 with these settings and random weights."""
-
-    def save(directory: Path) -> Path:
-        import torch
-        import transformers
-
-        with torch.random.fork_rng():
-            torch.manual_seed(0)
-            made = getattr(transformers, model)(getattr(transformers, config)(**settings))
-            made.save_pretrained(directory)
-        return directory
-
-    return save
-
-
 def save_whisper(directory: Path) -> Path:
     """A model that listens, with a token a byte."""
     from transformers import WhisperFeatureExtractor, WhisperTokenizer
@@ -46,9 +30,9 @@ def save_whisper(directory: Path) -> Path:
     WhisperTokenizer(vocab={chr(33 + number): number for number in range(90)}, merges=[]).save_pretrained(
         directory
     )
-    save = of(
+    return save_model(
+        directory,
         "WhisperForConditionalGeneration",
-        "WhisperConfig",
         **PLAIN,
         decoder_start_token_id=1,
         num_mel_bins=16,
@@ -60,15 +44,14 @@ def save_whisper(directory: Path) -> Path:
         encoder_ffn_dim=96,
         decoder_ffn_dim=96,
     )
-    return save(directory)
 
 
 LAYERS = {
     "attention sinks, every other layer with a window": Kind(
-        of(
-            "GptOssForCausalLM",
-            "GptOssConfig",
-            **SMALL,
+        partial(
+            save_model,
+            model="GptOssForCausalLM",
+            **SIZES,
             **EXPERTS,
             sliding_window=WINDOW,
             layer_types=["sliding_attention", "full_attention"],
@@ -76,10 +59,10 @@ LAYERS = {
         options=GROUPS,
     ),
     "chunked local attention": Kind(
-        of(
-            "Llama4ForCausalLM",
-            "Llama4TextConfig",
-            **SMALL,
+        partial(
+            save_model,
+            model="Llama4ForCausalLM",
+            **SIZES,
             **EXPERTS,
             intermediate_size_mlp=96,
             attention_chunk_size=WINDOW,
@@ -90,10 +73,10 @@ LAYERS = {
         GROUPS,
     ),
     "MLA": Kind(
-        of(
-            "DeepseekV2ForCausalLM",
-            "DeepseekV2Config",
-            **SMALL,
+        partial(
+            save_model,
+            model="DeepseekV2ForCausalLM",
+            **SIZES,
             first_k_dense_replace=2,
             moe_intermediate_size=32,
             n_routed_experts=2,
@@ -107,9 +90,9 @@ LAYERS = {
         GROUPS,
     ),
     "Mamba2": Kind(
-        of(
-            "Mamba2ForCausalLM",
-            "Mamba2Config",
+        partial(
+            save_model,
+            model="Mamba2ForCausalLM",
             **PLAIN,
             hidden_size=64,
             num_hidden_layers=2,
@@ -122,7 +105,20 @@ LAYERS = {
         "its layer 'backbone.layers.0.mixer' keeps MambaSpec, a layout kvtier does not know",
     ),
     "a gated delta net": Kind(
-        save_gated_delta_net,
+        partial(
+            save_model,
+            model="Qwen3NextForCausalLM",
+            **SIZES,
+            layer_types=["linear_attention", "full_attention"],
+            linear_num_key_heads=2,
+            linear_num_value_heads=2,
+            linear_key_head_dim=32,
+            linear_value_head_dim=32,
+            num_experts=2,
+            num_experts_per_tok=1,
+            moe_intermediate_size=32,
+            shared_expert_intermediate_size=32,
+        ),
         "its layer 'model.layers.0.linear_attn' keeps MambaSpec, a layout kvtier does not know",
         {"num_gpu_blocks_override": 60},
     ),

@@ -21,16 +21,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tests.vllm.engines import (
-    BLOCK,
-    EngineProcess,
-    assert_all_is_over,
-    connector,
-    disk,
-    prompt,
-    save_hybrid_model,
-    save_tiny_model,
-)
+from tests.vllm.engines import BLOCK, EngineProcess, assert_all_is_over, connector, disk, prompt
+from tests.vllm.models import save_hybrid_model, save_tiny_model
 
 PART = 250
 """Requests served by one engine."""

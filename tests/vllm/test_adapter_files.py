@@ -190,22 +190,22 @@ class Gate:
 
 
 @pytest.fixture
-def reading(monkeypatch):
-    gate = Gate(digest_weights)
-    monkeypatch.setattr(adapter_files, "digest_weights", gate)
-    yield gate
-    gate.opened.set()
+def shut(monkeypatch):
+    """Puts a gate before a function of the adapters' files: ``shut(digest_weights)``."""
+    gates = []
+
+    def put(function):
+        gates.append(Gate(function))
+        monkeypatch.setattr(adapter_files, function.__name__, gates[-1])
+        return gates[-1]
+
+    yield put
+    for gate in gates:
+        gate.opened.set()
 
 
-@pytest.fixture
-def looking(monkeypatch):
-    gate = Gate(look_at_file)
-    monkeypatch.setattr(adapter_files, "look_at_file", gate)
-    yield gate
-    gate.opened.set()
-
-
-def test_v8_a_large_adapter_is_waited_for_a_while_and_looks_go_on(adapters, tmp_path, reading, monkeypatch):
+def test_v8_a_large_adapter_is_waited_for_a_while_and_looks_go_on(adapters, tmp_path, shut, monkeypatch):
+    reading = shut(digest_weights)
     adapter = adapters.meet(asked(save(tmp_path / "a")))
     request = AdapterWait(adapter)
     while not adapter.is_being_digested:
@@ -254,7 +254,8 @@ def test_r8_c02_a_request_that_has_run_needs_another_look(adapters, tmp_path):
     assert not request.is_known
 
 
-def test_c31_looks_that_nobody_has_begun_are_one(adapters, tmp_path, looking):
+def test_c31_looks_that_nobody_has_begun_are_one(adapters, tmp_path, shut):
+    looking = shut(look_at_file)
     adapter = adapters.meet(asked(save(tmp_path / "a")))
     while not looking.calls:
         wait(adapter._under_way, 0.01)
@@ -267,8 +268,9 @@ def test_c31_looks_that_nobody_has_begun_are_one(adapters, tmp_path, looking):
 
 
 def test_c02_an_adapter_that_vllm_reads_before_the_first_look_is_not_trusted(
-    adapters, tmp_path, looking, monkeypatch, caplog
+    adapters, tmp_path, shut, monkeypatch, caplog
 ):
+    looking = shut(look_at_file)
     adapter = adapters.meet(asked(save(tmp_path / "a")))
     monkeypatch.setattr(module, "PATIENCE_S", 0.0)
     adapter.may_be_read()
@@ -278,7 +280,8 @@ def test_c02_an_adapter_that_vllm_reads_before_the_first_look_is_not_trusted(
     assert "vLLM reads them before kvtier could look at them" in record.message
 
 
-def test_c02_vllm_reads_an_adapter_after_the_first_look(adapters, tmp_path, looking, caplog):
+def test_c02_vllm_reads_an_adapter_after_the_first_look(adapters, tmp_path, shut, caplog):
+    looking = shut(look_at_file)
     adapter = adapters.meet(asked(save(tmp_path / "a")))
     threading.Timer(0.05, looking.opened.set).start()
     adapter.may_be_read()
@@ -288,7 +291,8 @@ def test_c02_vllm_reads_an_adapter_after_the_first_look(adapters, tmp_path, look
     assert not caplog.records
 
 
-def test_c02_files_that_change_while_they_are_read_are_not_trusted(adapters, tmp_path, reading):
+def test_c02_files_that_change_while_they_are_read_are_not_trusted(adapters, tmp_path, shut):
+    reading = shut(digest_weights)
     path = save(tmp_path / "a")
     adapter = adapters.meet(asked(path))
     while not reading.calls:

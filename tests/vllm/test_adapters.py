@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.vllm.engines import connector, disk, needs_vllm, prompt, save_adapter, until_settled
+from tests.vllm.engines import connector, disk, needs_vllm, prompt
+from tests.vllm.models import save_adapter, until_settled
 from tests.vllm.test_bridge import tiering
 
 pytestmark = [needs_vllm, pytest.mark.timeout(1800)]

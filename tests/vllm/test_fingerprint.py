@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from kvtier_vllm.fingerprint import config_digest
-from tests.vllm.engines import BLOCK, QUIET, SIZES, needs_vllm
+from tests.vllm.engines import BLOCK, QUIET, needs_vllm
+from tests.vllm.models import LONGROPE, SIZES
 
 
 class Mode(Enum):
@@ -92,18 +93,7 @@ def test_c02_a_value_that_cannot_be_told_from_others_makes_the_configuration_unk
     assert "nothing tells the object in VllmConfig.sizes.hook from others" in caplog.text
 
 
-LONGROPE = {
-    **SIZES,
-    "architectures": ["Phi3ForCausalLM"],
-    "model_type": "phi3",
-    "pad_token_id": 0,
-    "original_max_position_embeddings": 512,
-    "rope_scaling": {
-        "type": "longrope",
-        "short_factor": [1.0] * 16,
-        "long_factor": [1.0 + 0.5 * index for index in range(16)],
-    },
-}
+PHI = {**SIZES, "architectures": ["Phi3ForCausalLM"], "model_type": "phi3", **LONGROPE}
 PLAIN = {"skip_tokenizer_init": True, "enforce_eager": True, "block_size": BLOCK, "max_model_len": 512}
 DIFFERENT: dict[str, dict[str, Any]] = {
     "max_model_len": {"max_model_len": 1024},
@@ -129,7 +119,7 @@ SAME: dict[str, dict[str, Any]] = {
 def test_c02_what_changes_kv_in_vllms_own_configuration_counts_and_what_does_not_does_not(tmp_path):
     here, there = tmp_path / "here" / "model", tmp_path / "there" / "model"
     here.mkdir(parents=True)
-    (here / "config.json").write_text(json.dumps(LONGROPE))
+    (here / "config.json").write_text(json.dumps(PHI))
     shutil.copytree(here, there)
     plain = {**PLAIN, "model": str(here), "dtype": "float32"}
     cases: dict[str, dict[str, Any]] = {

@@ -8,7 +8,8 @@ import pytest
 
 from kvtier_vllm import adapter_files, adapter_waits
 from kvtier_weights import look_at_file
-from tests.vllm.engines import needs_vllm, save_adapter, until_settled
+from tests.vllm.engines import needs_vllm
+from tests.vllm.models import save_adapter, until_settled
 from tests.vllm.test_manager_order import Scheduler
 
 pytestmark = [

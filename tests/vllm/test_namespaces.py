@@ -2,28 +2,14 @@
 
 import pytest
 
-from tests.vllm.engines import SIZES, connector, disk, needs_vllm, prompt, save_tiny_model
+from tests.vllm.engines import connector, disk, needs_vllm, prompt
+from tests.vllm.models import LONGROPE, SIZES, save_model, save_tiny_model
 
 pytestmark = [needs_vllm, pytest.mark.timeout(1800)]
 
 
 def with_longrope(directory):
-    """vLLM picks the factors by ``max_model_len``, which nothing else in the configuration shows."""
-    import torch
-    from transformers import Phi3Config, Phi3ForCausalLM
-
-    config = Phi3Config(
-        **{**SIZES, "pad_token_id": 0},
-        original_max_position_embeddings=512,
-        rope_scaling={
-            "type": "longrope",
-            "short_factor": [1.0] * 16,
-            "long_factor": [1.0 + 0.5 * index for index in range(16)],
-        },
-    )
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        Phi3ForCausalLM(config).save_pretrained(directory)
+    save_model(directory, "Phi3ForCausalLM", **SIZES, **LONGROPE)
     yield {"max_model_len": 512}
     yield {"max_model_len": 1024}
 

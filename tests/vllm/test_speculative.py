@@ -4,7 +4,8 @@ import random
 
 import pytest
 
-from tests.vllm.engines import BLOCK, connector, disk, needs_vllm, save_tiny_model
+from tests.vllm.engines import BLOCK, connector, disk, needs_vllm
+from tests.vllm.models import save_tiny_model
 
 pytestmark = [needs_vllm, pytest.mark.timeout(1800)]
 

@@ -11,7 +11,8 @@ import pytest
 
 from tests.docs.tutorial import blocks, script
 from tests.transformers.tiny import byte_tokenizer
-from tests.vllm.engines import QUIET, needs_vllm, save_tiny_model
+from tests.vllm.engines import QUIET, needs_vllm
+from tests.vllm.models import save_tiny_model
 
 PAGE = Path(__file__).parents[2] / "docs/tutorial/vllm.md"
 TIMEOUT_S = 2400.0

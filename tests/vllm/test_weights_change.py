@@ -4,7 +4,8 @@ import shutil
 
 import pytest
 
-from tests.vllm.engines import connector, disk, needs_vllm, prompt, save_tiny_model
+from tests.vllm.engines import connector, disk, needs_vllm, prompt
+from tests.vllm.models import save_tiny_model
 
 pytestmark = [needs_vllm, pytest.mark.timeout(1800)]
 

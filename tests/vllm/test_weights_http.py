@@ -11,7 +11,8 @@ import urllib.request
 import pytest
 
 from tests.plugins.distributions import Site
-from tests.vllm.engines import BLOCK, QUIET, START_S, connector, disk, needs_vllm, prompt, save_tiny_model
+from tests.vllm.engines import BLOCK, QUIET, START_S, connector, disk, needs_vllm, prompt
+from tests.vllm.models import save_tiny_model
 from tests.vllm.test_tutorial import free_port, save_chat_model
 
 pytestmark = [needs_vllm, pytest.mark.timeout(1800)]
