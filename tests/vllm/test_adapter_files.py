@@ -227,7 +227,7 @@ def test_v8_a_large_adapter_is_waited_for_a_while_and_looks_go_on(adapters, tmp_
     assert request.is_known
 
 
-def test_r8_c02_what_a_request_is_told_rests_on_a_look_that_began_after_it_had_asked(adapters, tmp_path):
+def test_r8_c02_an_answer_rests_on_a_look_that_began_after_the_question(adapters, tmp_path):
     path = save(tmp_path / "a")
     adapter = met(adapters, path)
     request = AdapterWait(adapter)

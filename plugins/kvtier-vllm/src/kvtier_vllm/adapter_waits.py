@@ -10,7 +10,7 @@ from kvtier_vllm.adapters import PATIENCE_S, Adapter
 
 
 class AdapterWait:
-    """One request's wait for its adapter: what it is told rests on a look that began after it had asked."""
+    """One request's wait for its adapter: an answer rests on a look that began after the request had asked."""
 
     def __init__(self, adapter: Adapter | None) -> None:
         self.adapter = adapter

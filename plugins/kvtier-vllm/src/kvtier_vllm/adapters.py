@@ -110,9 +110,9 @@ class Adapter:
         return self._judged >= number or not self._is_trusted
 
     def may_be_read(self) -> None:
-        """VLLM is about to read its files, as far as kvtier knows.
+        """VLLM may read its files from now on.
 
-        Waits for the first look, which must come before that. vLLM stops as well, to read the same files.
+        Waits for the first look, which must be over by then. vLLM itself stops for these files, to read them.
         """
         if self._first is None and self._is_trusted:
             self.look()
@@ -162,7 +162,7 @@ class Adapter:
         self._judge(looks)
 
     def be_late(self) -> None:
-        """A look takes too long for those who wait for it. Told once."""
+        """A look takes longer than requests and stores wait for it. Logged once."""
         if not self._was_late:
             self._was_late = True
             _log.warning(
