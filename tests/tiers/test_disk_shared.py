@@ -5,6 +5,7 @@ import os
 import shutil
 import subprocess
 import sys
+from itertools import islice
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -16,7 +17,7 @@ from kvtier_core.keys import OffloadKey, RequestIdentity, hash_blocks, make_offl
 from kvtier_core.namespace import GroupSpec, Namespace
 from kvtier_disk import DiskTier
 from kvtier_testing.driving import PATIENCE_S
-from kvtier_testing.rows import RowMaker
+from kvtier_testing.rows import RowMaker, similar_keys
 from tests.tiers.extents import (
     HERE,
     KEYS,
@@ -70,6 +71,23 @@ def test_what_another_process_stores_is_found_and_what_it_evicts_is_missed(tmp_p
         outcome_of(other)
         wait_until(lambda: tier.lookup(KEYS[:4]) == [False] * 4, "their eviction is seen")
         assert tier.load(KEYS[200:210]).rows == rows(*KEYS[200:210])
+
+
+def test_c33_a_store_finds_room_although_others_have_just_evicted_what_it_would(tmp_path, monkeypatch):
+    one, other = direct(tmp_path, capacity=4 * MIB), direct(tmp_path, capacity=4 * MIB)
+    fresh = iter(similar_keys(2000))
+    assert store(one, *islice(fresh, 50)) == [True] * 50
+    other.follow()
+    catch_up = one._kept._news.catch_up
+
+    def catch_up_before_others_store():
+        catch_up()
+        assert [store(other, key) for key in islice(fresh, 8)] == [[True]] * 8
+
+    monkeypatch.setattr(one._kept._news, "catch_up", catch_up_before_others_store)
+    assert [store(one, key) for key in islice(fresh, 20)] == [[True]] * 20
+    one.close()
+    other.close()
 
 
 def test_an_eviction_that_was_not_heard_of_is_a_miss_and_no_fault(tmp_path):

@@ -141,16 +141,19 @@ class Index:
         """Make up to *count* slots the owner's: free ones, then those of *victims*, which are evicted by that.
 
         *victims* is asked for as many blocks as there are free slots too few; what it gives beyond leaves free slots.
-        Returns places in order.
+        It is asked again where others have evicted those, until it gives none. Returns places in order.
         """
         with self.database.transaction() as connection:
             places = take_free(connection, namespace, owner, count)
-            if victims is not None and len(places) < count:
-                missing = count - len(places)
+            while victims is not None and (missing := count - len(places)):
                 evicted = sorted(victims(missing), key=_place)
+                if not evicted:
+                    break
                 places += change(connection, CLAIM_RUN, evicted[:missing], owner=owner)
                 change(connection, FREE_RUN, evicted[missing:])
                 self._log.record(connection, namespace, owner, stored=False, pairs=evicted)
+                if len(places) < count:
+                    places += take_free(connection, namespace, owner, count - len(places))
         return sorted(places)
 
     def publish(

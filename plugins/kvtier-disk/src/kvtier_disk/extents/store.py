@@ -121,9 +121,12 @@ class BlockStore:
         victims: list[Pair] = []
 
         def choose(missing: int) -> list[Pair]:
+            if len(victims) > _MOST_AHEAD:
+                return []
             ahead = min(_AHEAD * missing, len(opened.contents) // _AHEAD_OF, _MOST_AHEAD)
-            victims.extend(opened.contents.victims(missing + ahead))
-            return victims
+            chosen = opened.contents.victims(missing + ahead)
+            victims.extend(chosen)
+            return chosen
 
         with self.lock:
             try:
