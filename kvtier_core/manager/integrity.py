@@ -103,7 +103,7 @@ class Integrity:
         payload_bytes: Sequence[int],
         *,
         emit: Callable[[Event], None],
-        discard: Callable[[str, Sequence[OffloadKey]], None],
+        discard: Callable[[str, Sequence[OffloadKey], Sealer], None],
         log: logging.Logger,
         check_threads: int,
     ) -> None:
@@ -196,7 +196,7 @@ class Integrity:
             if key not in not_loaded and position not in proven and not self._is_right(load, position)
         ]
         if corrupt:
-            self._discard(load.tier, corrupt)
+            self._discard(load.tier, corrupt, load.sealer)
         with self._lock:
             del self._loads[job.id]
         self._emit(Finished(load.tier, result, corrupt))

@@ -112,7 +112,10 @@ class Tiers:
             finish=partial(self._integrity.finish, name),
         )
 
-    def _discard(self, tier: str, keys: Sequence[OffloadKey]) -> None:
+    def _discard(self, tier: str, keys: Sequence[OffloadKey], sealer: Sealer) -> None:
+        """Blocks that *sealer* should have sealed gave wrong bytes. What a reset has ended says nothing of the tier."""
+        if sealer is not self._sealer:
+            return
         text = (
             f"wrong bytes came for {len(keys)} blocks (first key {keys[0].hex()[:16]}): they are recomputed"
         )

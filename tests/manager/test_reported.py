@@ -106,6 +106,30 @@ def test_c34_after_a_reset_the_report_begins_anew(make_bench):
     assert "lookup" not in hooks_called(bench)
 
 
+def test_c34_wrong_bytes_of_before_a_reset_cost_no_block_of_after_it(make_bench, caplog):
+    bench = make_bench(info=REPORTS, max_quarantined=1.0)
+    tier = bench.tiers["one"]
+    bench.new("a")
+    bench.store("a", 1)
+    bench.settle()
+    bench.evict_all()
+    tier.hold.add("load")
+    bench.manager.lookup("a", [[key(1)]])
+    bench.until(lambda: bool(tier.held))
+    bench.manager.reset_cache()
+    bench.until(lambda: bench.manager.figures()["tiers"]["one"]["serving"])
+    bench.new("b")
+    bench.store("b", 1)
+    bench.settle()
+    tier.release(also_write=b"!")
+    bench.until(lambda: not bench.manager.coordinator.state.quarantined_rows)
+    tier.hold.clear()
+    bench.evict_all()
+    assert bench.load("b", 1) == [True]
+    assert tier.discarded == []
+    assert "wrong bytes" not in caplog.text
+
+
 def test_c34_what_was_reported_in_a_reset_that_failed_does_not_count(make_bench):
     bench = make_bench(info=REPORTS, open_retry=0.05)
     tier = bench.tiers["one"]
