@@ -141,7 +141,7 @@ class OursWithProofs(Ours):
         count = len(loads)
         while loads:
             result = driver.wait_any(loads)
-            integrity.finish("bench", replace(result, job_id=loads.pop(result.job_id)))
+            integrity.finish(replace(result, job_id=loads.pop(result.job_id)))
         for _ in range(count):
             while not isinstance(event := self._checked.get(), Finished):
                 pass  # what was sealed

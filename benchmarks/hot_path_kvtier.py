@@ -167,7 +167,7 @@ class Pool:
             if isinstance(action, SealRows):
                 self.coordinator.on_sealed(action.job.id)
             elif isinstance(action, SubmitJob):
-                self.coordinator.on_finished(Finished(action.tier, JobResult(job_id=action.job.id)), NOW)
+                self.coordinator.on_finished(Finished(JobResult(job_id=action.job.id)), NOW)
         self.coordinator.request_finished(request)
         self.actions()
         return took

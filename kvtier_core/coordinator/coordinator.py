@@ -227,7 +227,7 @@ class Coordinator:
         self._state.ledger.unpin(job.blocks)
 
     def on_finished(self, finished: Finished, now: float) -> None:
-        """A tier handed out a result, of one of its jobs or of none."""
+        """A tier handed out the one result of one of its jobs."""
         self._results.finish(finished, now)
 
     def on_fault(self, tier_name: str, now: float, *, of_job: bool = False) -> None:

@@ -1,7 +1,7 @@
 """The ends of jobs, by their result or their deadline, as changes of the shared state.
 
-A result that makes no sense is a fault of its tier, and every key counts as failed. Otherwise all keys count that the
-result does not name as bad (C22b, C23).
+All keys count that a result does not name as bad (C22b, C23). A result comes once for each job of a tier, and fits it:
+the tier's port has seen to that (C30).
 """
 
 from collections import Counter
@@ -28,7 +28,6 @@ Arrived = Callable[[int], Collection[OffloadKey]]
 class Finished:
     """A tier's result as the acting part hands it in: ``corrupt`` are loaded keys whose proof did not hold."""
 
-    tier: str
     result: JobResult
     corrupt: Sequence[OffloadKey] = ()
 
@@ -49,18 +48,11 @@ class Results:
         self._request_level = request_level
 
     def finish(self, finished: Finished, now: float) -> None:
-        """A tier handed out a result. One that fits no job of that tier is a fault of the tier (C30)."""
+        """A tier handed out the result of one of its jobs."""
         state = self._state
-        tier = state.tiers[finished.tier]
-        job = state.jobs.get(finished.result.job_id)
-        if job is None or job.tier != finished.tier:
-            self.fault(tier, now)
-            return
-        state.end_job(job.id)
+        job = state.end_job(finished.result.job_id)
+        tier = state.tiers[job.tier]
         bad = bad_keys(job, finished)
-        if bad is None:
-            tier.counters.faults += 1
-            bad = dict.fromkeys(job.keys, MissReason.TIER_FAILED)
         seconds = None if job.overdue else self._note_service(tier, job, bad, finished.result, now)
         if job.kind is JobKind.LOOKUP:
             tier.counters.timeouts += MissReason.TIER_SLOW in bad.values() and not job.overdue
@@ -127,39 +119,19 @@ def _has_moved(job: Job, bad: Bad, result: JobResult) -> bool:
     return not set(job.keys) <= {*absent, *result.held}
 
 
-def bad_keys(job: Job, finished: Finished) -> dict[OffloadKey, MissReason] | None:
-    """The bad keys of *job*; ``None`` for a result that makes no sense."""
-    result = finished.result
-    if job.kind is JobKind.LOOKUP:
-        return _bad_answers(job, result)
-    bad = dict.fromkeys(result.missing, MissReason.NOT_STORED)
+def bad_keys(job: Job, finished: Finished) -> dict[OffloadKey, MissReason]:
+    """The bad keys of *job*. Of a lookup, ``TIER_SLOW`` are those that the tier had no answer for in time."""
+    result, answers = finished.result, finished.result.present
+    is_lookup = job.kind is JobKind.LOOKUP
+    bad = {} if is_lookup else dict.fromkeys(result.missing, MissReason.NOT_STORED)
     bad.update(dict.fromkeys(finished.corrupt, MissReason.INTEGRITY))
     bad.update(dict.fromkeys(result.failed, MissReason.TIER_FAILED))
-    if not set(job.keys).issuperset([*bad, *result.held]):
-        return None
-    if result.error is not None and not bad:
+    if (result.error is not None and not bad) or (is_lookup and answers is None):
         return dict.fromkeys(job.keys, MissReason.TIER_FAILED)
-    return bad
-
-
-def _bad_answers(job: Job, result: JobResult) -> dict[OffloadKey, MissReason] | None:
-    """``TIER_FAILED`` are keys that the tier could not ask about, ``TIER_SLOW`` those it had no answer for in time.
-
-    A prefix ends at the first key that is not there: what follows needs no answer.
-    """
-    failed = set(result.failed)
-    if not failed <= set(job.keys):
-        return None
-    if (result.error is not None and not failed) or (result.present is None and failed):
-        return dict.fromkeys(job.keys, MissReason.TIER_FAILED)
-    answers = result.present
-    if not isinstance(answers, Sequence) or len(answers) != len(job.keys):
-        return None
-    if not all(there is None or isinstance(there, bool) for there in answers):
-        return None
-    bad = dict.fromkeys(result.failed, MissReason.TIER_FAILED)
-    end = answers.index(False) if job.is_prefix and False in answers else len(answers)
-    for key, there in zip(job.keys[:end], answers, strict=False):
-        if there is None:
-            bad.setdefault(key, MissReason.TIER_SLOW)
+    if answers is not None:
+        # A prefix ends at the first key that is not there: what follows needs no answer.
+        end = answers.index(False) if job.is_prefix and False in answers else len(answers)
+        for key, there in zip(job.keys[:end], answers, strict=False):
+            if there is None:
+                bad.setdefault(key, MissReason.TIER_SLOW)
     return bad

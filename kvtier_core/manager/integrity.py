@@ -138,12 +138,12 @@ class Integrity:
             load = self._loads.get(job_id)
         return () if load is None else [load.job.keys[position] for position in load.proven()]
 
-    def finish(self, tier: str, result: JobResult) -> None:
-        """Report how a job of *tier* ended; the rows that a load says it has filled are checked before."""
+    def finish(self, result: JobResult) -> None:
+        """Report how a job of a tier ended; the rows that a load says it has filled are checked before."""
         with self._lock:
             load = self._loads.get(result.job_id)
         if load is None:
-            self._emit(Finished(tier, result))
+            self._emit(Finished(result))
         else:
             load.end()
             self._checking.post(partial(self._check, load, result))
@@ -199,4 +199,4 @@ class Integrity:
             self._discard(load.tier, corrupt, load.sealer)
         with self._lock:
             del self._loads[job.id]
-        self._emit(Finished(load.tier, result, corrupt))
+        self._emit(Finished(result, corrupt))

@@ -109,7 +109,7 @@ class Tiers:
             row=self._pool.row,
             clock=self._clock,
             emit=self._emit,
-            finish=partial(self._integrity.finish, name),
+            finish=self._integrity.finish,
         )
 
     def _discard(self, tier: str, keys: Sequence[OffloadKey], sealer: Sealer) -> None:

@@ -380,19 +380,6 @@ MUTANTS: Sequence[Mutant] = (
     ),
     # -- results
     _m(
-        "another tier's result is believed",
-        "coordinator.results:Results.finish",
-        "job is None or job.tier != finished.tier",
-        "job is None",
-    ),
-    _m(
-        "keys outside the job are believed",
-        "coordinator.results:bad_keys",
-        "if not set(job.keys).issuperset([*bad, *result.held]):\n    return None",
-        "",
-        test_promotions.test_c60_a_result_that_makes_no_sense_counts_as_failed_and_as_nothing_else,
-    ),
-    _m(
         "wrong bytes become visible",
         "coordinator.results:bad_keys",
         "bad.update(dict.fromkeys(finished.corrupt, MissReason.INTEGRITY))",

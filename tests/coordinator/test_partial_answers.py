@@ -12,7 +12,7 @@ def answer(world: World, *present: bool | None, failed: str = "") -> None:
     """The one question under way is answered so."""
     (job,) = world.jobs(JobHook.LOOKUP)
     world.running.pop(job)
-    world.report("a", JobResult(job_id=job, present=list(present), failed=make_keys(failed)))
+    world.report(JobResult(job_id=job, present=list(present), failed=make_keys(failed)))
 
 
 def test_s2_what_was_told_in_time_is_a_hit_and_the_rest_is_asked_again():

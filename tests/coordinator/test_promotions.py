@@ -426,17 +426,6 @@ def test_c60_counters_of_a_load_add_up():
     assert (counters.loaded, counters.load_failed, counters.load_missing, counters.integrity) == (1, 2, 1, 0)
 
 
-def test_c60_a_result_that_makes_no_sense_counts_as_failed_and_as_nothing_else():
-    world = world_behind("ab", 4)
-    world.lookup("r", make_keys("ab"))
-    world.answer_all(JobHook.LOOKUP)
-    world.lookup("r", make_keys("ab"))
-    world.end_step()
-    world.answer_all(JobHook.LOAD, answer=Answer.UNASKED_KEYS)
-    counters = world.coordinator.counters.tiers["a"]
-    assert (counters.loaded, counters.load_failed, counters.load_missing, counters.integrity) == (0, 2, 0, 0)
-
-
 # -- deadlines
 
 

@@ -41,8 +41,6 @@ OUTCOMES = frozenset(
         "a reset met a tier load",
         "a reset met a tier store",
         "a reset took what was promised",
-        "a result came twice",
-        "a result came from another tier",
         "a tier got no more until it answered",
         "a tier was lent no more until a load comes in time",
         "a tier wrote into quarantined rows",

@@ -15,7 +15,6 @@ from random import Random
 from kvtier_core.coordinator import GroupShape
 from kvtier_core.keys import OffloadKey, make_offload_key
 from kvtier_core.ledger import BlockState
-from kvtier_core.values import JobResult
 from tests.sim.hook_order import InvariantError
 from tests.sim.outcomes import Watcher
 from tests.sim.scripted import LOOKUP_ANSWERS, MOVE_ANSWERS, Answer, JobHook, RunningJob
@@ -62,7 +61,6 @@ class Simulation:
         self._requests: dict[str, _Request] = {}
         self._keys: dict[tuple[str, int], OffloadKey] = {}
         self._moods = dict.fromkeys(self.world.tiers, "good")
-        self._last_answered: int | None = None
         self._actions, self._weights = self._plan()
 
     def _plan(self) -> tuple[list[Callable[[], bool]], list[int]]:
@@ -287,7 +285,6 @@ class Simulation:
         self.watcher.before_answer(job)
         loaded = self._loaded(job)
         self.world.answer(job.job.id, answer, chosen)
-        self._last_answered = job.job.id
         if job.hook is JobHook.LOAD and 0 < self._loaded(job) - loaded < len(job.job.keys):
             self.watcher.note("a load brought only a part")
         is_part = answer is Answer.MISSING and 0 < len(chosen) < len(job.job.keys)
@@ -322,24 +319,14 @@ class Simulation:
 
     def _misbehave(self) -> bool:
         name = self.random.choice(list(self.world.tiers))
-        running = self.world.running
-        match self.random.choice(("fault", "twice", "foreign", "unknown", "scribble", "scribble")):
+        match self.random.choice(("fault", "scribble", "scribble")):
             case "fault":
                 self.world.fault(name)
-            case "twice" if self._last_answered is not None:
-                self.watcher.note("a result came twice")
-                self.world.answer_again(self._last_answered)
-            case "foreign" if any(job.tier != name for job in running.values()):
-                self.watcher.note("a result came from another tier")
-                job_id = self.random.choice([i for i, job in running.items() if job.tier != name])
-                self.world.report(name, JobResult(job_id=job_id, present=[True]))
             case "scribble" if loads := self.world.jobs(JobHook.LOAD):
                 job_id = self.random.choice(loads)
                 self.world.scribble(job_id)
                 overdue = self.world.coordinator.state.jobs[job_id].overdue
                 self.watcher.note("a tier wrote into quarantined rows", overdue)
-            case "unknown":
-                self.world.report(name, JobResult(job_id=self.random.randint(10**9, 10**10)))
             case _:
                 return False
         return True

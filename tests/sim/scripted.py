@@ -17,8 +17,6 @@ from kvtier_core.values import JobResult, TierInfo, TierJob
 GENEROUS = TierLimits(max_cascade=1.0, max_quarantined=1.0)
 """Limits that let a tier use the whole of a tiny pool."""
 
-_NOT_ASKED_FOR = OffloadKey(b"a key that no job named" + bytes(4))
-
 
 class Payload(NamedTuple):
     """The whole and right bytes of one block: what a model computes for *key* in cache epoch *epoch*."""
@@ -86,16 +84,6 @@ class Answer(enum.Enum):
     """Reported as moved, but the bytes of the chosen keys are wrong."""
     LIE = "lie"
     """Reported as done, but nothing was; a lookup's truth is turned round."""
-    WRONG_LENGTH = "wrong length"
-    """A lookup answered with one bool too many."""
-    NOT_BOOL = "not bool"
-    """A lookup answered with numbers."""
-    NOT_A_SEQUENCE = "not a sequence"
-    """A lookup answered with one bool for all."""
-    NO_ANSWER = "no answer"
-    """A lookup's result without an answer."""
-    UNASKED_KEYS = "unasked keys"
-    """A result that names a key outside the job."""
 
 
 LOOKUP_ANSWERS = (
@@ -104,10 +92,6 @@ LOOKUP_ANSWERS = (
     Answer.LIE,
     Answer.FAILED,
     Answer.ERROR,
-    Answer.WRONG_LENGTH,
-    Answer.NOT_BOOL,
-    Answer.NOT_A_SEQUENCE,
-    Answer.NO_ANSWER,
 )
 MOVE_ANSWERS = (
     Answer.OK,
@@ -116,7 +100,6 @@ MOVE_ANSWERS = (
     Answer.ERROR,
     Answer.CORRUPT,
     Answer.LIE,
-    Answer.UNASKED_KEYS,
 )
 
 
@@ -207,7 +190,7 @@ class ScriptedTier:
         if running.hook is JobHook.LOOKUP:
             return self._answer_lookup(job, answer, chosen)
         spoilt = set(job.keys) if answer in (Answer.ERROR, Answer.LIE) else set(chosen)
-        if answer in (Answer.OK, Answer.UNASKED_KEYS):
+        if answer is Answer.OK:
             spoilt = set()
         if running.hook is JobHook.STORE:
             absent = self._store(running, answer, spoilt)
@@ -223,8 +206,6 @@ class ScriptedTier:
                 return JobResult(
                     job_id=job.id, missing=[key for key in job.keys if key in {*absent, *spoilt}]
                 )
-            case Answer.UNASKED_KEYS:
-                return JobResult(job_id=job.id, missing=[*absent, _NOT_ASKED_FOR])
             case _:
                 return JobResult(job_id=job.id, missing=absent)
 
@@ -240,14 +221,8 @@ class ScriptedTier:
             return JobResult(job_id=job.id, present=told, failed=failed)
         if answer is Answer.ERROR:
             return JobResult(job_id=job.id, error="scripted to fail")
-        presents: dict[Answer, Any] = {
-            Answer.LIE: [not there for there in truth],
-            Answer.WRONG_LENGTH: [*truth, True],
-            Answer.NOT_BOOL: [int(there) for there in truth],
-            Answer.NOT_A_SEQUENCE: True,
-            Answer.NO_ANSWER: None,
-        }
-        return JobResult(job_id=job.id, present=presents.get(answer, told))
+        present = [not there for there in truth] if answer is Answer.LIE else told
+        return JobResult(job_id=job.id, present=present)
 
     def _store(self, running: RunningJob, answer: Answer, spoilt: Collection[OffloadKey]) -> list[OffloadKey]:
         """Take the rows as they are *now*; a store of an earlier epoch stays where nobody looks."""

@@ -163,7 +163,6 @@ class World:
         self.shortened = 0
         """How often a chain lost its end and kept its beginning."""
         self._infos: dict[str, RequestInfo] = {}
-        self._answered: dict[int, Finished] = {}
         self._step = 0
         self._check_every = check_every
         self._acts = 0
@@ -429,7 +428,7 @@ class World:
         if running.hook is JobHook.STORE and not running.is_cancelled:
             self._check_source(running)
         result = tier.perform(running, answer, running.job.keys if chosen is None else chosen)
-        self._report(Finished(running.tier, result, self._find_corrupt(running, result)))
+        self._report(Finished(result, self._find_corrupt(running, result)))
 
     def arrive(self, job_id: int, chosen: Collection[OffloadKey]) -> None:
         """A tier fills the rows of these keys of a load, says so, and touches those that are right no more."""
@@ -446,13 +445,9 @@ class World:
         for job_id in self.jobs(hook, tier):
             self.answer(job_id, answer)
 
-    def answer_again(self, job_id: int) -> None:
-        """A tier hands out a result that it has handed out before."""
-        self._report(self._answered[job_id])
-
-    def report(self, tier: str, result: JobResult) -> None:
+    def report(self, result: JobResult) -> None:
         """A tier hands out a result of the test's own making, which moves nothing."""
-        self._report(Finished(tier, result))
+        self._report(Finished(result))
 
     def fault(self, tier: str) -> None:
         """A hook of a tier raises."""
@@ -467,7 +462,6 @@ class World:
         self.check()
 
     def _report(self, finished: Finished) -> None:
-        self._answered[finished.result.job_id] = finished
         self.coordinator.on_finished(finished, self.now)
         self._act()
 
@@ -576,7 +570,7 @@ class World:
             elif job.deadline > self.now:
                 self._submit(JobHook.STORE, action.tier, job)
             else:  # as a tier's port does
-                too_late = Finished(action.tier, JobResult(job_id=job.id, error="too late"))
+                too_late = Finished(JobResult(job_id=job.id, error="too late"))
                 self.coordinator.on_finished(too_late, self.now)
 
     def _seal(self, key: OffloadKey, row: int) -> None:
