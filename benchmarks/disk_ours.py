@@ -115,7 +115,7 @@ class OursWithProofs(Ours):
                 rows.pool,
                 [rows.payload_bytes],
                 emit=self._checked.put,
-                discard=lambda _tier, _keys: None,
+                discard=lambda _tier, _keys, _sealer: None,
                 log=logging.getLogger("kvtier.bench"),
                 check_threads=2,
             )
