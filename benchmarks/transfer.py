@@ -146,8 +146,12 @@ class Memory:
         """A store and a load at once, of half of the blocks each."""
         half = len(blocks) // 2
         self._job += 1
-        self.device.submit_store(self._job, [GroupTransfer(block_ids=blocks[:half], rows=rows[:half])])
-        self.device.submit_load(self._job, [GroupTransfer(block_ids=blocks[half:], rows=rows[half:])])
+        self.device.submit(
+            Direction.STORE, self._job, [GroupTransfer(block_ids=blocks[:half], rows=rows[:half])]
+        )
+        self.device.submit(
+            Direction.LOAD, self._job, [GroupTransfer(block_ids=blocks[half:], rows=rows[half:])]
+        )
         for direction in Direction:
             assert self.device.wait(direction, [self._job], TIMEOUT_S)
         assert all(result.ok for result in self.device.get_finished())
@@ -156,10 +160,7 @@ class Memory:
         """The device under test."""
         self._job += 1
         parts = [GroupTransfer(block_ids=blocks, rows=rows)]
-        if direction is Direction.STORE:
-            self.device.submit_store(self._job, parts)
-        else:
-            self.device.submit_load(self._job, parts)
+        self.device.submit(direction, self._job, parts)
         assert self.device.wait(direction, [self._job], TIMEOUT_S)
         assert all(result.ok for result in self.device.get_finished())
 

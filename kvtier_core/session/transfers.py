@@ -64,10 +64,8 @@ class Transfers:
 
     def start(self, prepared: PreparedTransfer, transfer: Transfer, parts: Sequence[GroupTransfer]) -> None:
         """Hand *parts*, which use the rows of *prepared*, to the device. When that raises, the transfer is over."""
-        is_load = transfer.direction is Direction.LOAD
-        submit = self._device.submit_load if is_load else self._device.submit_store
         try:
-            submit(prepared.job_id, parts)
+            self._device.submit(transfer.direction, prepared.job_id, parts)
         except BaseException:
             self._complete(prepared.job_id, transfer, success=False)
             raise

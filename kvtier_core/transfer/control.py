@@ -3,17 +3,15 @@
 The scheduler's process learns from it when the rows of a transfer may be handed out again. The page never waits.
 
 Each word is a 64-bit counter with one writer. Every member writes that it came, and each worker for each direction the
-last job that was *handed* to it, that it *started*, and that it *finished*. Job ids of one direction grow, and its jobs
-complete in order.
+last job that it *announced*, and that it *finished*. Job ids of one direction grow, and its jobs complete in order.
 
-A worker writes *started* before it touches a row, and *finished* after its last byte, with a full fence in between.
-``_fence`` acquires and releases a lock twice. On x86-64 each of these is a locked instruction, which is a full fence.
-On AArch64 a release followed by an acquire is one. A word is read and written by one aligned 8-byte access (CPython's
-``memoryview`` of format ``Q`` copies 8 bytes). Tested on x86-64 only.
+A worker announces a job when that is handed to it, before it touches a row, and writes *finished* after its last byte,
+with a full fence in between. ``_fence`` acquires and releases a lock twice. On x86-64 each of these is a locked
+instruction, which is a full fence. On AArch64 a release followed by an acquire is one. A word is read and written by
+one aligned 8-byte access (CPython's ``memoryview`` of format ``Q`` copies 8 bytes). Tested on x86-64 only.
 """
 
 import threading
-from collections.abc import Callable
 
 from kvtier_core.transfer.direction import Direction
 
@@ -25,10 +23,9 @@ _WORD = 8
 _SLOT_WORDS = 16
 """Two 64-byte cache lines for the scheduler and two for each worker, so that writers do not slow each other down."""
 
-_CAME = 6
-_STARTED = {Direction.STORE: 0, Direction.LOAD: 2}
+_CAME = 4
+_ANNOUNCED = {Direction.STORE: 0, Direction.LOAD: 2}
 _FINISHED = {Direction.STORE: 1, Direction.LOAD: 3}
-_HANDED = {Direction.STORE: 4, Direction.LOAD: 5}
 
 
 def control_words_bytes(num_workers: int) -> int:
@@ -39,16 +36,16 @@ def control_words_bytes(num_workers: int) -> int:
 class ControlPage:
     """The words, in the pool's shared memory. Made by ``Pool``; safe from any thread of any process.
 
-    A worker that dies in the middle of a job leaves it unsettled for ever, and its rows out of use. No later process
-    can be that worker of that pool, or its first job would settle the dead one's.
+    A worker that dies with a job leaves it unsettled for ever, and its rows out of use. No later process can be that
+    worker of that pool, or its first job would settle the dead one's.
     """
 
     def __init__(self, memory: memoryview, num_workers: int) -> None:
         """*memory*: shared, writable, 64-byte aligned, of at least ``control_words_bytes(num_workers)``."""
         self.num_workers = num_workers
         self._words = memory[: control_words_bytes(num_workers)].cast("Q")
-        self._devices: dict[int, object] = {}
-        self._devices_lock = threading.Lock()
+        self._taken: set[int] = set()
+        self._taking = threading.Lock()
         self._fence_lock = threading.Lock()
 
     def has_come(self, member: int) -> bool:
@@ -59,26 +56,24 @@ class ControlPage:
         """Say that this member has come. Its own side."""
         self._words[self._index(member, _CAME)] = 1
 
-    def use_worker(self, worker: int) -> Callable[[], None]:
-        """Reserve this worker's words for one device, until it calls what this returns (twice is fine). Worker side.
+    def take_worker(self, worker: int) -> None:
+        """Reserve this worker's words for one device, until ``leave_worker``. Worker side.
 
         Raises ``ValueError`` when another device of this process has them, or the worker is not one of this page's.
         """
         self._index(worker, 0)
-        device = object()
-        with self._devices_lock:
-            if self._devices.setdefault(worker, device) is not device:
+        with self._taking:
+            if worker in self._taken:
                 raise ValueError(
                     f"worker {worker} of this pool has a device already: shut that down first, or give this one a "
                     "number of its own"
                 )
+            self._taken.add(worker)
 
-        def leave() -> None:
-            with self._devices_lock:
-                if self._devices.get(worker) is device:
-                    del self._devices[worker]
-
-        return leave
+    def leave_worker(self, worker: int) -> None:
+        """No device uses this worker's words any more. Worker side."""
+        with self._taking:
+            self._taken.remove(worker)
 
     def is_settled(self, direction: Direction, job_id: int) -> bool:
         """Whether every worker has finished this job and all before it. Scheduler side."""
@@ -91,53 +86,42 @@ class ControlPage:
     def is_idle(self) -> bool:
         """Whether every worker is done with every job that was handed to it by now. Any side."""
         return all(
-            self.get_last_finished(worker, direction) >= self._words[self._index(worker, _HANDED[direction])]
+            self.get_unfinished(worker, direction) is None
             for worker in range(self.num_workers)
             for direction in Direction
         )
 
-    def hand(self, worker: int, direction: Direction, job_id: int) -> None:
-        """Say that this worker has a job, whose turn may come late. Worker side."""
-        self._words[self._index(worker, _HANDED[direction])] = job_id
+    def announce(self, worker: int, direction: Direction, job_id: int) -> None:
+        """Say that this worker was handed a job, before it touches a row. Worker side.
 
-    def begin(self, worker: int, direction: Direction, job_id: int) -> None:
-        """Announce a job before touching a row. Worker side; one job for each worker and direction at a time.
-
-        Raises ``ValueError`` when the job id does not grow, the worker's last one has not ended, or the worker is not
-        one of this page's.
+        Raises ``ValueError`` when the job id does not grow, or the worker is not one of this page's.
         """
-        started = self._index(worker, _STARTED[direction])
-        if job_id <= self._words[started]:
+        if job_id <= (last := self.get_last_announced(worker, direction)):
             raise ValueError(
-                f"{direction.value} job {job_id} of worker {worker} is not above its last, "
-                f"{self._words[started]}"
+                f"{direction.value} job {job_id} of worker {worker} is not above its last, {last}"
             )
-        if (last := self.get_unfinished(worker, direction)) is not None:
-            raise ValueError(
-                f"{direction.value} job {last} of worker {worker} has not ended, and {job_id} would settle it: two "
-                "devices use one worker number, or a process died in the middle of that job"
-            )
-        self._words[started] = job_id
+        self._words[self._index(worker, _ANNOUNCED[direction])] = job_id
         self._fence()
 
     def finish(self, worker: int, direction: Direction, job_id: int) -> None:
         """Say that this worker will not touch the job's rows any more. Worker side, after the last byte."""
-        assert job_id == self.get_last_started(worker, direction), "finish follows begin of the same job"
+        assert job_id <= self.get_last_announced(worker, direction), "finish follows announce of the same job"
         self._fence()
         self._words[self._index(worker, _FINISHED[direction])] = job_id
 
-    def get_last_started(self, worker: int, direction: Direction) -> int:
-        """The last job this worker announced; 0 before the first."""
-        return self._words[self._index(worker, _STARTED[direction])]
+    def get_last_announced(self, worker: int, direction: Direction) -> int:
+        """The last job this worker was handed; 0 before the first."""
+        return self._words[self._index(worker, _ANNOUNCED[direction])]
 
     def get_last_finished(self, worker: int, direction: Direction) -> int:
         """The last job this worker finished; 0 before the first."""
         return self._words[self._index(worker, _FINISHED[direction])]
 
     def get_unfinished(self, worker: int, direction: Direction) -> int | None:
-        """The job this worker announced and has not finished: it runs, or the worker died in the middle of it."""
-        started = self.get_last_started(worker, direction)
-        return None if started == self.get_last_finished(worker, direction) else started
+        """The last job this worker was handed, if it has not finished it: it is under way, or the worker died."""
+        finished = self.get_last_finished(worker, direction)
+        announced = self.get_last_announced(worker, direction)
+        return None if announced == finished else announced
 
     def release(self) -> None:
         """Let go of the shared memory; every other method raises ``ValueError`` afterwards. For the pool."""

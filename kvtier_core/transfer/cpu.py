@@ -1,7 +1,7 @@
 """The CPU device: the same interface as a GPU's, over tensors in host memory (C42).
 
 It decides how pages travel: as few and as large copies as the ids and the tensors' places in memory allow, and those of
-a large transfer on several threads. numpy copies, not torch: torch would share its threads with the engine, and a busy
+a large transfer on two threads. numpy copies, not torch: torch would share its threads with the engine, and a busy
 engine then slows both. numpy lets the interpreter go on during a copy of more than 500 bytes.
 
 An engine usually allocates its layers one after another, so that the same block of every layer is found at even
@@ -10,10 +10,12 @@ page instead of 500.
 """
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
-from itertools import groupby
+from itertools import groupby, repeat
 from math import prod
 from typing import Any, NamedTuple
 
@@ -21,18 +23,18 @@ import numpy as np
 import numpy.typing as npt
 
 from kvtier_core.transfer.direction import Direction
-from kvtier_core.transfer.helpers import Helpers
 from kvtier_core.transfer.lanes import LaneDevice, worker_parts
 from kvtier_core.transfer.layout import KVGroup, KVLayout
-from kvtier_core.transfer.plan import Columns, Runs, share_out
+from kvtier_core.transfer.plan import Runs
 from kvtier_core.transfer.pool import Pool
 
-_SHARE_BYTES = 4 << 20
-"""A thread's least share: less is copied by the time it has woken up."""
-_COPY_THREADS = 2
-"""One core moves 5.4 GB/s, two move 8.0 (``docs/benchmarks/transfer.md``); the engine needs the others."""
+_SHARED_BYTES = 8 << 20
+"""A transfer of fewer is through by the time a second thread has woken up. One core moves 5.4 GB/s, two move 8.0
+(``docs/benchmarks/transfer.md``); the engine needs the others."""
 _CALL_BYTES = 16 << 10
 """In calls of fewer bytes, threads wait for the interpreter more than they copy."""
+_PIECE_BYTES = 1 << 20
+"""Most of one call, so that two threads end at the same time; a block is not cut."""
 
 _Bytes = npt.NDArray[np.uint8]
 
@@ -44,9 +46,10 @@ class _Pair(NamedTuple):
     slots: _Bytes  # (num_rows, factor, ..., page_bytes); at a factor of 1 (num_rows, ..., page_bytes)
 
 
-_Some = int | slice
+_Index = int | slice | tuple[int, int | slice]
 """One of several, or a stretch of them: numpy takes half the time for the first."""
-_Indices = tuple[Sequence[_Some], Sequence[_Some | tuple[int, _Some]]]
+_Copy = tuple[_Bytes, _Index, _Bytes, _Index]
+"""What becomes what: an array and the place in it, twice."""
 
 
 class CPUDevice(LaneDevice):
@@ -61,72 +64,86 @@ class CPUDevice(LaneDevice):
         pool: Pool,
         worker: int = 0,
         on_finished: Callable[[], None] | None = None,
-        copy_threads: int = _COPY_THREADS,
     ) -> None:
-        """*copy_threads* share a transfer of 8 MiB and more, if it is of large pieces.
-
-        They are no more than the processors that this thread may use. Raises ``ValueError``: tensors not in host
-        memory, or what ``LaneDevice`` refuses.
-        """
+        """Raises ``ValueError``: tensors not in host memory, or what ``LaneDevice`` refuses."""
         if layout.device.type != "cpu":
             raise ValueError(f"the CPU device needs tensors in host memory, not on {layout.device}")
         parts = worker_parts(layout, pool, worker)
         self._pairs = [_pair_up(group, slots) for group, slots in zip(layout.groups, parts, strict=True)]
-        threads = min(copy_threads, len(os.sched_getaffinity(0)))
-        self._helpers = Helpers(threads - 1, f"kvtier-copy-{worker}")
-        try:
-            super().__init__(layout, pool, worker, on_finished)
-        except BaseException:
-            self._helpers.stop()
-            raise
+        self._helper = ThreadPoolExecutor(1, f"kvtier-copy-{worker}")
+        self._helper.submit(int)  # starts its thread: better refused now than in the middle of a copy
+        super().__init__(layout, pool, worker, on_finished)
 
     def _copy(self, direction: Direction, plan: dict[int, Runs]) -> None:
-        fill = _fill_slots if direction is Direction.STORE else _fill_pages
-        self._helpers.run([partial(fill, share, self._pairs) for share in self._shares(plan)])
+        copies = deque(self._copies(direction, plan))
+        helping = self._helper.submit(_carry_out, copies) if self._is_shared(plan, len(copies)) else None
+        try:
+            _carry_out(copies)
+        finally:
+            copies.clear()
+            # One that has not begun is not waited for: it may be busy with another transfer.
+            if helping is not None and not helping.cancel():
+                wait([helping])
+        try:
+            if helping is not None and not helping.cancelled():
+                helping.result()
+        finally:
+            del helping  # an error whose frames refer to it would stay, and so would all that they refer to
 
     def _let_go(self) -> None:
-        self._helpers.stop()
+        self._helper.shutdown()
         self._pairs.clear()
 
-    def _shares(self, plan: dict[int, Runs]) -> list[dict[int, _Indices]]:
-        """What each thread is to copy, of all groups and layers."""
-        columns = {group: runs.tolist() for group, runs in plan.items()}
-        calls = sum(len(runs[0]) * len(self._pairs[group]) for group, runs in columns.items())
+    def _is_shared(self, plan: dict[int, Runs], calls: int) -> bool:
+        """Whether it is worth two threads, and there are two processors for them."""
         total = self._bytes(plan)
-        count = min(self._helpers.count + 1, total // _SHARE_BYTES)
-        if count <= 1 or total < calls * _CALL_BYTES:
-            return [self._indices(columns)]
-        sizes = [group.block_bytes for group in self._layout.groups]
-        shares = share_out(columns, sizes, count, by_slot=self._limits.factor > 1)
-        return [self._indices(share) for share in shares]
+        return total >= max(_SHARED_BYTES, calls * _CALL_BYTES) and len(os.sched_getaffinity(0)) > 1
 
-    def _indices(self, columns: Mapping[int, Columns]) -> dict[int, _Indices]:
-        return {group: self._indices_of(runs) for group, runs in columns.items()}
+    def _copies(self, direction: Direction, plan: dict[int, Runs]) -> Iterator[_Copy]:
+        for group, runs in plan.items():
+            blocks, places = self._indices(
+                runs, max(1, _PIECE_BYTES // self._layout.groups[group].block_bytes)
+            )
+            for pages, slots in self._pairs[group]:
+                if direction is Direction.STORE:
+                    yield from zip(repeat(slots), places, repeat(pages), blocks)
+                else:
+                    yield from zip(repeat(pages), blocks, repeat(slots), places)
 
-    def _indices_of(self, runs: Columns) -> _Indices:
-        """The indices into ``_Pair.pages`` and ``_Pair.slots``, a run each."""
-        blocks = [_some(block, length) for block, length in zip(runs[0], runs[3], strict=True)]
-        if self._limits.factor == 1:
-            return blocks, [_some(row, length) for row, length in zip(runs[1], runs[3], strict=True)]
-        return blocks, [(row, _some(slot, length)) for row, slot, length in zip(*runs[1:], strict=True)]
+    def _indices(self, runs: Runs, most: int) -> tuple[Sequence[_Index], Sequence[_Index]]:
+        """The indices into ``_Pair.pages`` and ``_Pair.slots``, of at most so many device blocks each."""
+        factor = self._limits.factor
+        if int(runs[3].max()) > most:
+            runs = _cut(runs, most, 1 if factor == 1 else 2)
+        first_blocks, rows, slots, lengths = runs.tolist()
+        blocks = [_some(block, length) for block, length in zip(first_blocks, lengths, strict=True)]
+        if factor == 1:
+            return blocks, [_some(row, length) for row, length in zip(rows, lengths, strict=True)]
+        return blocks, [
+            (row, _some(slot, length)) for row, slot, length in zip(rows, slots, lengths, strict=True)
+        ]
 
 
-def _some(first: int, length: int) -> _Some:
+def _carry_out(copies: deque[_Copy]) -> None:
+    """Do one copy after the other until none is left. Several threads may."""
+    with suppress(IndexError):
+        while True:
+            target, place, source, origin = copies.popleft()
+            target[place] = source[origin]
+
+
+def _cut(runs: Runs, most: int, place: int) -> Runs:
+    """Runs of at most so many device blocks; *place* is the column that counts with them."""
+    pieces = -(-runs[3] // most)
+    done = (np.arange(pieces.sum()) - np.repeat(np.cumsum(pieces) - pieces, pieces)) * most
+    runs = np.repeat(runs, pieces, axis=1)
+    runs[[0, place]] += done
+    runs[3] = np.minimum(runs[3] - done, most)
+    return runs
+
+
+def _some(first: int, length: int) -> int | slice:
     return first if length == 1 else slice(first, first + length)
-
-
-def _fill_slots(indices: Mapping[int, _Indices], pairs: Sequence[Sequence[_Pair]]) -> None:
-    for group, (blocks, places) in indices.items():
-        for pages, slots in pairs[group]:
-            for block, place in zip(blocks, places, strict=True):
-                slots[place] = pages[block]
-
-
-def _fill_pages(indices: Mapping[int, _Indices], pairs: Sequence[Sequence[_Pair]]) -> None:
-    for group, (blocks, places) in indices.items():
-        for pages, slots in pairs[group]:
-            for block, place in zip(blocks, places, strict=True):
-                pages[block] = slots[place]
 
 
 def _pair_up(group: KVGroup, slots: _Bytes) -> list[_Pair]:

@@ -46,14 +46,16 @@ class CUDADevice(StagedDevice):
             raise ValueError(f"the CUDA device needs tensors on a CUDA GPU, not on {layout.device}")
         self._streams = {direction: _stream(layout.device) for direction in Direction}
         self._copied = {direction: _event() for direction in Direction}
-        # Else each use of a stream ends with a step back to GPU 0, which makes a context there: some hundred MiB.
-        self._enter_lane = partial(torch.cuda.set_device, layout.device)
         self._pinned = PinnedRows(pool, layout.device)
         try:
             super().__init__(layout, pool, worker, on_finished)
         except BaseException:
             self._pinned.release()
             raise
+
+    def _enter_lane(self) -> None:
+        # Else each use of a stream ends with a step back to GPU 0, which makes a context there: some hundred MiB.
+        torch.cuda.set_device(self._layout.device)
 
     def _mark_compute(self, direction: Direction) -> Callable[[], object]:
         event = _event()
@@ -111,10 +113,6 @@ class PinnedRows:
         """Unregister what was registered, before the pool's mapping goes. Twice is fine."""
         while self._addresses:
             self._cudart.cudaHostUnregister(self._addresses.pop())
-
-    def __del__(self) -> None:
-        """With a device that was dropped without ``shutdown``."""
-        self.release()
 
     def _pin(self, pool: Pool, device: torch.device) -> None:
         try:

@@ -33,22 +33,17 @@ class Device(Protocol):
     what a transfer reads, and from touching what it writes.
     """
 
-    def submit_store(self, job_id: int, parts: Sequence[GroupTransfer]) -> None:
-        """Copy blocks to rows, after all compute that the caller has queued by now. Returns at once.
+    def submit(self, direction: Direction, job_id: int, parts: Sequence[GroupTransfer]) -> None:
+        """Copy blocks to rows (a store) or rows to blocks (a load). Returns at once.
 
-        Raises ``ValueError`` when the job id does not grow, ``RuntimeError`` after ``shutdown``.
-        """
-        ...
-
-    def submit_load(self, job_id: int, parts: Sequence[GroupTransfer]) -> None:
-        """Copy rows to blocks, wholly before the result is out. Returns at once; raises as ``submit_store``.
-
-        It follows compute that the caller has queued by now, such as the kernel that zeroes new blocks.
+        Either follows all compute that the caller has queued by now, such as what writes the blocks of a store, or
+        zeroes those of a load. Raises ``ValueError`` when the job id does not grow or the pool is closed,
+        ``RuntimeError`` after ``shutdown``.
         """
         ...
 
     def get_finished(self) -> list[TransferResult]:
-        """The results since the last call, each job's once. Never waits."""
+        """The results since the last call, each job's once: all its bytes are there. Never waits."""
         ...
 
     def wait(self, direction: Direction, job_ids: Iterable[int], timeout_s: float) -> bool:

@@ -1,26 +1,22 @@
 """A device that copies on threads: a lane for each direction. Subclasses say what a copy is.
 
 A lane carries out its jobs in order, tells the control page, and gives each job one result: done, failed or dropped.
-The interface of devices knows no lanes: a device that queues its copies on streams needs none.
+The interface of devices knows no lanes.
 """
 
 import logging
 import threading
 import time
 import traceback
-import warnings
-import weakref
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
 from functools import partial
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from kvtier_core.transfer.control import ControlPage
 from kvtier_core.transfer.device import TransferResult
 from kvtier_core.transfer.direction import Direction
 from kvtier_core.transfer.layout import PROOF_BYTES, KVLayout
@@ -31,7 +27,7 @@ from kvtier_core.transfer.waiting import bounded
 _log = logging.getLogger("kvtier.transfer")
 
 
-class LaneJob(NamedTuple):
+class _Job(NamedTuple):
     """One transfer to carry out, after *compute_done* has returned."""
 
     job_id: int
@@ -39,136 +35,13 @@ class LaneJob(NamedTuple):
     compute_done: Callable[[], object] | None
 
 
-Copy = Callable[[Sequence[GroupTransfer]], int]
-"""Carries out a transfer and returns the bytes it moved."""
-
-
-class Lane:
-    """Calls *copy* for one job after the other on a daemon thread, which calls *enter* first."""
-
-    def __init__(
-        self,
-        direction: Direction,
-        control: ControlPage,
-        worker: int,
-        copy: Copy,
-        on_finished: Callable[[], None] | None,
-        enter: Callable[[], object] | None,
-    ) -> None:
-        self._direction = direction
-        self._control = control
-        self._worker = worker
-        self._copy = copy
-        self._on_finished = on_finished
-        self._enter = enter
-        self._changed = threading.Condition()  # guards the five below
-        self._queue: deque[LaneJob] = deque()
-        self._unfinished: set[int] = set()
-        self._results: list[TransferResult] = []
-        self._last_id = control.get_last_started(worker, direction)
-        self._stopping = False
-        control.hand(worker, direction, self._last_id)  # what a dead process had in its line never comes
-        self._thread = threading.Thread(
-            target=self._run, name=f"kvtier-{direction.value}-{worker}", daemon=True
-        )
-        self._thread.start()
-
-    def submit(self, job: LaneJob) -> None:
-        """Queue a job. Raises ``ValueError`` when its id does not grow, ``RuntimeError`` after ``stop``."""
-        with self._changed:
-            if self._stopping:
-                raise RuntimeError(f"{self._direction.value} job {job.job_id} was submitted after shutdown")
-            if job.job_id <= self._last_id:
-                raise ValueError(
-                    f"{self._direction.value} job {job.job_id} must be above the last one, {self._last_id}"
-                )
-            self._last_id = job.job_id
-            with suppress(ValueError):  # the pool is closed already, which fails the job when it begins
-                self._control.hand(self._worker, self._direction, job.job_id)
-            self._unfinished.add(job.job_id)
-            self._queue.append(job)
-            self._changed.notify_all()
-
-    def take_finished(self) -> list[TransferResult]:
-        """The results since the last call."""
-        with self._changed:
-            results, self._results = self._results, []
-            return results
-
-    def wait(self, job_ids: Iterable[int], timeout_s: float) -> bool:
-        """Block until none of these jobs is unfinished; False on time-out."""
-        wanted = frozenset(job_ids)
-        with self._changed:
-            return self._changed.wait_for(lambda: self._unfinished.isdisjoint(wanted), bounded(timeout_s))
-
-    def stop(self) -> None:
-        """Take no more jobs; drop those not begun."""
-        with self._changed:
-            self._stopping = True
-            self._changed.notify_all()
-
-    def join(self, timeout_s: float) -> bool:
-        """Wait for the thread to end after ``stop``; False on time-out."""
-        self._thread.join(bounded(timeout_s))
-        return not self._thread.is_alive()
-
-    def _run(self) -> None:
-        if self._enter is not None:
-            try:
-                self._enter()
-            except BaseException:  # noqa: BLE001 - the copies then say themselves what they lack
-                _log.exception("the %s lane could not set up its thread", self._direction.value)
-        while self._do_next():
-            pass
-
-    def _do_next(self) -> bool:
-        """Carry out one job; False when none will follow."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._queue or self._stopping)
-            if not self._queue:
-                return False
-            job = self._queue.popleft()
-        result = self._carry_out(job)
-        with self._changed:
-            self._results.append(result)
-            self._unfinished.discard(job.job_id)
-            self._changed.notify_all()
-        if self._on_finished is not None:
-            try:
-                self._on_finished()
-            except BaseException:  # noqa: BLE001 - the caller's fault costs a log line, not the lane
-                _log.exception("on_finished raised; the %s lane goes on", self._direction.value)
-        return True
-
-    def _carry_out(self, job: LaneJob) -> TransferResult:
-        ended = partial(TransferResult, job_id=job.job_id, direction=self._direction)
-        try:
-            self._control.begin(self._worker, self._direction, job.job_id)
-            try:
-                if job.compute_done is not None and not self._stopping:
-                    job.compute_done()
-                if self._stopping:
-                    return ended(ok=False, dropped=True)
-                begun = time.perf_counter()
-                moved = self._copy(job.parts)
-                return ended(ok=True, bytes=moved, seconds=time.perf_counter() - begun)
-            finally:
-                self._control.finish(self._worker, self._direction, job.job_id)
-        except BaseException as error:  # noqa: BLE001 - the job gets its result, the lane lives on
-            return ended(ok=False, error="".join(traceback.format_exception_only(error)).strip())
-
-
 class LaneDevice(ABC):
     """Implements ``Device`` but for the copies.
 
     *worker* fills its own part of each row: the ``worker``-th stretch of ``payload_bytes`` of the row's group.
     ``on_finished`` is called on a thread of the device after each result; it should only wake somebody. Methods may be
-    called from any thread. ``shutdown`` must come before the pool's ``close``. A device that is dropped without it
-    warns (``ResourceWarning``), drops what is queued, and ends its threads.
+    called from any thread. ``shutdown`` must come before the pool's ``close``.
     """
-
-    _enter_lane: Callable[[], object] | None = None
-    """The first call of each lane's thread. It must not refer to the device, or nobody could drop that."""
 
     def __init__(
         self,
@@ -180,35 +53,37 @@ class LaneDevice(ABC):
         """A subclass is ready before it calls this.
 
         Raises ``ValueError``: the workers' parts and the proof do not fit a row, the pool has no such worker, or
-        *worker* has a device in this process already.
+        *worker* has a device in this process already. ``RuntimeError`` where no more threads can be had.
         """
         self._layout = layout
         self._addresses = [group.read_addresses() for group in layout.groups]
         self._limits = limits_for(layout, pool)
-        self._is_shut_down = False
-        self._letting_go = threading.Lock()
-        self._leave_worker = pool.control.use_worker(worker)
-        self._lanes: dict[Direction, Lane] = {}
+        self._control, self._worker, self._on_finished = pool.control, worker, on_finished
+        self._control.take_worker(worker)
+        self._lock = threading.Lock()  # guards the six below
+        self._changed = {direction: threading.Condition(self._lock) for direction in Direction}
+        self._waiting: dict[Direction, deque[_Job]] = {direction: deque() for direction in Direction}
+        self._unfinished: dict[Direction, set[int]] = {direction: set() for direction in Direction}
+        self._last = {
+            direction: self._control.get_last_announced(worker, direction) for direction in Direction
+        }
+        self._results: list[TransferResult] = []
+        self._is_stopping = False
+        self._has_let_go = False
+        self._threads = [
+            threading.Thread(
+                target=self._run, args=(direction,), name=f"kvtier-{direction.value}-{worker}", daemon=True
+            )
+            for direction in Direction
+        ]
         try:
-            for direction in Direction:
-                copy = partial(_carry_out, weakref.ref(self), direction)
-                lane = Lane(direction, pool.control, worker, copy, on_finished, self._enter_lane)
-                self._lanes[direction] = lane
-        except BaseException:  # no more threads for this user, or in this control group
-            for lane in self._lanes.values():
-                lane.stop()
-            self._is_shut_down = True
-            self._leave_worker()
+            for thread in self._threads:
+                thread.start()
+        except BaseException:
+            self._stop()
+            self._control.leave_worker(worker)
+            self._let_go()
             raise
-
-    def __del__(self) -> None:
-        """Neither waits nor lets go of anything: a lane that is in a copy keeps what that needs until its end."""
-        lanes = getattr(self, "_lanes", {})  # none where the constructor raised
-        if lanes and not self._is_shut_down:
-            for lane in lanes.values():
-                lane.stop()
-            text = f"{type(self).__name__} was dropped without shutdown"
-            warnings.warn(text, ResourceWarning, stacklevel=2, source=self)  # last: it may be made an error
 
     @abstractmethod
     def _copy(self, direction: Direction, plan: dict[int, Runs]) -> None:
@@ -216,45 +91,110 @@ class LaneDevice(ABC):
 
     @abstractmethod
     def _let_go(self) -> None:
-        """No copy will follow: drop what holds the pool's mapping. Called once."""
+        """No copy will follow: drop what holds the pool's mapping. Called once, also where a thread can't be had."""
+
+    def _enter_lane(self) -> None:
+        """The first call of each lane's thread."""
+        return
 
     def _mark_compute(self, _direction: Direction) -> Callable[[], object] | None:
         """Waits for the compute that the caller has queued, when the lane calls it; ``None``: that is over by now."""
         return None
 
-    def submit_store(self, job_id: int, parts: Sequence[GroupTransfer]) -> None:
+    def submit(self, direction: Direction, job_id: int, parts: Sequence[GroupTransfer]) -> None:
         """See ``Device``."""
-        self._submit(Direction.STORE, job_id, parts)
-
-    def submit_load(self, job_id: int, parts: Sequence[GroupTransfer]) -> None:
-        """See ``Device``."""
-        self._submit(Direction.LOAD, job_id, parts)
-
-    def _submit(self, direction: Direction, job_id: int, parts: Sequence[GroupTransfer]) -> None:
-        self._lanes[direction].submit(LaneJob(job_id, copy_parts(parts), self._mark_compute(direction)))
+        job = _Job(job_id, copy_parts(parts), self._mark_compute(direction))
+        with self._lock:
+            if self._is_stopping:
+                raise RuntimeError(f"{direction.value} job {job_id} was submitted after shutdown")
+            if job_id <= self._last[direction]:
+                raise ValueError(
+                    f"{direction.value} job {job_id} must be above the last one, {self._last[direction]}"
+                )
+            self._control.announce(self._worker, direction, job_id)
+            self._last[direction] = job_id
+            self._unfinished[direction].add(job_id)
+            self._waiting[direction].append(job)
+            self._changed[direction].notify_all()
 
     def get_finished(self) -> list[TransferResult]:
         """See ``Device``."""
-        return [result for lane in self._lanes.values() for result in lane.take_finished()]
+        with self._lock:
+            results, self._results = self._results, []
+            return results
 
     def wait(self, direction: Direction, job_ids: Iterable[int], timeout_s: float) -> bool:
         """See ``Device``."""
-        return self._lanes[direction].wait(job_ids, timeout_s)
+        wanted = frozenset(job_ids)
+        with self._lock:
+            unfinished = self._unfinished[direction]
+            return self._changed[direction].wait_for(
+                lambda: unfinished.isdisjoint(wanted), bounded(timeout_s)
+            )
 
     def shutdown(self, timeout_s: float) -> bool:
         """See ``Device``. After False a thread may still copy: the pool stays mapped."""
-        deadline = time.monotonic() + timeout_s
-        for lane in self._lanes.values():
-            lane.stop()
-        ended = [lane.join(max(0.0, deadline - time.monotonic())) for lane in self._lanes.values()]
-        if not all(ended):
+        deadline = time.monotonic() + bounded(timeout_s)
+        self._stop()
+        for thread in self._threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
+        if any(thread.is_alive() for thread in self._threads):
             return False
-        with self._letting_go:  # threads that shut down at once
-            if not self._is_shut_down:
+        with self._lock:  # threads that shut down at once
+            if not self._has_let_go:
                 self._let_go()
-                self._leave_worker()
-                self._is_shut_down = True
+                self._control.leave_worker(self._worker)
+                self._has_let_go = True
         return True
+
+    def _stop(self) -> None:
+        """Take no more jobs; drop those not begun."""
+        with self._lock:
+            self._is_stopping = True
+            for changed in self._changed.values():
+                changed.notify_all()
+
+    def _run(self, direction: Direction) -> None:
+        """A lane's thread."""
+        try:
+            self._enter_lane()
+        except BaseException:  # noqa: BLE001 - the copies then say themselves what they lack
+            _log.exception("the %s lane could not set up its thread", direction.value)
+        while (job := self._next(direction)) is not None:
+            result = self._carry_out(direction, job)
+            with self._lock:
+                self._results.append(result)
+                self._unfinished[direction].discard(job.job_id)
+                self._changed[direction].notify_all()
+            if self._on_finished is not None:
+                try:
+                    self._on_finished()
+                except BaseException:  # noqa: BLE001 - the caller's fault costs a log line, not the lane
+                    _log.exception("on_finished raised; the %s lane goes on", direction.value)
+
+    def _next(self, direction: Direction) -> _Job | None:
+        """Wait for a job; ``None`` when none will follow."""
+        queue = self._waiting[direction]
+        with self._lock:
+            self._changed[direction].wait_for(lambda: queue or self._is_stopping)
+            return queue.popleft() if queue else None
+
+    def _carry_out(self, direction: Direction, job: _Job) -> TransferResult:
+        ended = partial(TransferResult, job_id=job.job_id, direction=direction)
+        try:
+            try:
+                if job.compute_done is not None and not self._is_stopping:
+                    job.compute_done()
+                if self._is_stopping:
+                    return ended(ok=False, dropped=True)
+                begun = time.perf_counter()
+                plan = self._plan(direction, job.parts)
+                self._copy(direction, plan)
+                return ended(ok=True, bytes=self._bytes(plan), seconds=time.perf_counter() - begun)
+            finally:
+                self._control.finish(self._worker, direction, job.job_id)
+        except BaseException as error:  # noqa: BLE001 - the job gets its result, the lane lives on
+            return ended(ok=False, error="".join(traceback.format_exception_only(error)).strip())
 
     def _plan(self, direction: Direction, parts: Sequence[GroupTransfer]) -> dict[int, Runs]:
         plan = plan_transfer(direction, parts, self._limits)
@@ -271,21 +211,6 @@ class LaneDevice(ABC):
         return sum(
             self._layout.groups[group].block_bytes * int(runs[3].sum()) for group, runs in plan.items()
         )
-
-    def _carry_out(self, direction: Direction, parts: Sequence[GroupTransfer]) -> int:
-        plan = self._plan(direction, parts)
-        self._copy(direction, plan)
-        return self._bytes(plan)
-
-
-def _carry_out(
-    reference: "weakref.ref[LaneDevice]", direction: Direction, parts: Sequence[GroupTransfer]
-) -> int:
-    """``Copy`` of a device. A lane's thread must not keep the device: it would live as long as the process."""
-    device = reference()
-    if device is None:
-        raise RuntimeError("the device was dropped without shutdown")
-    return device._carry_out(direction, parts)  # noqa: SLF001 - of this module
 
 
 def limits_for(layout: KVLayout, pool: Pool) -> TransferLimits:

@@ -7,11 +7,10 @@ with a gap, so that blocks of two groups are never neighbours.
 
 import reprlib
 import struct
-from bisect import bisect_left, bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import accumulate, chain, pairwise
+from itertools import chain, pairwise
 from typing import Any
 
 import numpy as np
@@ -66,9 +65,6 @@ Runs = npt.NDArray[np.int64]
 
 Where a row has one slot they fill that many rows from *row* on, else that many slots of *row* from *slot* on.
 """
-
-Columns = list[list[int]]
-"""The same as four lists."""
 
 
 def copy_parts(parts: Sequence[GroupTransfer]) -> tuple[GroupTransfer, ...]:
@@ -228,52 +224,6 @@ def _merge(direction: Direction, numbers: _Numbers, slots: _Numbers, limits: Tra
     edges = begins.nonzero()[0]
     starts = edges[:-1]
     return np.array((numbers[starts], *np.divmod(slots[starts], factor), edges[1:] - starts))
-
-
-def share_out(
-    columns: Mapping[int, Columns], block_bytes: Sequence[int], count: int, *, by_slot: bool
-) -> list[dict[int, Columns]]:
-    """The same moves in at most *count* parts of about as many bytes each, none empty. Cuts runs where it must.
-
-    *block_bytes* are those of a device block, by group. *by_slot*: a row has several slots, so a run is of one row.
-    Cost: 0.1 us a run. Lists, because a dozen calls of numpy on arrays that left the cache take 0.15 ms.
-    """
-    num_blocks = {group: sum(runs[3]) for group, runs in columns.items()}
-    total = sum(block_bytes[group] * blocks for group, blocks in num_blocks.items())
-    shares: list[dict[int, Columns]] = [{} for _ in range(count)]
-    before = 0  # bytes of the groups that came before
-    for group, runs in columns.items():
-        size, blocks = block_bytes[group], num_blocks[group]
-        cuts = [
-            min(max(0, (total * i // count - before + size // 2) // size), blocks) for i in range(1, count)
-        ]
-        for share, part in zip(shares, _cut(runs, cuts, by_slot=by_slot), strict=True):
-            if part[0]:
-                share[group] = part
-        before += size * blocks
-    return [share for share in shares if share]
-
-
-def _cut(runs: Columns, cuts: Sequence[int], *, by_slot: bool) -> list[Columns]:
-    """*runs* parted after so many device blocks, in ascending order."""
-    blocks, rows, slots, lengths = (column.copy() for column in runs)
-    places = slots if by_slot else rows
-    ends = list(accumulate(lengths))
-    edges = [0]
-    for cut in cuts:
-        run = bisect_left(ends, cut)  # the one that the cut is in, or at the end of
-        begin = ends[run] - lengths[run]
-        if begin < cut < ends[run]:
-            for column, more in ((blocks, cut - begin), (rows, 0), (slots, 0)):
-                column.insert(run + 1, column[run] + more)
-            places[run + 1] += cut - begin
-            lengths[run : run + 1] = [cut - begin, ends[run] - cut]
-            ends.insert(run, cut)
-        edges.append(bisect_right(ends, cut))
-    edges.append(len(ends))
-    return [
-        [column[first:last] for column in (blocks, rows, slots, lengths)] for first, last in pairwise(edges)
-    ]
 
 
 def _by_group(runs: Runs, direction: Direction, limits: TransferLimits) -> dict[int, Runs]:

@@ -55,13 +55,19 @@ class BytesDevice:
         self._pool = pool
         self._results: list[TransferResult] = []
 
-    def submit_store(self, job_id: int, parts: Sequence[GroupTransfer]) -> None:
+    def submit(self, direction: Direction, job_id: int, parts: Sequence[GroupTransfer]) -> None:
+        if direction is Direction.STORE:
+            self._store(job_id, parts)
+        else:
+            self._load(job_id, parts)
+
+    def _store(self, job_id: int, parts: Sequence[GroupTransfer]) -> None:
         for block_id, row in _pairs(parts):
             self._pool.row(row)[:PAYLOAD] = self.blocks[block_id]
             self.stored.append(block_id)
         self._results.append(TransferResult(job_id=job_id, direction=Direction.STORE, ok=True))
 
-    def submit_load(self, job_id: int, parts: Sequence[GroupTransfer]) -> None:
+    def _load(self, job_id: int, parts: Sequence[GroupTransfer]) -> None:
         pairs = _pairs(parts)
         ok = self.failing_groups.isdisjoint(block_id // APART for block_id, _ in pairs)
         for block_id, row in pairs:

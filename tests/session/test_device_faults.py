@@ -40,7 +40,7 @@ def test_c13_a_load_that_does_not_begin_pins_nothing_and_claims_nothing(make_toy
         raise RuntimeError("the device is gone")
 
     with monkeypatch.context() as patched:
-        patched.setattr(session._device, "submit_load", refuse)
+        patched.setattr(session._device, "submit", refuse)
         session.begin("b", PROMPT)
         with pytest.raises(RuntimeError, match="the device is gone"):
             session.load("b", session.wait_matched("b", PATIENCE_S), IDS)

@@ -5,7 +5,8 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from kvtier_core.transfer import GroupTransfer, KVLayout
+from kvtier_core.transfer import Direction, GroupTransfer, KVLayout
+from kvtier_core.transfer.lanes import LaneDevice
 from kvtier_core.transfer.plan import Ids
 from tests.transfer.conftest import TIMEOUT_S
 
@@ -84,14 +85,14 @@ class Gate:
 
 def after(
     compute_done: Callable[[], object] | None,
-    submit: Callable[[int, Sequence[GroupTransfer]], None],
+    device: LaneDevice,
+    direction: Direction,
     job_id: int,
     parts: Sequence[GroupTransfer],
 ) -> None:
     """Submit a transfer that follows compute which *compute_done* waits for, as on a device with compute of its own."""
-    device = submit.__self__  # type: ignore[attr-defined]
-    device._mark_compute = lambda _direction: compute_done
+    device._mark_compute = lambda _direction: compute_done  # type: ignore[method-assign]
     try:
-        submit(job_id, parts)
+        device.submit(direction, job_id, parts)
     finally:
         del device._mark_compute

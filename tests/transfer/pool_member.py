@@ -84,7 +84,7 @@ def _answer(pools: list[Pool], member: int, command: str, *arguments: str) -> ob
         case "missing":
             return pool._members.missing()
         case "begin":
-            pool.control.begin(member, Direction.STORE, int(arguments[0]))
+            pool.control.announce(member, Direction.STORE, int(arguments[0]))
             return "begun"
         case _:
             return _fork()

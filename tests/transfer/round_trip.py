@@ -76,7 +76,7 @@ def round_trip(
         found = payload(groups[group], block)
         begin = worker * layout.payload_bytes[group] + slot * len(found)
         expected[row, begin : begin + len(found)] = list(found)
-    device.submit_store(1, parts)
+    device.submit(STORE, 1, parts)
     assert device.wait(STORE, [1], TIMEOUT_S)
     assert [result.error for result in device.get_finished()] == [None]
     assert (pool.rows_array == expected).all(), (
@@ -91,7 +91,7 @@ def round_trip(
         size = len(after[group, block])
         begin = worker * layout.payload_bytes[group] + slot * size
         after[group, block] = pool.rows_array[row, begin : begin + size].tobytes()
-    device.submit_load(1, parts)
+    device.submit(LOAD, 1, parts)
     assert device.wait(LOAD, [1], TIMEOUT_S)
     assert [result.error for result in device.get_finished()] == [None]
     assert {(g, b): payload(groups[g], b) for g, b in after} == after

@@ -70,7 +70,7 @@ def test_k2_o4_c40_a_store_issued_at_once_holds_what_the_compute_wrote_last(
         torch.cuda._sleep(_SLOW_CYCLES)
         for tensor in kv:
             tensor[2].fill_(value)
-        device.submit_store(round_, one([2], [1]))
+        device.submit(STORE, round_, one([2], [1]))
         assert device.wait(STORE, [round_], TIMEOUT_S)
         assert bytes(pool.row(1)[: 3 * 2048]) == bytes([value]) * 3 * 2048, f"round {round_}"
 
@@ -85,7 +85,7 @@ def test_c40_a_load_comes_after_the_compute_queued_before_it(
         torch.cuda._sleep(_SLOW_CYCLES)
         for tensor in kv:
             tensor[6].zero_()  # as an engine zeroes a new block
-        device.submit_load(round_, one([6], [4]))
+        device.submit(LOAD, round_, one([6], [4]))
         assert device.wait(LOAD, [round_], TIMEOUT_S)
         torch.cuda.synchronize()
         assert all(bool((tensor[6] == value).all()) for tensor in kv), f"round {round_}"
@@ -98,7 +98,7 @@ def test_c40_compute_after_a_load_reads_what_was_loaded(
     for round_ in range(1, _ROUNDS + 1):
         value = round_ % 255 + 1
         pool.rows_array[4] = value
-        device.submit_load(round_, one([6], [4]))
+        device.submit(LOAD, round_, one([6], [4]))
         assert device.wait(LOAD, [round_], TIMEOUT_S)
         read = [tensor[6].clone() for tensor in kv]
         assert all(bool((found == value).all()) for found in read), f"round {round_}"
@@ -113,7 +113,7 @@ def test_k4_o1_a_block_reused_after_its_wait_never_reaches_the_old_row(
         for tensor in kv:
             tensor[7].fill_(old)
         torch.cuda._sleep(_SLOW_CYCLES)
-        device.submit_store(round_, one([7], [3]))
+        device.submit(STORE, round_, one([7], [3]))
         assert device.wait(STORE, [round_], TIMEOUT_S)
         for tensor in kv:
             tensor[7].fill_(255)
@@ -127,7 +127,7 @@ def test_c40_copies_do_not_hold_up_the_engines_stream(
     kv = [torch.zeros(256, 1 << 18, dtype=torch.uint8, device="cuda") for _ in range(4)]
     pool = make_pool(num_rows=256, row_bytes=(1 << 20) + 4096)
     device = make_cuda(KVLayout(kv), pool)
-    device.submit_store(1, one(range(256), range(256)))
+    device.submit(STORE, 1, one(range(256), range(256)))
     done = torch.cuda.Event()
     done.record()
     done.synchronize()
@@ -152,6 +152,6 @@ def test_c42_a_pool_that_can_not_be_pinned_still_works_and_says_so(
         real.release()
     for tensor in kv:
         tensor[2].fill_(5)
-    device.submit_store(1, one([2], [1]))
+    device.submit(STORE, 1, one([2], [1]))
     assert device.wait(STORE, [1], TIMEOUT_S)
     assert bytes(pool.row(1)[: 3 * 2048]) == payload(kv, 2)

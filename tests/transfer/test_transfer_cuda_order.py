@@ -153,7 +153,7 @@ def test_k2_o4_c40_a_store_waits_for_the_compute_queued_before_it(
     cuda: _FakeCUDA, device: CUDADevice, pool: Pool, kv: list[torch.Tensor]
 ) -> None:
     cuda.compute_ends.clear()
-    device.submit_store(1, one([2], [1]))
+    device.submit(STORE, 1, one([2], [1]))
     assert cuda.log == ["record on compute stream"]
     kv[0][2] = 77.0  # what the compute writes
     cuda.compute_ends.set()
@@ -174,7 +174,7 @@ def test_c40_a_loads_copies_follow_the_compute_queued_before_it_and_its_result_f
 ) -> None:
     cuda.compute_ends.clear()
     pool.rows_array[1] = 6
-    device.submit_load(1, one([2], [1]))
+    device.submit(LOAD, 1, one([2], [1]))
     assert cuda.log[0] == "record on compute stream"
     kv[0][2] = 0.0  # what an engine's kernel still does to a new block
     cuda.compute_ends.set()
@@ -191,8 +191,8 @@ def test_c40_a_loads_copies_follow_the_compute_queued_before_it_and_its_result_f
 
 
 def test_c42_a_lanes_thread_works_on_the_tensors_gpu(cuda: _FakeCUDA, device: CUDADevice) -> None:
-    device.submit_store(1, one([2], [1]))
-    device.submit_load(1, one([2], [1]))
+    device.submit(STORE, 1, one([2], [1]))
+    device.submit(LOAD, 1, one([2], [1]))
     assert device.wait(STORE, [1], TIMEOUT_S)
     assert device.wait(LOAD, [1], TIMEOUT_S)
     assert cuda.entered == dict.fromkeys(["kvtier-store-0", "kvtier-load-0"], torch.device("cuda", 0))
@@ -210,23 +210,12 @@ def test_a_lane_that_can_not_enter_its_gpu_says_so_and_goes_on(
 
     monkeypatch.setattr(torch.cuda, "set_device", refuse)
     device = CUDADevice(_layout(kv), pool)
-    device.submit_store(1, one([2], [1]))
+    device.submit(STORE, 1, one([2], [1]))
     assert device.wait(STORE, [1], TIMEOUT_S)
     assert [result.ok for result in device.get_finished()] == [True]
     assert device.shutdown(TIMEOUT_S)
     assert "the store lane could not set up its thread" in caplog.text
     assert "no cuda:0 here" in caplog.text
-
-
-def test_a_device_dropped_without_shutdown_unpins_its_rows(
-    cuda: _FakeCUDA, pool: Pool, kv: list[torch.Tensor]
-) -> None:
-    device = CUDADevice(_layout(kv), pool)
-    lanes = list(device._lanes.values())
-    with pytest.warns(ResourceWarning, match="CUDADevice was dropped without shutdown"):
-        del device
-    assert all(lane.join(TIMEOUT_S) for lane in lanes)
-    assert cuda.registered == {}
 
 
 def test_c42_rows_are_pinned_whole_a_few_at_a_time(
@@ -260,7 +249,7 @@ def test_c42_a_refused_pin_is_told_undone_and_no_obstacle(
     assert not device._pinned.is_pinned
     assert ("error 2 at row 2 of 5" if fault is None else str(fault)) in caplog.text
     assert "ulimit -l" in caplog.text
-    device.submit_store(1, one([2], [1]))
+    device.submit(STORE, 1, one([2], [1]))
     assert device.wait(STORE, [1], TIMEOUT_S)
     assert [result.ok for result in device.get_finished()] == [True]
     assert device.shutdown(TIMEOUT_S)

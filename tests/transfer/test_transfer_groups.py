@@ -28,7 +28,7 @@ def test_c41_c43_every_byte_goes_to_its_slot_and_comes_back(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     if how == "shared_out":  # as if every block were large
-        monkeypatch.setattr(cpu, "_SHARE_BYTES", 1)
+        monkeypatch.setattr(cpu, "_SHARED_BYTES", 1)
         monkeypatch.setattr(cpu, "_CALL_BYTES", 0)
     round_trip(make_pool, make_device, factor=factor, dtype=dtype, seed=seed)
 
@@ -42,6 +42,6 @@ def test_a_result_counts_the_bytes_of_all_groups(
         GroupTransfer(block_ids=[1, 2, 3], rows=[5, 6], first_slot=1),
         GroupTransfer(group=1, block_ids=[7], rows=[0]),
     ]
-    device.submit_store(1, parts)
+    device.submit(Direction.STORE, 1, parts)
     assert device.wait(STORE, [1], TIMEOUT_S)
     assert [result.bytes for result in device.get_finished()] == [3 * 32 + 20]

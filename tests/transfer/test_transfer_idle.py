@@ -33,10 +33,9 @@ def test_v13_copies_that_run_and_copies_that_wait_are_waited_for(
 ) -> None:
     pool, gate = make_pool(), Gate()
     device = make_device(layout, pool)
-    submit = device.submit_store if direction is Direction.STORE else device.submit_load
     assert pool.wait_for_copies(0.0)
-    after(gate, submit, 1, one([0], [0]))
-    submit(2, one([1], [1]))
+    after(gate, device, direction, 1, one([0], [0]))
+    device.submit(direction, 2, one([1], [1]))
     assert gate.reached.wait(TIMEOUT_S)
     assert not pool.wait_for_copies(0.0)
     thread, answers = wait_in_thread(pool)
@@ -56,7 +55,7 @@ def test_v13_a_copy_in_the_middle_is_waited_for(make_pool: MakePool, layout: KVL
 
     pool = make_pool()
     device = SlowDevice(layout, pool)
-    device.submit_store(1, one([0], [0]))
+    device.submit(Direction.STORE, 1, one([0], [0]))
     assert gate.reached.wait(TIMEOUT_S)
     assert not pool.wait_for_copies(0.0)
     gate.open()
@@ -69,8 +68,8 @@ def test_v13_the_copies_of_every_worker_are_waited_for(
 ) -> None:
     pool, gate = make_pool(num_workers=2), Gate()
     devices = [make_device(layout, pool, worker) for worker in range(2)]
-    devices[0].submit_load(1, one([0], [0]))
-    after(gate, devices[1].submit_load, 1, one([0], [0]))
+    devices[0].submit(Direction.LOAD, 1, one([0], [0]))
+    after(gate, devices[1], Direction.LOAD, 1, one([0], [0]))
     assert devices[0].wait(Direction.LOAD, [1], TIMEOUT_S)
     assert not pool.wait_for_copies(0.0)
     gate.open()
@@ -82,17 +81,8 @@ def test_v13_what_a_shutdown_drops_is_over(
 ) -> None:
     pool, gate = make_pool(), Gate()
     device = make_device(layout, pool)
-    after(gate, device.submit_store, 1, one([0], [0]))
-    device.submit_store(2, one([1], [1]))
+    after(gate, device, Direction.STORE, 1, one([0], [0]))
+    device.submit(Direction.STORE, 2, one([1], [1]))
     gate.open()
     assert device.shutdown(TIMEOUT_S)
-    assert pool.wait_for_copies(0.0)
-
-
-def test_v13_what_a_dead_process_had_in_its_line_is_not_waited_for(
-    make_pool: MakePool, make_device: MakeDevice, layout: KVLayout
-) -> None:
-    pool = make_pool()
-    pool.control.hand(0, Direction.STORE, 7)
-    make_device(layout, pool)
     assert pool.wait_for_copies(0.0)

@@ -53,17 +53,13 @@ def test_c30_whatever_is_raised_on_a_lane_each_job_has_its_result_and_the_lane_l
     compute_done = fail if raiser == "compute_done" else None
     device = make_device(KVLayout(kv), pool, 0, fail if raiser == "on_finished" else None)
     for job_id in (1, 2):
-        after(compute_done, device.submit_store, job_id, one([0], [0]))
-        after(compute_done, device.submit_load, job_id, one([0], [0]))
+        after(compute_done, device, STORE, job_id, one([0], [0]))
+        after(compute_done, device, LOAD, job_id, one([0], [0]))
         assert device.wait(STORE, [job_id], TIMEOUT_S)
         assert device.wait(LOAD, [job_id], TIMEOUT_S)
     results = device.get_finished()
-    assert [(result.direction, result.job_id) for result in results] == [
-        (STORE, 1),
-        (STORE, 2),
-        (LOAD, 1),
-        (LOAD, 2),
-    ]
+    for direction in Direction:
+        assert [result.job_id for result in results if result.direction is direction] == [1, 2]
     assert {result.ok for result in results} == {raiser == "on_finished"}
     if raiser == "compute_done":
         assert all(type(error).__name__ in (result.error or "") for result in results)
@@ -77,8 +73,8 @@ def test_c36_ids_may_be_changed_once_a_transfer_is_submitted(
     stores = np.array([0, 1]), [0, 1]
     loads = [8, 9], array("q", [5, 5])
     pool.rows_array[5] = 50
-    after(gate, device.submit_store, 1, one(*stores))
-    after(gate, device.submit_load, 1, one(*loads))
+    after(gate, device, STORE, 1, one(*stores))
+    after(gate, device, LOAD, 1, one(*loads))
     for ids in (*stores, *loads):  # the caller's buffers, used again
         ids[0], ids[1] = 6, 7
     gate.open()
@@ -91,28 +87,11 @@ def test_c36_ids_may_be_changed_once_a_transfer_is_submitted(
 
 def test_any_time_can_be_waited_for(device: CPUDevice) -> None:
     gate = Gate()
-    after(gate, device.submit_load, 1, one([0], [0]))
+    after(gate, device, LOAD, 1, one([0], [0]))
     assert gate.reached.wait(TIMEOUT_S)
     gate.open()
     assert device.wait(LOAD, [1], math.inf)
     assert device.shutdown(math.inf)
-
-
-def test_c34_a_device_dropped_without_shutdown_warns_drops_what_is_queued_and_ends_its_threads(
-    pool: Pool, kv: list[torch.Tensor]
-) -> None:
-    device = CPUDevice(KVLayout(kv), pool)
-    lanes = list(device._lanes.values())
-    gate = Gate()
-    after(gate, device.submit_store, 1, one([0], [0]))
-    device.submit_store(2, one([0], [1]))
-    assert gate.reached.wait(TIMEOUT_S)
-    with pytest.warns(ResourceWarning, match="CPUDevice was dropped without shutdown"):
-        del device
-    gate.open()
-    assert all(lane.join(TIMEOUT_S) for lane in lanes)
-    assert not pool.rows_array.any()
-    assert pool.control.is_settled(STORE, 2)
 
 
 @pytest.mark.parametrize("change", ["data", "smaller", "larger"])
@@ -128,9 +107,8 @@ def test_c40_a_tensor_that_was_given_other_memory_fails_its_transfers(
         tensors[1].data = torch.zeros(4, 64)
     else:
         tensors[1].untyped_storage().resize_(0 if change == "smaller" else 1 << 22)
-    submit = device.submit_store if direction is STORE else device.submit_load
-    submit(1, one([1], [1]))
-    submit(2, [GroupTransfer(group=1, block_ids=[1], rows=[2])])
+    device.submit(direction, 1, one([1], [1]))
+    device.submit(direction, 2, [GroupTransfer(group=1, block_ids=[1], rows=[2])])
     assert device.wait(direction, [1, 2], TIMEOUT_S)
     failed, other = device.get_finished()
     assert failed.error is not None
@@ -169,7 +147,7 @@ def test_c30_a_device_that_lacks_a_thread_leaves_neither_the_others_nor_its_numb
         thread.join(TIMEOUT_S)
     assert not any(thread.is_alive() for thread in started)
     device = make_device(KVLayout(kv), pool)
-    device.submit_store(1, one([0], [0]))
+    device.submit(STORE, 1, one([0], [0]))
     assert device.wait(STORE, [1], TIMEOUT_S)
 
 

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvtier_core.transfer import Direction, GroupTransfer
-from kvtier_core.transfer.plan import Ids, Runs, TransferLimits, plan_transfer, share_out
+from kvtier_core.transfer.plan import Ids, Runs, TransferLimits, plan_transfer
 
 STORE, LOAD = Direction.STORE, Direction.LOAD
 _BLOCKS, _ROWS = 12, 10  # few, so that neighbours on one side, on both and on neither all come up
@@ -104,39 +104,6 @@ def test_runs_come_in_the_order_of_what_they_write(
             (row, slot) if direction is STORE else (block, 0) for block, row, slot, _ in runs.T.tolist()
         ]
         assert written == sorted(written)
-
-
-@given(_transfers(), st.sampled_from(Direction), st.integers(1, 5), st.tuples(*[st.integers(1, 9)] * 3))
-def test_shares_move_the_same_in_the_same_order_and_about_as_many_bytes_each(
-    transfer: tuple[list[GroupTransfer], int],
-    direction: Direction,
-    count: int,
-    block_bytes: tuple[int, int, int],
-) -> None:
-    parts, factor = transfer
-    plan = plan_transfer(direction, parts, _limits(factor))
-    columns = {group: runs.tolist() for group, runs in plan.items()}
-    shares = share_out(columns, block_bytes, count, by_slot=factor > 1)
-    assert columns == {group: runs.tolist() for group, runs in plan.items()}, "it changed what it was given"
-    moved = [_expand({group: np.array(runs) for group, runs in share.items()}, factor) for share in shares]
-    for group in range(3):
-        of_group = [move for share in moved for move in share if move[0] == group]
-        assert of_group == [move for move in _expand(plan, factor) if move[0] == group]
-    sizes = [sum(block_bytes[move[0]] for move in share) for share in moved]
-    assert all(sizes)
-    assert len(sizes) <= count
-    assert all(abs(size - sum(sizes) / count) <= max(block_bytes) for size in sizes)
-    # A run is cut only where a share ends.
-    runs = sum(runs.shape[1] for runs in plan.values())
-    assert sum(len(runs[0]) for share in shares for runs in share.values()) <= runs + count - 1
-
-
-def test_many_groups_of_one_block_are_shared_out_as_well() -> None:
-    limits = TransferLimits(num_blocks=(4,) * 16, num_rows=16)
-    parts = [GroupTransfer(group=group, block_ids=[0], rows=[group]) for group in range(16)]
-    columns = {group: runs.tolist() for group, runs in plan_transfer(STORE, parts, limits).items()}
-    shares = share_out(columns, [1] * 16, 2, by_slot=False)
-    assert [sorted(share) for share in shares] == [list(range(8)), list(range(8, 16))]
 
 
 @given(_transfers(), st.sampled_from(Direction), st.sampled_from([1 << 20, (1 << 16) - 6]))

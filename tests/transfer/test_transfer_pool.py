@@ -61,7 +61,7 @@ def test_the_control_page_grows_with_the_workers(num_workers: int, pages: int) -
 
 def test_the_last_of_many_workers_does_not_write_into_row_0(make_pool: MakePool) -> None:
     pool = make_pool(num_workers=126)
-    pool.control.begin(125, Direction.LOAD, 1)
+    pool.control.announce(125, Direction.LOAD, 1)
     pool.control.finish(125, Direction.LOAD, 1)
     assert not pool.rows_array.any()
     assert pool.control.get_last_finished(125, Direction.LOAD) == 1

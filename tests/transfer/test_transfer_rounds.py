@@ -91,7 +91,7 @@ def test_k2_o4_c40_a_store_issued_at_once_holds_what_the_compute_wrote_last(
         value = round_ % 255 + 1
         compute.launch(_slow_fill(kv, 2, 0))
         compute.launch(_slow_fill(kv, 2, value))
-        after(compute.record().wait, device.submit_store, round_, one([2], [1]))
+        after(compute.record().wait, device, STORE, round_, one([2], [1]))
         assert device.wait(STORE, [round_], TIMEOUT_S)
         assert bytes(pool.row(1)[: _LAYERS * 2048]) == bytes([value]) * _LAYERS * 2048, f"round {round_}"
     assert all(result.ok for result in device.get_finished())
@@ -105,7 +105,7 @@ def test_k2_o4_a_store_that_does_not_wait_is_caught_by_the_same_rounds(
         value = round_ % 255 + 1
         compute.launch(_slow_fill(kv, 2, 0))
         compute.launch(_slow_fill(kv, 2, value))
-        device.submit_store(round_, one([2], [1]))
+        device.submit(STORE, round_, one([2], [1]))
         assert device.wait(STORE, [round_], TIMEOUT_S)
         wrong += bytes(pool.row(1)[: _LAYERS * 2048]) != bytes([value]) * _LAYERS * 2048
         assert compute.record().wait(TIMEOUT_S)
@@ -123,7 +123,7 @@ def test_c40_compute_after_a_load_reads_what_was_loaded(
     for round_ in range(1, _ROUNDS + 1):
         value = round_ % 255 + 1
         pool.rows_array[4] = value
-        device.submit_load(round_, one([6], [4]))
+        device.submit(LOAD, round_, one([6], [4]))
         compute.launch(partial(_wait_for_load, device, round_))
         compute.launch(lambda: read.append(payload(kv, 6)))
         assert compute.record().wait(TIMEOUT_S)
@@ -136,7 +136,7 @@ def test_k4_o1_a_block_reused_after_its_wait_never_reaches_the_old_row(
     for round_ in range(1, _ROUNDS + 1):
         old = round_ % 254 + 1
         compute.launch(_slow_fill(kv, 7, old))
-        after(compute.record().wait, device.submit_store, round_, one([7], [3]))
+        after(compute.record().wait, device, STORE, round_, one([7], [3]))
         assert device.wait(STORE, [round_], TIMEOUT_S)  # the engine preempts: it must wait before it reuses
         compute.launch(_slow_fill(kv, 7, 255))
         assert bytes(pool.row(3)[: _LAYERS * 2048]) == bytes([old]) * _LAYERS * 2048, f"round {round_}"

@@ -56,11 +56,11 @@ def test_c42_every_layout_gives_every_byte_back(
     pool = make_pool(num_rows=BLOCKS, row_bytes=row_bytes(layout))
     device = make_staged(layout, pool, staging_bytes=min(staging_bytes, 64 << 20))
     blocks, rows = [3, 4, 5, 9, 0, 23], [7, 8, 9, 1, 20, 0]
-    device.submit_store(1, one(blocks, rows))
+    device.submit(STORE, 1, one(blocks, rows))
     assert device.wait(STORE, [1], TIMEOUT_S)
     for block, row in zip(blocks, rows, strict=True):
         assert bytes(pool.row(row)[: layout.payload_bytes[0]]) == before[block]
-    device.submit_load(1, one([10, 11, 12], [7, 1, 0]))
+    device.submit(LOAD, 1, one([10, 11, 12], [7, 1, 0]))
     assert device.wait(LOAD, [1], TIMEOUT_S)
     found = [payload(tensors, block) for block in range(BLOCKS)]
     assert found == [*before[:10], before[3], before[9], before[23], *before[13:]]
@@ -80,9 +80,9 @@ def test_c42_kv_and_device_may_be_made_in_inference_mode(
     before = payload(tensors, 2)
     with torch.inference_mode(opens):
         device = make_staged(KVLayout(tensors), make_pool())
-    device.submit_store(1, one([2], [0]))
+    device.submit(STORE, 1, one([2], [0]))
     assert device.wait(STORE, [1], TIMEOUT_S)
-    device.submit_load(1, one([3], [0]))
+    device.submit(LOAD, 1, one([3], [0]))
     assert device.wait(LOAD, [1], TIMEOUT_S)
     assert [result.error for result in device.get_finished()] == [None, None]
     assert payload(tensors, 3) == before
@@ -102,9 +102,9 @@ def test_c40_ids_cross_once_a_transfer(make_pool: Callable[..., Pool], make_stag
     parts = [
         GroupTransfer(group=i, block_ids=[5, 1, 3], rows=[3 * i, 3 * i + 1, 3 * i + 2]) for i in range(2)
     ]
-    device.submit_store(1, parts)
+    device.submit(STORE, 1, parts)
     assert device.wait(STORE, [1], TIMEOUT_S)
-    device.submit_store(2, [])
+    device.submit(STORE, 2, [])
     assert device.wait(STORE, [2], TIMEOUT_S)
     assert [result.error for result in device.get_finished()] == [None, None]
     assert crossed == [[5, 1, 3, 5, 1, 3]]
@@ -149,9 +149,9 @@ def test_c40_without_streams_the_device_is_waited_for_before_and_after(
 
     monkeypatch.setattr(torch.cpu, "synchronize", look)
     if direction is STORE:
-        device.submit_store(1, one([2], [0]))
+        device.submit(STORE, 1, one([2], [0]))
     else:
-        device.submit_load(1, one([3], [1]))
+        device.submit(LOAD, 1, one([3], [1]))
     assert device.wait(direction, [1], TIMEOUT_S)
     assert seen == [(False, False), (direction is STORE, direction is LOAD)]
 
@@ -180,7 +180,7 @@ def test_c36_a_copy_that_fails_half_way_is_settled_before_the_job_counts_as_fini
     pool = make_pool()
     device = Recording(KVLayout([torch.zeros(4, 16)]), pool)
     order.clear()
-    device.submit_store(5, [GroupTransfer(block_ids=[1], rows=[0])])
+    device.submit(STORE, 5, [GroupTransfer(block_ids=[1], rows=[0])])
     assert device.wait(STORE, [5], TIMEOUT_S)
     assert [result.error for result in device.get_finished()] == ["RuntimeError: out of order"]
     assert order == ["on store", "settled, job 0 finished"]

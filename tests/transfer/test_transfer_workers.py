@@ -187,7 +187,7 @@ class _Resets:
         job = self.engine.store(round_, rows)
         # The moment of the look: at once, or when one of the workers has announced the store, or has finished it.
         worker = self.chance.randrange(2)
-        get = self.chance.choice([None, self.control.get_last_started, self.control.get_last_finished])
+        get = self.chance.choice([None, self.control.get_last_announced, self.control.get_last_finished])
         if get is not None:
             await_that(lambda: get(worker, STORE) >= job)
         self.seen["settled at once" if self.control.is_settled(STORE, job) else "in flight"] += 1

@@ -10,10 +10,11 @@ output an answer:
 """
 
 import sys
+from typing import Any
 
 import torch
 
-from kvtier_core.transfer import CPUDevice, Direction, GroupTransfer, KVLayout, Pool, PoolGeometry
+from kvtier_core.transfer import CPUDevice, Direction, GroupTransfer, KVLayout, Pool, PoolGeometry, cpu
 
 PAGE_BYTES = 4096
 LAYERS = 3
@@ -45,26 +46,23 @@ class _Worker:
             tensor[:] = stamp_of(stamp, self._worker)
         self._jobs.append(job)
         parts = [GroupTransfer(block_ids=range(len(rows)), rows=rows)]
-        self._device.submit_store(job, parts)
+        self._device.submit(Direction.STORE, job, parts)
 
     def load(self, job: int, *rows: int) -> None:
         parts = [GroupTransfer(block_ids=range(len(rows)), rows=rows)]
-        self._device.submit_load(job, parts)
+        self._device.submit(Direction.LOAD, job, parts)
         assert self._device.wait(Direction.LOAD, [job], TIMEOUT_S)
         found = {value for tensor in self._kv for value in tensor[: len(rows)].unique().tolist()}
         self._answer(found.pop() if len(found) == 1 else "mixed")
 
     def hold(self) -> None:
-        pairs = self._device._pairs[0]
+        def copy_half(copies: Any) -> None:
+            target, row, source, block = copies.popleft()
+            target[row][:1] = source[block][:1]  # the first layer
+            print("half", flush=True)
+            sys.stdin.read()  # for ever: the test kills this process
 
-        class Holding(list):
-            def __iter__(self):
-                for span in list.__iter__(self):
-                    yield span[0][:, :1], span[1][..., :1, :]  # the first layer
-                    print("half", flush=True)
-                    sys.stdin.read()  # for ever: the test kills this process
-
-        self._device._pairs[0] = Holding(pairs)
+        cpu._carry_out = copy_half
 
     def drain(self) -> None:
         assert self._device.wait(Direction.STORE, self._jobs, TIMEOUT_S)

@@ -17,7 +17,7 @@ def control():
 
 
 def finish(control, worker, direction, number):
-    control.begin(worker, direction, number)
+    control.announce(worker, direction, number)
     control.finish(worker, direction, number)
 
 

@@ -16,10 +16,7 @@ class _Device:
     def __init__(self):
         self.waited_for = []
 
-    def submit_store(self, job_id, parts):
-        """Takes it, and never ends."""
-
-    def submit_load(self, job_id, parts):
+    def submit(self, direction, job_id, parts):
         """Takes it, and never ends."""
 
     def wait(self, direction, job_ids, timeout_s):
@@ -35,7 +32,7 @@ def make():
     """Make a worker on a device of the given type that has submitted a store and a load; the worker and its device."""
     from kvtier_vllm.worker import KvtierWorker, PoolRows
 
-    control = SimpleNamespace(get_last_started=lambda _rank, _direction: 0)
+    control = SimpleNamespace(get_last_announced=lambda _rank, _direction: 0)
     pool: Any = SimpleNamespace(control=control)
 
     def one(device_type):

@@ -80,31 +80,29 @@ class KvtierWorker(OffloadingWorker):
         self._blocks_per_chunk = blocks_per_chunk
         self._device_type = device_type
         self._shutdown_timeout = shutdown_timeout_s
-        self._last = {direction: pool.control.get_last_started(rank, direction) for direction in Direction}
+        self._last = {direction: pool.control.get_last_announced(rank, direction) for direction in Direction}
         self._numbers: dict[int, tuple[Direction, int]] = {}
         self._jobs: dict[tuple[Direction, int], int] = {}
         self._asked_at = 0.0
 
     def submit_store(self, job_id: int, src_spec: GPULoadStoreSpec, dst_spec: LoadStoreSpec) -> bool:
         """Copy device blocks to rows. Returns at once."""
-        parts = make_parts(src_spec, _rows(dst_spec), self._blocks_per_chunk)
-        number = self._number(job_id, Direction.STORE)
-        self._device.submit_store(number, parts)
-        return True
+        return self._submit(job_id, Direction.STORE, src_spec, dst_spec)
 
     def submit_load(self, job_id: int, src_spec: LoadStoreSpec, dst_spec: GPULoadStoreSpec) -> bool:
         """Copy rows to device blocks. Returns at once."""
-        parts = make_parts(dst_spec, _rows(src_spec), self._blocks_per_chunk)
-        number = self._number(job_id, Direction.LOAD)
-        self._device.submit_load(number, parts)
-        return True
+        return self._submit(job_id, Direction.LOAD, dst_spec, src_spec)
 
-    def _number(self, job_id: int, direction: Direction) -> int:
+    def _submit(
+        self, job_id: int, direction: Direction, blocks: GPULoadStoreSpec, rows: LoadStoreSpec
+    ) -> bool:
+        parts = make_parts(blocks, _rows(rows), self._blocks_per_chunk)
         self._last[direction] += 1
         number = self._last[direction]
         self._numbers[job_id] = direction, number
         self._jobs[direction, number] = job_id
-        return number
+        self._device.submit(direction, number, parts)
+        return True
 
     def get_finished(self) -> list[TransferResult]:
         """The jobs that ended since the last call. A failed one makes vLLM stop the engine: no wrong KV."""
