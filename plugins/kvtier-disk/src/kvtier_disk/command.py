@@ -45,6 +45,7 @@ def run(args: argparse.Namespace) -> int:
                     f"{args.root} holds neither an index nor an extent of a disk tier: name its root"
                 )
             with root.exclusively():
+                root.refuse_earlier()
                 root.rebuild("that was asked for").database.close()
         _show(root)
     except RootRefusedError as error:

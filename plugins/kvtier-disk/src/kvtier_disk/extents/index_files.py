@@ -28,8 +28,8 @@ _MAX_IDENTITY = (1 << 31) - 1  # what SQLite has room for
 _IDENTITY = "id"
 _IDENTITY_BYTES = 64
 """More than a number takes: what is longer is none."""
-_JOURNAL = "-journal"
-_BESIDE = ("", _JOURNAL, "-wal", "-shm")
+_JOURNAL, _LOG = "-journal", "-wal"
+_BESIDE = ("", _JOURNAL, _LOG, "-shm")
 """The index and what SQLite opens beside it; the last two where the file says so, as those of earlier versions do."""
 
 _T = TypeVar("_T")
@@ -53,6 +53,11 @@ class IndexFiles:
             return None
         return self._home.path / max(found) if found else None
 
+    def has_log(self, path: Path) -> bool:
+        """Whether the index at *path* has a write-ahead log: an earlier version of kvtier uses it, or was killed."""
+        with self._home.opened() as handle:
+            return any(entry.name == f"{path.name}{_LOG}" for entry in handle.entries())
+
     def total_bytes(self) -> int:
         """What the index takes now, with its journal and whatever else lies beside it."""
         with self._home.opened() as handle:
@@ -64,6 +69,8 @@ class IndexFiles:
         if path is None:
             return None
         self._check(path)
+        if self.has_log(path):
+            raise IndexDamagedError(path, "an earlier version of kvtier uses it, or was the last to use it")
         database = Snapshot(path)
         try:
             return Index(database, self.identity())

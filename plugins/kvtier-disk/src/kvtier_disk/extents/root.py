@@ -239,8 +239,9 @@ class Root:
     def open_index(self) -> Index:
         """Open the index, make it if there is none, make it anew if it is damaged. Call it ``exclusively``.
 
-        Raises ``OSError``.
+        Raises ``OSError``, and ``RootRefusedError`` where an earlier version of kvtier is at work.
         """
+        self.refuse_earlier()
         path = self.indexes.path()
         self.indexes.remove_unused(path)
         if path is None:
@@ -257,6 +258,19 @@ class Root:
         except IndexDamagedError as damage:
             return self.rebuild(str(damage.strerror))
         return index
+
+    def refuse_earlier(self) -> None:
+        """Raises ``RootRefusedError`` where engines of an earlier version are at work: they keep a write-ahead log.
+
+        Call it ``exclusively``.
+        """
+        path = self.indexes.path()
+        if path is not None and self.indexes.has_log(path) and self.signs.anybody():
+            raise RootRefusedError(
+                f"engines of an earlier version of kvtier are at work in root {str(self.path)!r}, and can't share their"
+                f" index ({path.name}) with this version: stop all engines that use this root, then start again; or set"
+                " another root"
+            )
 
     def rebuild(self, why: str) -> Index:
         """Make a new index from what the extents hold. Call it ``exclusively``. Raises ``OSError``.

@@ -23,6 +23,12 @@ class SignsOfLife:
         """This process's own."""
         return LifeSign(self.folder)
 
+    def anybody(self) -> bool:
+        """Whether any process is at work."""
+        with suppress(FileNotFoundError), self.folder.opened() as handle:
+            return any(is_alive(self.folder, entry.name) for entry in handle.entries())
+        return False
+
     def reap(self, index: Index, member: Membership | None = None) -> None:
         """Free what dead processes had claimed; *member* lives, whatever its lock says."""
         owners = dict(index.owners())
