@@ -141,6 +141,12 @@ def mutants(session: nox.Session) -> None:
 
 
 @nox.session(default=False, venv_backend="none", requires=["env"])
+def models(session: nox.Session) -> None:
+    """Every architecture, tiny and random, in transformers' engine: served or refused by name."""
+    _run(session, "python", "-m", "tests.transformers.architectures", *session.posargs)
+
+
+@nox.session(default=False, venv_backend="none", requires=["env"])
 def policies(session: nox.Session) -> None:
     """Measure the eviction policies on a trace: ``nox -s policies -- --trace FILE``."""
     _run(session, "python", "benchmarks/policies.py", *session.posargs)

@@ -23,7 +23,7 @@ DISK = '[tiers.disk]\ntype = "disk"\nroot = "cache"\n'
 COLD = f'[tiers.cold]\ntype = "fake"\nroot = "/"\npassword = "{SECRET}"\n'
 PROMPT = '{"prompt": "The quick brown fox jumps over the lazy dog.", "max_tokens": 1}\n'
 
-GPT2 = '{"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"]}'
+T5 = '{"model_type": "t5", "architectures": ["T5ForConditionalGeneration"]}'
 HOOKS = """
 from kvtier_core.tier import TierInfo, TierSettings, hookimpl
 
@@ -164,11 +164,11 @@ MODELS_AND_PROMPTS = [
         says=("no config.json",),
     ),
     Case(
-        title="a model that is not of a Llama type",
-        command=RUN.replace("--model model", "--model gpt2"),
+        title="a model that is no decoder",
+        command=RUN.replace("--model model", "--model t5"),
         status=2,
-        says=("'gpt2' is not one of llama",),
-        files={"gpt2/config.json": GPT2},
+        says=("it has cross-attention layers",),
+        files={"t5/config.json": T5},
     ),
     Case(
         title="a file that is no GGUF",

@@ -3,17 +3,16 @@ import torch
 from transformers import DynamicCache
 
 from kvtier_core import PoolError
-from kvtier_transformers.cache import DeviceKV
 from kvtier_transformers.compat import cache_keyword
 from kvtier_transformers.token_log import CacheError
-from tests.transformers.tiny import BLOCK, MODELS, tiny_model, tokens
+from tests.transformers.tiny import BLOCK, MODELS, device_kv, tiny_model, tokens
 
 PROMPT = 100
 
 
 def test_c54_memory_that_can_not_be_had_is_told_with_what_to_lower():
     with pytest.raises(PoolError, match=r"pool\.block_size"):
-        DeviceKV(tiny_model(), max_tokens=1, tokens_per_block=1 << 50)
+        device_kv(tiny_model(), max_tokens=1, tokens_per_block=1 << 50)
 
 
 def forward(model, cache, token_ids):
@@ -22,7 +21,7 @@ def forward(model, cache, token_ids):
 
 
 def make_kv(model, max_tokens=160):
-    return DeviceKV(model, max_tokens=max_tokens, tokens_per_block=BLOCK)
+    return device_kv(model, max_tokens=max_tokens)
 
 
 @pytest.mark.parametrize("kind", MODELS)

@@ -10,12 +10,11 @@ import torch
 from transformers import DynamicCache
 
 from kvtier_core import ClosedError, ConfigError, UnsupportedModelError
-from kvtier_transformers.cache import DeviceKV
 from kvtier_transformers.compat import cache_keyword
 from kvtier_transformers.decoding import GreedyDecoder
 from kvtier_transformers.engine import Engine
 from kvtier_transformers.token_log import CacheError
-from tests.transformers.tiny import BLOCK, save_model, tiny_model, tokens, write_settings
+from tests.transformers.tiny import BLOCK, device_kv, save_model, tiny_model, tokens, write_settings
 
 if TYPE_CHECKING:
     from kvtier_core.engine import EngineSession
@@ -327,7 +326,7 @@ class SlowSession:
 
 def slow_engine(model):
     session = SlowSession()
-    kv = DeviceKV(model, max_tokens=64, tokens_per_block=BLOCK)
+    kv = device_kv(model)
     return Engine(model, kv, cast("EngineSession", session)), kv, session
 
 
@@ -429,7 +428,7 @@ def test_c02_a_model_whose_mode_or_window_was_changed_under_an_open_engine_is_re
             engine.generate(tokens(40), max_tokens=1)
         model.eval()
         model.config.sliding_window = 8
-        with pytest.raises(UnsupportedModelError, match="sliding_attention"):
+        with pytest.raises(CacheError, match="settings have changed"):
             engine.generate(tokens(40), max_tokens=1)
         model.config.sliding_window = None
         check(model, tokens(40), engine.generate(tokens(40), max_tokens=1))

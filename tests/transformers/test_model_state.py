@@ -11,10 +11,9 @@ import transformers.models.llama.modeling_llama as llama
 from transformers import AutoModelForCausalLM, LlamaForCausalLM
 
 from kvtier_core import KvtierError, UnsupportedModelError
-from kvtier_transformers.cache import DeviceKV
 from kvtier_transformers.engine import Engine
 from kvtier_transformers.namespace import namespace_for
-from tests.transformers.tiny import BLOCK, save_model, tiny_model, tokens, write_settings
+from tests.transformers.tiny import device_kv, save_model, tiny_model, tokens, write_settings
 
 PROMPT = tokens(100)
 
@@ -33,7 +32,7 @@ def open_engine(model, settings):
 
 
 def name_of(model):
-    return namespace_for(model, DeviceKV(model, max_tokens=64, tokens_per_block=BLOCK)).name
+    return namespace_for(model, device_kv(model)).name
 
 
 OF_THE_FILE = 1.0

@@ -5,13 +5,12 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from kvtier_transformers.cache import DeviceKV
 from kvtier_transformers.namespace import namespace_for
-from tests.transformers.tiny import BLOCK, tiny_model
+from tests.transformers.tiny import BLOCK, device_kv, tiny_model
 
 
 def namespace(model, *, tokens_per_block=BLOCK, **options):
-    return namespace_for(model, DeviceKV(model, max_tokens=64, tokens_per_block=tokens_per_block), **options)
+    return namespace_for(model, device_kv(model, tokens_per_block=tokens_per_block), **options)
 
 
 def saved(directory, *, seed=0, **options):

@@ -174,10 +174,10 @@ def test_k9_mistakes_are_one_message_and_status_2(tmp_path, model_path, capsys):
         "long.jsonl, line 2: 500 prompt tokens and 128 more exceed the model's context of 512", prompts=long
     )
 
-    gpt2 = tmp_path / "gpt2"
-    gpt2.mkdir()
-    (gpt2 / "config.json").write_text('{"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"]}')
-    fails("'gpt2' is not one of llama", model=gpt2)
+    t5 = tmp_path / "t5"
+    t5.mkdir()
+    (t5 / "config.json").write_text('{"model_type": "t5", "architectures": ["T5ForConditionalGeneration"]}')
+    fails("it has cross-attention layers", model=t5)
     empty = tmp_path / "empty"
     empty.mkdir()
     (empty / "config.json").write_bytes((model_path / "config.json").read_bytes())

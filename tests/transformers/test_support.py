@@ -2,8 +2,9 @@ import pytest
 import torch
 import transformers
 from transformers import (
-    GPT2Config,
-    GPT2LMHeadModel,
+    BertConfig,
+    BertLMHeadModel,
+    Gemma3TextConfig,
     LlamaConfig,
     LlamaForCausalLM,
     MambaConfig,
@@ -11,13 +12,13 @@ from transformers import (
     MistralConfig,
     MistralForCausalLM,
     Qwen2Config,
-    Qwen2ForCausalLM,
     T5Config,
     T5ForConditionalGeneration,
 )
 
 from kvtier_core import UnsupportedModelError
-from kvtier_transformers.support import check_config, check_model
+from kvtier_transformers.layers import LayerKV, read_layers
+from kvtier_transformers.support import check_config, check_length, check_model
 from tests.transformers.tiny import MODELS, SIZES, tiny_model
 
 
@@ -29,26 +30,22 @@ def test_supported_models_pass(kind):
 
 def refusal(model):
     with pytest.raises(UnsupportedModelError) as caught:
-        check_model(model.eval())
+        read_layers(check_model(model.eval()))
     message = str(caught.value)
     assert type(model).__name__ in message
-    assert "Supported: models of type llama, mistral, qwen2, qwen3 with full_attention layers" in message
+    assert "Supported: decoders whose layers have full or sliding-window attention" in message
     return message
 
 
-def test_sliding_window_layers_are_refused_by_name():
-    config = MistralConfig(**SIZES, sliding_window=32)
-    assert "sliding_attention layers" in refusal(MistralForCausalLM(config))
+def test_a_sliding_window_is_read_from_the_layers():
+    model = MistralForCausalLM(MistralConfig(**SIZES, sliding_window=32)).eval()
+    kept = LayerKV(key_shape=(2, 16), value_shape=(2, 16), dtype=torch.float32, window=32)
+    assert read_layers(model) == [kept, kept]
 
 
-def test_one_sliding_window_layer_among_full_ones_is_refused():
-    config = Qwen2Config(**SIZES, use_sliding_window=True, sliding_window=32, max_window_layers=1)
-    assert "sliding_attention layers" in refusal(Qwen2ForCausalLM(config))
-
-
-def test_mamba_is_refused():
+def test_mamba_is_refused_by_its_layers():
     config = MambaConfig(vocab_size=32, hidden_size=16, num_hidden_layers=1, state_size=4)
-    assert "'mamba' is not one of" in refusal(MambaForCausalLM(config))
+    assert "linear_attention layers" in refusal(MambaForCausalLM(config))
 
 
 def test_linear_attention_layers_are_refused_by_name():
@@ -58,11 +55,20 @@ def test_linear_attention_layers_are_refused_by_name():
         check_config(config)
 
 
-def test_chunked_attention_layers_are_refused_by_name():
-    config = LlamaConfig(**SIZES)
-    config.attention_chunk_size = 32
-    with pytest.raises(UnsupportedModelError, match="chunked_attention layers"):
+def test_tokens_that_attend_to_later_ones_are_refused():
+    config = Gemma3TextConfig(**SIZES)
+    config.use_bidirectional_attention = True
+    with pytest.raises(UnsupportedModelError, match="attend to later ones"):
         check_config(config)
+
+
+def test_c02_a_model_that_looks_ahead_is_found_out_by_running_it():
+    config = BertConfig(
+        vocab_size=257, hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=32
+    )
+    assert "depends on the tokens that follow" in refusal(BertLMHeadModel(config))
+    config.is_decoder = True
+    assert len(read_layers(BertLMHeadModel(config).eval())) == 2
 
 
 def test_cross_attention_is_refused():
@@ -70,15 +76,33 @@ def test_cross_attention_is_refused():
     assert "cross-attention" in refusal(T5ForConditionalGeneration(T5Config(**sizes)))
 
 
-def test_a_model_type_nobody_vouches_for_is_refused():
-    config = GPT2Config(vocab_size=32, n_embd=16, n_layer=1, n_head=2, n_positions=32)
-    assert "'gpt2' is not one of" in refusal(GPT2LMHeadModel(config))
-
-
-def test_positions_that_depend_on_the_length_are_refused():
-    rope = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
+def llama_with(**settings):
     name = "rope_parameters" if int(transformers.__version__.split(".")[0]) >= 5 else "rope_scaling"
-    assert "'dynamic' rotary positions" in refusal(LlamaForCausalLM(LlamaConfig(**SIZES, **{name: rope})))
+    return LlamaConfig(**SIZES, **{name: {"rope_theta": 10000.0, **settings}})
+
+
+def test_positions_that_change_with_the_length_are_served_up_to_it():
+    config = llama_with(rope_type="dynamic", factor=2.0)
+    check_length(config, 512)
+    with pytest.raises(
+        UnsupportedModelError, match="'dynamic' rotary positions change in sequences of more than 512"
+    ):
+        check_length(config, 513)
+
+
+def test_positions_by_kind_of_layer_are_looked_at_one_by_one():
+    config = LlamaConfig(**SIZES)
+    config.rope_parameters = {
+        "full_attention": {"rope_type": "default", "rope_theta": 1e4},
+        "sliding_attention": {
+            "rope_type": "longrope",
+            "rope_theta": 1e4,
+            "original_max_position_embeddings": 64,
+        },
+    }
+    check_length(config, 64)
+    with pytest.raises(UnsupportedModelError, match="'longrope' rotary positions"):
+        check_length(config, 65)
 
 
 def test_training_mode_is_refused():
@@ -101,16 +125,11 @@ def test_what_is_no_transformers_model_is_refused():
 
 
 def test_every_reason_is_told_at_once():
-    message = refusal(MistralForCausalLM(MistralConfig(**SIZES, sliding_window=32)).to("meta"))
-    assert "sliding_attention" in message
+    message = refusal(
+        LlamaForCausalLM(LlamaConfig(**SIZES, layer_types=["full_attention", "linear_attention"])).to("meta")
+    )
+    assert "linear_attention" in message
     assert "meta" in message
-
-
-def test_sliding_window_layers_stay_refused_though_the_configuration_was_changed():
-    config = Qwen2Config(**SIZES, use_sliding_window=True, sliding_window=32, max_window_layers=1)
-    model = Qwen2ForCausalLM(config)
-    config.layer_types = ["full_attention"] * 2
-    assert "sliding_attention layers, whatever its configuration says" in refusal(model)
 
 
 def test_an_adapter_that_was_put_into_the_model_is_refused():
@@ -118,13 +137,3 @@ def test_an_adapter_that_was_put_into_the_model_is_refused():
     lora = type("Linear", (torch.nn.Linear,), {"__module__": "peft.tuners.lora.layer"})
     model.model.layers[0].self_attn.v_proj = lora(64, 32)
     assert "adapter" in refusal(model)
-
-
-def test_positions_by_kind_of_layer_are_looked_at_one_by_one():
-    config = LlamaConfig(**SIZES)
-    config.rope_parameters = {
-        "full_attention": {"rope_type": "default", "rope_theta": 1e4},
-        "sliding_attention": {"rope_type": "longrope", "rope_theta": 1e4},
-    }
-    with pytest.raises(UnsupportedModelError, match="'longrope' rotary positions"):
-        check_config(config)

@@ -17,6 +17,9 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
+from kvtier_transformers.cache import DeviceKV
+from kvtier_transformers.layers import read_layers
+
 BLOCK = 16
 VOCAB = 257
 SIZES = {
@@ -46,6 +49,11 @@ def tiny_model(kind: str = "llama", *, seed: int = 0) -> PreTrainedModel:
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         return MODELS[kind]().eval()
+
+
+def device_kv(model: PreTrainedModel, *, max_tokens: int = 64, tokens_per_block: int = BLOCK) -> DeviceKV:
+    """The memory of one sequence's KV."""
+    return DeviceKV(read_layers(model), max_tokens=max_tokens, tokens_per_block=tokens_per_block)
 
 
 def tokens(count: int, *, seed: int = 0) -> list[int]:

@@ -2,16 +2,20 @@
 
 Decides where a token's K and V stand: every layer has one K and one V tensor ``(max_tokens, kv_heads, head_dim)``, so
 that ``tokens_per_block`` neighbouring tokens are one contiguous page, and the attention gets a view of the tokens so
-far: no gather and no concatenation in a step. Holds one sequence at a time. Moves nothing between tiers.
+far: no gather and no concatenation in a step. A layer with a sliding window keeps all tokens, too, and shows those in
+the window. Holds one sequence at a time. Moves nothing between tiers.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
-from transformers import Cache, PreTrainedModel
+from transformers import Cache
 from transformers.cache_utils import CacheLayerMixin
 
 from kvtier_core import PoolError
+from kvtier_transformers.compat import LAYER_WITHOUT_KV
+from kvtier_transformers.layers import LayerKV
 from kvtier_transformers.token_log import CacheError, TokenLog
 
 
@@ -22,21 +26,29 @@ def _refuse_batch(what: str) -> CacheError:
 class BlockLayer(CacheLayerMixin):
     """One attention layer's part of the device's KV. ``keys`` and ``values`` are views ``(1, heads, seq, head_dim)``.
 
-    Works with transformers from 4.57 on: it has the members of both sides of the changes made since.
+    With a *window* they show no more than the next token sees: ``window - 1`` tokens. Works with transformers from 4.57
+    on: it has the members of both sides of the changes made since.
     """
 
-    is_sliding = False
     is_compileable = False
     is_croppable = True
 
     def __init__(
-        self, keys: torch.Tensor, values: torch.Tensor, length: int, log: TokenLog | None = None
+        self,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        length: int,
+        *,
+        window: int | None = None,
+        log: TokenLog | None = None,
     ) -> None:
         """*keys* and *values* are ``(max_tokens, kv_heads, head_dim)``, kept and written in place.
 
         *log*, which the first layer has, is asked whether a write may be.
         """
         super().__init__()
+        self.is_sliding = window is not None
+        self._window = window
         self._log = log
         self._key_tokens = keys
         self._value_tokens = values
@@ -46,8 +58,15 @@ class BlockLayer(CacheLayerMixin):
 
     def _show(self, length: int) -> None:
         self._length = length
-        self.keys = self._key_tokens[:length].transpose(0, 1).unsqueeze(0)  # (1, kv_heads, seq, head_dim)
-        self.values = self._value_tokens[:length].transpose(0, 1).unsqueeze(0)
+        self.keys, self.values = self._view(self._first_seen(), length)
+
+    def _first_seen(self) -> int:
+        """The first of the tokens held that the next one sees."""
+        return 0 if self._window is None else max(0, self._length - self._window + 1)
+
+    def _view(self, begin: int, end: int) -> tuple[torch.Tensor, torch.Tensor]:
+        keys, values = self._key_tokens[begin:end], self._value_tokens[begin:end]
+        return keys.transpose(0, 1).unsqueeze(0), values.transpose(0, 1).unsqueeze(0)
 
     def lazy_initialization(self, *_states: torch.Tensor) -> None:
         """Nothing to do: the tensors are there from the start."""
@@ -55,7 +74,7 @@ class BlockLayer(CacheLayerMixin):
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *_args: Any, **_kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Write the new tokens' ``(1, kv_heads, n, head_dim)`` behind the old ones; return views of all tokens so far.
+        """Write the new tokens' ``(1, kv_heads, n, head_dim)`` behind the old ones; return views of what they see.
 
         Raises ``CacheError`` before anything is written. Cost: a copy of the new tokens.
         """
@@ -66,8 +85,9 @@ class BlockLayer(CacheLayerMixin):
             self._log.written(begin, end - begin)
         self._key_tokens[begin:end] = key_states[0].transpose(0, 1)
         self._value_tokens[begin:end] = value_states[0].transpose(0, 1)
+        seen = self._view(self._first_seen(), end)
         self._show(end)
-        return self.keys, self.values
+        return seen
 
     def _check(self, states: torch.Tensor) -> None:
         if self._is_over:
@@ -95,8 +115,8 @@ class BlockLayer(CacheLayerMixin):
         return self._length
 
     def get_max_length(self) -> int:
-        """Tokens that fit."""
-        return len(self._key_tokens)
+        """Tokens that fit, or that a window shows."""
+        return len(self._key_tokens) if self._window is None else self._window
 
     def get_max_cache_shape(self) -> int:
         """``get_max_length`` under its name before transformers 5.24."""
@@ -108,7 +128,11 @@ class BlockLayer(CacheLayerMixin):
         Releases before 5 pass the positions of the new tokens instead of their number.
         """
         count = query.shape[0] if isinstance(query, torch.Tensor) else query
-        return self._length + count, 0
+        first = self._first_seen()
+        return self._length - first + count, first
+
+    def activate_past_recording(self) -> None:
+        """Nothing to do: tokens that have left the window are still here, so that ``crop`` can go back to them."""
 
     def reset(self) -> None:
         """Forget all tokens; the memory stays."""
@@ -141,30 +165,32 @@ class BlockLayer(CacheLayerMixin):
 
 
 class DeviceKV:
-    """The memory of one sequence's KV, all layers. Made for a model that ``check_model`` has passed.
+    """The memory of one sequence's KV, all layers.
 
-    ``tensors`` is ``[K of layer 0, V of layer 0, K of layer 1, ...]``, each ``(max_tokens, kv_heads, head_dim)`` and
-    each viewable as ``(num_blocks, page_bytes)``: the device pages kvtier transfers.
+    ``tensors`` is ``[K of layer 0, V of layer 0, K of layer 1, ...]`` of the layers that keep any, each
+    ``(max_tokens, kv_heads, head_dim)`` and each viewable as ``(num_blocks, page_bytes)``: the device pages kvtier
+    transfers.
     """
 
-    def __init__(self, model: PreTrainedModel, *, max_tokens: int, tokens_per_block: int) -> None:
+    def __init__(self, layers: Sequence[LayerKV | None], *, max_tokens: int, tokens_per_block: int) -> None:
         """Allocate room for *max_tokens* tokens, rounded up to whole blocks of *tokens_per_block*.
 
-        Raises ``PoolError`` when there is not that much memory.
+        *layers* are those of ``read_layers``. Raises ``PoolError`` when there is not that much memory.
         """
-        config = model.config
-        heads = config.num_key_value_heads
-        head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         self.tokens_per_block = tokens_per_block
         self.num_blocks = -(-max_tokens // tokens_per_block)
-        shape = (self.num_blocks * tokens_per_block, heads, head_dim)
+        self.layers = tuple(layers)
+        num_tokens = self.num_blocks * tokens_per_block
         try:
             self.tensors = [
-                torch.zeros(shape, dtype=model.dtype) for _ in range(2 * config.num_hidden_layers)
+                torch.zeros((num_tokens, *shape), dtype=layer.dtype)
+                for layer in self.layers
+                if layer is not None
+                for shape in (layer.key_shape, layer.value_shape)
             ]
         except RuntimeError as error:  # torch's own kind of MemoryError
             raise PoolError(
-                f"the KV of {shape[0]} tokens (whole blocks of {tokens_per_block}) can't be allocated: lower "
+                f"the KV of {num_tokens} tokens (whole blocks of {tokens_per_block}) can't be allocated: lower "
                 f"pool.block_size or the number of tokens: {error}"
             ) from error
         self._layers: list[BlockLayer] = []
@@ -190,12 +216,17 @@ class DeviceKV:
         one before is over.
         """
         self.end_cache()
-        layers = zip(self.tensors[::2], self.tensors[1::2], strict=True)
-        self._layers = [
-            BlockLayer(keys, values, length, None if index else log)
-            for index, (keys, values) in enumerate(layers)
-        ]
-        return Cache(layers=list(self._layers))
+        tensors = iter(self.tensors)
+        layers: list[Any] = []
+        for layer in self.layers:
+            if layer is None:
+                layers.append(LAYER_WITHOUT_KV())
+                continue
+            made = BlockLayer(next(tensors), next(tensors), length, window=layer.window, log=log)
+            log = None
+            self._layers.append(made)
+            layers.append(made)
+        return Cache(layers=layers)
 
     def end_cache(self) -> None:
         """Let the cache in use, if any, write no more: the copies of its blocks may be under way."""

@@ -63,7 +63,7 @@ class Prompt:
                 else f"the sequence to store does not begin with the {known} tokens stored before: take another cache "
                 "for it"
             )
-        if len({layer.get_seq_length() for layer in self.cache.layers}) > 1:
+        if len({layer.get_seq_length() for layer in self.cache.layers if layer.keys is not None}) > 1:
             raise CacheError(
                 "the layers hold different numbers of tokens: a forward pass was cut off half way, and what came after "
                 "it can't be trusted"

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from transformers import PretrainedConfig, PreTrainedModel
+from transformers import PretrainedConfig, PreTrainedModel, cache_utils
 from transformers.utils import logging
 
 from kvtier_core import UnsupportedModelError
@@ -28,6 +28,11 @@ def cache_keyword(model: PreTrainedModel) -> str:
     )
 
 
+def last_logits_only(model: PreTrainedModel) -> dict[str, int]:
+    """The argument that lets ``model.forward`` compute the logits of the last token alone, where it has one."""
+    return {"logits_to_keep": 1} if "logits_to_keep" in inspect.signature(model.forward).parameters else {}
+
+
 def rope_settings(config: PretrainedConfig) -> dict[str, Any]:
     """Rotary positions as one dictionary, as from release 5 on; before, base and scaling were two settings."""
     together = getattr(config, "rope_parameters", None)
@@ -36,6 +41,10 @@ def rope_settings(config: PretrainedConfig) -> dict[str, Any]:
     scaling = getattr(config, "rope_scaling", None) or {}
     kind = scaling.get("rope_type", scaling.get("type", "default"))
     return {"rope_theta": getattr(config, "rope_theta", None)} | scaling | {"rope_type": kind}
+
+
+LAYER_WITHOUT_KV: Any = getattr(cache_utils, "DummyLayer", None)
+"""Transformers' layer for what keeps no KV of its own. Older releases have none, and leave such layers out."""
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 import torch
 from transformers import Cache, PreTrainedModel
 
-from kvtier_transformers.compat import cache_keyword
+from kvtier_transformers.compat import cache_keyword, last_logits_only
 
 Progress = Callable[[int], None]
 """Called after a forward pass with the number of tokens whose KV the cache now holds."""
@@ -22,17 +22,15 @@ class GreedyDecoder:
         self, model: PreTrainedModel, cache: Cache, *, chunk_tokens: int, on_progress: Progress
     ) -> None:
         self._model = model
-        self._cache = {cache_keyword(model): cache}
+        # Logits of the last position only: those of a whole chunk would be 100 MB for SmolLM2.
+        self._options = {cache_keyword(model): cache, **last_logits_only(model)}
         self._length = cache.get_seq_length()
         self._chunk_tokens = chunk_tokens
         self._on_progress = on_progress
 
     def _forward(self, token_ids: Sequence[int]) -> torch.Tensor:
-        # logits of the last position only: those of a whole chunk would be 100 MB for SmolLM2
         with torch.inference_mode():
-            output = self._model(
-                input_ids=torch.tensor([token_ids]), use_cache=True, logits_to_keep=1, **self._cache
-            )
+            output = self._model(input_ids=torch.tensor([token_ids]), use_cache=True, **self._options)
         self._length += len(token_ids)
         self._on_progress(self._length)
         logits: torch.Tensor = output.logits[0, -1].float()  # (vocab,)

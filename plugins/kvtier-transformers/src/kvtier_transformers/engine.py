@@ -26,10 +26,11 @@ from kvtier_core.transfer import KVLayout
 from kvtier_transformers.cache import DeviceKV
 from kvtier_transformers.cached_prompt import Prompt
 from kvtier_transformers.decoding import GreedyDecoder
+from kvtier_transformers.layers import read_layers
 from kvtier_transformers.model_state import StateWatch
 from kvtier_transformers.namespace import namespace_for
 from kvtier_transformers.prefill_cost import PrefillCost
-from kvtier_transformers.support import check_model
+from kvtier_transformers.support import check_length, check_model
 from kvtier_transformers.token_log import CacheError, TokenLog
 
 _STORE_PATIENCE_S = 2.0
@@ -91,7 +92,8 @@ class Engine:
             )
         checked = check_model(model)
         settings = config if isinstance(config, Settings) else load_settings(file=config)
-        kv = DeviceKV(checked, max_tokens=max_tokens, tokens_per_block=settings.pool.block_size)
+        check_length(checked.config, max_tokens)
+        kv = DeviceKV(read_layers(checked), max_tokens=max_tokens, tokens_per_block=settings.pool.block_size)
         namespace = namespace_for(checked, kv, files=files, name=name, edges=edges)
         session = open_session(settings, namespace, KVLayout(kv.block_tensors()))
         return cls(checked, kv, session, chunk_tokens=chunk_tokens, wait_timeout_s=wait_timeout_s)

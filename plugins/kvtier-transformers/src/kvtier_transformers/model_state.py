@@ -29,6 +29,8 @@ from kvtier_transformers.foreign_code import is_foreign, is_foreign_class, is_fo
 from kvtier_transformers.support import refuse
 
 _WATCHED_ITEMS = 16
+_SMALL_BYTES = 4096
+"""A tensor up to this size that was written to is compared in whole: it may hold what it held before."""
 _CONTAINERS = (dict, list, tuple, set, frozenset)
 _MOST_ITEMS = 1000
 """Of a container that foreign code reads by name: a larger one counts as itself, so that a look stays cheap."""
@@ -61,6 +63,7 @@ _OF_A_MODEL = _OF_TORCH.union(
             "_output_capturing_hooks_installed",
             "_compiled_call",
             "_hf_peft_config_loaded",
+            "_weight_conversions",
         ),
         *("gradient_checkpointing", "_gradient_checkpointing_func", "hf_quantizer", "_compile_config"),
     )
@@ -346,6 +349,12 @@ class StateWatch:
         self._model = model
         self._was = read_state(model)
         self._signs = _signs(self._was.tensors)
+        self._small = {
+            place: bytes(_bytes(_in_memory(tensor)))
+            for place, tensor in self._was.tensors.items()
+            if isinstance(tensor, torch.Tensor) and tensor.nbytes <= _SMALL_BYTES
+        }
+        """Rotary frequencies are among them: some models write them in every forward pass, the same ones again."""
         by_dtype = defaultdict(list)
         for tensor in self._was.tensors.values():
             if isinstance(tensor, torch.Tensor):
@@ -357,7 +366,19 @@ class StateWatch:
     def has_changed(self) -> bool:
         """Whether it is not. Cost: 10 us a module, and 2 us a tensor. Raises as the constructor does."""
         now = read_state(self._model)
-        return now.told != self._was.told or _signs(now.tensors) != self._signs or self._read() != self._held
+        is_same = now.told == self._was.told and self._are_signs_as_they_were(now.tensors)
+        return not is_same or self._read() != self._held
+
+    def _are_signs_as_they_were(self, tensors: Mapping[str, Any]) -> bool:
+        signs = _signs(tensors)
+        if signs.keys() != self._signs.keys():
+            return False
+        for place in [place for place, sign in signs.items() if sign != self._signs[place]]:
+            is_in_place = signs[place][0] == self._signs[place][0]
+            if not is_in_place or bytes(_bytes(_in_memory(tensors[place]))) != self._small.get(place):
+                return False
+        self._signs = signs
+        return True
 
     def _read(self) -> list[bytes]:
         return [bytes(_bytes(torch.cat(samples))) for samples in self._samples]

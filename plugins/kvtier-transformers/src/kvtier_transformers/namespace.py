@@ -79,7 +79,7 @@ def namespace_for(
         model=name or _own_name(model),
         revision=getattr(model.config, "_commit_hash", None),
         weights_digest=_weights_digest(model, files, edges=edges),
-        kv_dtype=str(model.dtype).removeprefix("torch."),
+        kv_dtype=str(kv.tensors[0].dtype).removeprefix("torch."),
         tokens_per_block=kv.tokens_per_block,
         groups=(GroupSpec(layers=layers, block_bytes=kv.block_bytes),),
         layout=LAYOUT,

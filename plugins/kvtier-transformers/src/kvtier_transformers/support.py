@@ -1,8 +1,6 @@
-"""Says whether a model's KV is what kvtier can keep: one K and one V per token and layer, fixed once computed.
+"""Says what speaks against keeping a model's KV before it has run: by its configuration, its state and its code.
 
-Decides by what the configuration says, and vouches only for model types this package is tested with. A model whose
-KV of a prefix depends on what follows it (scaled positions that change with the length) would be answered wrongly
-from a cache, so it is refused like one whose layers keep something else.
+Decides nothing by a model's name. What its layers keep is found out by ``layers``, from a run.
 """
 
 from collections.abc import Collection, Iterator
@@ -14,48 +12,50 @@ from kvtier_core import UnsupportedModelError
 from kvtier_transformers.compat import cache_keyword, rope_settings
 from kvtier_transformers.foreign_code import code_objections
 
-SUPPORTED_MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3")
+_STATE_LAYERS = frozenset(
+    {"linear_attention", "mamba", "mamba2", "conv", "recurrent", "hybrid", "hybrid_sliding", "hybrid_mamba"}
+)
+"""Kinds of layers, in transformers' words, that keep a state instead of K and V. The run finds the others."""
 _LENGTH_DEPENDENT_ROPE = ("dynamic", "longrope")
-
-
-def layer_types(config: PretrainedConfig) -> tuple[str, ...]:
-    """The kind of each layer, in transformers' own words, inferred where the configuration does not list them."""
-    listed = getattr(config, "layer_types", None)
-    if listed is not None:
-        return tuple(listed)
-    if getattr(config, "sliding_window", None) is not None:
-        kind = "sliding_attention"
-    elif getattr(config, "attention_chunk_size", None) is not None:
-        kind = "chunked_attention"
-    else:
-        kind = "full_attention"
-    return (kind,) * int(getattr(config, "num_hidden_layers", 1))
 
 
 def _config_objections(config: PretrainedConfig) -> Iterator[str]:
     if config.is_encoder_decoder or getattr(config, "add_cross_attention", False):
         yield "it has cross-attention layers"
-    if config.model_type not in SUPPORTED_MODEL_TYPES:
-        yield f"its type {config.model_type!r} is not one of {', '.join(SUPPORTED_MODEL_TYPES)}"
-    for kind in sorted({*layer_types(config)} - {"full_attention"}):
+    if getattr(config, "use_bidirectional_attention", None):
+        yield "its tokens attend to later ones (use_bidirectional_attention)"
+    for kind in sorted({*(getattr(config, "layer_types", None) or ())} & _STATE_LAYERS):
         yield f"it has {kind} layers"
-    for rope_type in sorted(_rope_types(config) & {*_LENGTH_DEPENDENT_ROPE}):
-        yield f"its {rope_type!r} rotary positions make a prefix's KV depend on the prompt's length"
 
 
-def _rope_types(config: PretrainedConfig) -> set[str]:
-    """That of the model, or one for each kind of layers."""
+def check_length(config: PretrainedConfig, max_tokens: int) -> None:
+    """Raise ``UnsupportedModelError`` when sequences of *max_tokens* tokens have rotary positions that change.
+
+    Some scaled positions change when a sequence becomes longer than the model was trained for: the KV of a prefix
+    depends on the length of the whole then. Shorter sequences are served.
+    """
     settings = rope_settings(config)
     by_kind = [part for part in settings.values() if isinstance(part, dict)]
-    return {str(part.get("rope_type", "default")) for part in (by_kind or [settings])}
+    for part in by_kind or [settings]:
+        kind = part.get("rope_type")
+        if kind not in _LENGTH_DEPENDENT_ROPE:
+            continue
+        limit = part.get("original_max_position_embeddings") or getattr(
+            config, "original_max_position_embeddings", None
+        )
+        if limit is None and kind == "dynamic":
+            limit = config.max_position_embeddings
+        if limit is None or max_tokens > limit:
+            objection = (
+                f"its {kind!r} rotary positions change in sequences of more than {limit or 'an unknown number of'} "
+                f"tokens, and the engine is opened for {max_tokens}: open it with a max_tokens of at most that"
+            )
+            raise refuse(f"a model of type {config.model_type!r}", [objection])
 
 
 def _state_objections(model: PreTrainedModel, modules: Collection[torch.nn.Module]) -> Iterator[str]:
     if getattr(model, "_hf_peft_config_loaded", False) or any(map(_is_adapter, modules)):
         yield "it has an adapter loaded, which its weight files do not show: merge the adapter into the weights"
-    # set when the model was made: its configuration may have been changed since
-    if any(vars(module).get("sliding_window") is not None for module in modules):
-        yield "it has sliding_attention layers, whatever its configuration says now"
     if model.training:
         yield "it is in training mode: call model.eval()"
     elsewhere = {parameter.device.type for parameter in model.parameters()} - {"cpu"}
@@ -73,8 +73,8 @@ def _is_adapter(module: torch.nn.Module) -> bool:
 def refuse(name: str, objections: list[str]) -> UnsupportedModelError:
     """The error for a model of this name, with every reason."""
     return UnsupportedModelError(
-        f"{name} is not supported: {'; '.join(objections)}. Supported: models of type "
-        f"{', '.join(SUPPORTED_MODEL_TYPES)} with full_attention layers only, on the CPU"
+        f"{name} is not supported: {'; '.join(objections)}. Supported: decoders whose layers have full or "
+        "sliding-window attention, on the CPU"
     )
 
 
@@ -86,11 +86,10 @@ def check_config(config: PretrainedConfig) -> None:
 
 
 def check_model(model: torch.nn.Module) -> PreTrainedModel:
-    """Return *model* when kvtier can keep its KV.
+    """Return *model* when nothing speaks against keeping its KV. ``Engine.open`` then runs it on a few tokens.
 
-    Raises ``UnsupportedModelError`` with every reason against it: sliding-window, chunked, linear-attention or Mamba
-    layers, cross-attention, a model type not vouched for, an adapter, another device than the CPU, hooks and other code
-    in the place of its own. Cost: 10 us a module.
+    Raises ``UnsupportedModelError`` with every reason against it: layers that keep a state, cross-attention, an
+    adapter, another device than the CPU, hooks and other code in the place of its own. Cost: 10 us a module.
     """
     if not isinstance(model, PreTrainedModel):
         raise refuse(type(model).__name__, ["it is not a transformers model"])

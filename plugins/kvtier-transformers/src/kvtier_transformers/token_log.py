@@ -5,11 +5,11 @@ has positions or a mask of its own, no ids, or another model, is refused before 
 """
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
-from torch.utils.hooks import RemovableHandle
 from transformers import Cache, PreTrainedModel
 
 from kvtier_core import KvtierError
@@ -49,18 +49,32 @@ class TokenLog:
             )
         self._token_ids[begin:] = announced
 
-    def watch(self, model: PreTrainedModel, cache: Cache) -> RemovableHandle:
-        """Learn the tokens of every forward pass of *model* over *cache*, until the handle is left or removed."""
-        inner = model.base_model
-        signature = inspect.signature(inner.forward)
+    @contextmanager
+    def watch(self, model: PreTrainedModel, cache: Cache) -> Iterator[None]:
+        """Learn the tokens of every forward pass of *model* over *cache*, until the ``with`` block ends."""
+        # Most models call their base model; OPT calls the decoder inside it. The outer of two calls has the token ids.
+        signatures = {
+            inner: inspect.signature(inner.forward) for inner in {model.base_model, model.get_decoder()}
+        }
+        depth = 0
 
-        def before_forward(_inner: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            given = signature.bind_partial(*args).arguments | kwargs
+        def before_forward(inner: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            nonlocal depth
+            depth += 1
+            given = signatures[inner].bind_partial(*args).arguments | kwargs
             is_ours = given.get("cache", given.get("past_key_values")) is cache
-            if is_ours:
+            if depth == 1 and is_ours:
                 self._announced = _token_ids_of(given, cache.get_seq_length())
 
-        return inner.register_forward_pre_hook(before_forward, with_kwargs=True)
+        def after_forward(*_: Any) -> None:
+            nonlocal depth
+            depth -= 1
+
+        with ExitStack() as hooks:
+            for inner in signatures:
+                hooks.enter_context(inner.register_forward_pre_hook(before_forward, with_kwargs=True))
+                hooks.enter_context(inner.register_forward_hook(after_forward, always_call=True))
+            yield
 
 
 def _token_ids_of(given: dict[str, Any], held: int) -> list[int]:

@@ -13,19 +13,33 @@ from kvtier_disk.extents.census import count
 from kvtier_disk.extents.change_log import ChangeLog
 from kvtier_disk.extents.contents import Pair
 from kvtier_disk.extents.database import Database
-from kvtier_disk.extents.form import MAX_SLOTS, Shape, extent_of, place_of
+from kvtier_disk.extents.form import MAX_SLOTS, extent_of, place_of
 from kvtier_disk.extents.room import Census
-from kvtier_disk.extents.slot_runs import CLAIM_RUN, FREE_RUN, PUBLISH_RUN, change, pairs_at, take_free
+from kvtier_disk.extents.slot_runs import (
+    CLAIM_RUN,
+    FREE_RUN,
+    PUBLISH_RUN,
+    change,
+    lowest_held,
+    pairs_at,
+    take_free,
+)
 from kvtier_disk.extents.statements import Statements
-from kvtier_disk.extents.tables import CHUNK, SCHEMA, VERSION, ExtentRow, Namespace, chunks
+from kvtier_disk.extents.tables import (
+    CHUNK,
+    READY,
+    SCHEMA,
+    VERSION,
+    ExtentRow,
+    Namespace,
+    chunks,
+    read_extents,
+)
 
 NOBODY = 0
 """No namespace's and no owner's number."""
 _EVER, _NEVER = float("-inf"), float("inf")
-_MAKING, _READY, _LEAVING = 0, 1, 2
-_EXTENTS = """
-SELECT id, namespace, bytes, slots, state, owner,
-    (SELECT row_bytes FROM namespaces WHERE id = extents.namespace) AS block FROM extents"""
+_MAKING, _LEAVING = 0, 2
 _place = itemgetter(1)
 
 
@@ -80,11 +94,10 @@ class Index:
 
     def find_namespace(self, name: str, row_bytes: int) -> Namespace:
         """The namespace of this name and size of block; one that holds nothing when there is none."""
-        with self.database.reading() as connection:
-            row = connection.execute(
-                "SELECT id FROM namespaces WHERE name = ? AND row_bytes = ?", (name, row_bytes)
-            ).fetchone()
-        return Namespace(id=row[0] if row else NOBODY, name=name, row_bytes=row_bytes)
+        nothing = Namespace(id=NOBODY, name=name, row_bytes=row_bytes)
+        return next(
+            (n for n in self.namespaces().values() if (n.name, n.row_bytes) == (name, row_bytes)), nothing
+        )
 
     def mark_used(self, namespace: int, now: float) -> None:
         """The namespace was used, and none later than now: a clock that was put back lets none stay in use for ever."""
@@ -191,17 +204,9 @@ class Index:
 
         Returns what is kept. All processes keep the same one, so that they never free each other's.
         """
-        kept: list[Pair] = []
-        for keys in chunks(list(doubles)):
-            with self.database.transaction() as connection:
-                places = sorted({place for key in keys for place in doubles[key]})
-                held: dict[OffloadKey, list[int]] = {}
-                for key, place in sorted(pairs_at(connection, places, _EVER), key=_place):
-                    if place in doubles.get(key, ()):
-                        held.setdefault(key, []).append(place)
-                kept += [(key, first) for key, (first, *_) in held.items()]
-                others = [(key, place) for key, (_, *rest) in held.items() for place in rest]
-                self._forget(connection, namespace, owner, sorted(others, key=_place))
+        with self.database.transaction() as connection:
+            kept, others = lowest_held(connection, doubles)
+            self._forget(connection, namespace, owner, others)
         return kept
 
     def pairs_at(self, places: Sequence[int], since: float = _EVER) -> set[Pair]:
@@ -283,7 +288,7 @@ class Index:
     def census(self, journal_bytes: int) -> Census:
         """What the root holds, and who has used it when. The journal counts as *journal_bytes*, or as what it takes."""
         with self.database.view() as connection:
-            rows = self._extents(connection)
+            rows = read_extents(connection)
             busy = {
                 extent_of(place)
                 for (place,) in connection.execute("SELECT place FROM slots WHERE owner IS NOT NULL")
@@ -295,7 +300,7 @@ class Index:
     def extents(self) -> list[ExtentRow]:
         """All extents."""
         with self.database.reading() as connection:
-            return self._extents(connection)
+            return read_extents(connection)
 
     def begin_extent(self, namespace: int, owner: int, slots: int, size: int) -> int:
         """An extent is about to be made: it counts from now on. Returns its id, which nobody had before."""
@@ -316,7 +321,7 @@ class Index:
         with self.database.transaction() as connection:
             connection.execute(
                 "INSERT INTO extents (id, namespace, bytes, slots, state) VALUES (?, ?, ?, ?, ?)",
-                (id_, namespace, size, slots, _READY),
+                (id_, namespace, size, slots, READY),
             )
             self._add_slots(connection, id_, namespace, slots)
             connection.executemany(
@@ -329,7 +334,7 @@ class Index:
         with self.database.transaction() as connection:
             row = connection.execute(
                 "UPDATE extents SET state = ?, owner = NULL WHERE id = ? AND state = ? RETURNING namespace, slots",
-                (_READY, id_, _MAKING),
+                (READY, id_, _MAKING),
             ).fetchone()
             if row is not None:
                 self._add_slots(connection, id_, *row)
@@ -371,27 +376,6 @@ class Index:
     def _check_numbers(connection: Statements) -> None:
         """Raises ``IndexDamagedError`` where the numbers to come have no end: SQLite would speak of a full disk."""
         connection.execute("SELECT seq AS id FROM sqlite_sequence")
-
-    @staticmethod
-    def _extents(connection: Statements) -> list[ExtentRow]:
-        """All extents. What is counted, and removed, by them has to be right: each is as large as its slots make it."""
-        extents: list[ExtentRow] = []
-        for id_, namespace, size, slots, state, owner, row_bytes in connection.execute(_EXTENTS):
-            if row_bytes is None:
-                raise connection.damaged(f"extent {id_} is in no namespace")
-            if size != Shape(row_bytes=row_bytes, slots=slots).file_bytes:
-                raise connection.damaged(f"extent {id_} can't have {size} bytes with {slots} slots")
-            extents.append(
-                ExtentRow(
-                    id=id_,
-                    namespace=namespace,
-                    bytes=size,
-                    slots=slots,
-                    is_ready=state == _READY,
-                    owner=owner,
-                )
-            )
-        return extents
 
     @staticmethod
     def _empty_namespaces(connection: Statements) -> list[Namespace]:

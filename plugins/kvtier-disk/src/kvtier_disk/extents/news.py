@@ -11,7 +11,7 @@ from kvtier_core.tier import OffloadKey
 from kvtier_disk.extents.contents import Pair
 from kvtier_disk.extents.full_disk import full_disk_waits
 from kvtier_disk.extents.store import BlockStore
-from kvtier_disk.extents.tables import CHUNK
+from kvtier_disk.extents.tables import CHUNK, chunks
 
 _EXPIRED_PARTS = 64  # of CHUNK blocks, whose slots one look frees: that takes up to a second
 
@@ -107,7 +107,10 @@ class News:
             if known is not None:  # not yet among them: learned after another place of this key was removed
                 places[key].add(known)
         with full_disk_waits():
-            kept = opened.index.keep_one(opened.namespace, opened.owner, places)
+            kept: list[Pair] = []
+            for keys in chunks(list(places)):
+                some = {key: places[key] for key in keys}
+                kept += opened.index.keep_one(opened.namespace, opened.owner, some)
             before = opened.contents.find([key for key, _ in kept])
             opened.contents.put(kept)
             self._report_stored([key for (key, _), place in zip(kept, before, strict=True) if place is None])

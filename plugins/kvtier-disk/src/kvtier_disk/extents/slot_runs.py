@@ -3,7 +3,8 @@
 Works inside transactions that ``Index`` begins and ends. Decides nothing.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from operator import itemgetter
 
 from kvtier_core.tier import OffloadKey
 from kvtier_disk.extents.contents import Pair
@@ -96,6 +97,19 @@ def pairs_at(connection: Statements, places: Sequence[int], since: float) -> set
             (first, first + length - 1, since),
         )
     }
+
+
+def lowest_held(
+    connection: Statements, places: Mapping[OffloadKey, Collection[int]]
+) -> tuple[list[Pair], list[Pair]]:
+    """Of the *places* of each key that hold its block, the lowest; and all others, in order."""
+    asked = sorted({place for those in places.values() for place in those})
+    lowest: dict[OffloadKey, int] = {}
+    others: list[Pair] = []
+    for key, place in sorted(pairs_at(connection, asked, float("-inf")), key=itemgetter(1)):
+        if place in places.get(key, ()) and lowest.setdefault(key, place) != place:
+            others.append((key, place))
+    return list(lowest.items()), others
 
 
 def runs(places: Sequence[int]) -> Iterator[tuple[int, int]]:

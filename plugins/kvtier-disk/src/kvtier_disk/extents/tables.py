@@ -1,17 +1,26 @@
 """The tables of the index, and what their rows are in Python.
 
-Pure: no connection is opened here.
+Decides nothing; opens no connection.
 """
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
+from kvtier_disk.extents.form import Shape
+from kvtier_disk.extents.statements import Statements
+
 _T = TypeVar("_T")
 
 VERSION = 2
 CHUNK = 512
 """Pairs that one transaction handles at most, where there may be any number."""
+
+READY = 1
+"""The state of an extent that can be used. Another is being made (0), or is leaving (2)."""
+_EXTENTS = """
+SELECT id, namespace, bytes, slots, state, owner,
+    (SELECT row_bytes FROM namespaces WHERE id = extents.namespace) AS block FROM extents"""
 
 SCHEMA = """
 CREATE TABLE namespaces (
@@ -52,6 +61,27 @@ class ExtentRow:
     slots: int
     is_ready: bool
     owner: int | None
+
+
+def read_extents(connection: Statements) -> list[ExtentRow]:
+    """All extents. What is counted, and removed, by them has to be right: each is as large as its slots make it."""
+    extents: list[ExtentRow] = []
+    for id_, namespace, size, slots, state, owner, row_bytes in connection.execute(_EXTENTS):
+        if row_bytes is None:
+            raise connection.damaged(f"extent {id_} is in no namespace")
+        if size != Shape(row_bytes=row_bytes, slots=slots).file_bytes:
+            raise connection.damaged(f"extent {id_} can't have {size} bytes with {slots} slots")
+        extents.append(
+            ExtentRow(
+                id=id_,
+                namespace=namespace,
+                bytes=size,
+                slots=slots,
+                is_ready=state == READY,
+                owner=owner,
+            )
+        )
+    return extents
 
 
 def chunks(blocks: Sequence[_T]) -> Iterator[Sequence[_T]]:

@@ -1,0 +1,145 @@
+"""Finds out which KV a model keeps, and whether that of a prefix is the same whatever follows it.
+
+Decides by what the model does with transformers' own cache on a few tokens, not by its name: the kind of each layer,
+the shape of its K and V, and that tokens computed in pieces give what they give at once. A model whose KV of a prefix
+depends on later tokens would be answered wrongly from a cache.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from transformers import DynamicCache, PreTrainedModel
+from transformers import cache_utils as transformers_layers
+
+from kvtier_transformers.compat import LAYER_WITHOUT_KV, cache_keyword
+from kvtier_transformers.support import refuse
+
+_TRIAL_TOKENS = 48
+_NEAR = {torch.float64: 1e-5, torch.float32: 1e-5}
+"""How far two ways to compute the same may be apart, over its own size. Other dtypes round more coarsely."""
+_COARSELY_NEAR = 0.02
+_IN_PIECES = 100
+"""Times that, where shapes differ as well: a prompt at once, and in pieces."""
+_QUANTIZED = ("torch.ao.nn.quantized", "torch.nn.quantized")
+"""Where torch rounds each activation by the largest of its batch: tokens that follow show, as rounding."""
+_QUANTIZED_NEAR = 0.25
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerKV:
+    """What one layer keeps of a token."""
+
+    key_shape: tuple[int, int]
+    """``(kv_heads, head_dim)`` of K. V may have others, as in latent attention."""
+    value_shape: tuple[int, int]
+    dtype: torch.dtype
+    window: int | None = None
+    """How many tokens a query sees, itself included; all when unset."""
+
+
+def read_layers(model: PreTrainedModel) -> list[LayerKV | None]:
+    """What each layer of *model* keeps, ``None`` for one that keeps nothing and uses what another layer does.
+
+    *model* is one that ``check_model`` has passed. Cost: three forward passes over 48 tokens, and two over parts.
+    Raises ``UnsupportedModelError`` for layers that keep something else, by their name, and for a model whose KV
+    depends on what follows, or that takes no cache.
+    """
+    tokens = _trial_tokens(model)
+    known = len(tokens) * 2 // 3
+    ways = {
+        "at once": [tokens],
+        "before others": [tokens[:known] + tokens[known:][::-1]],
+        "in pieces": [tokens[: known // 2], tokens[known // 2 : known], tokens[known:]],
+    }
+    try:
+        caches = {way: _run(model, pieces) for way, pieces in ways.items()}
+    except Exception as error:
+        raise refuse(
+            type(model).__name__, [f"transformers' DynamicCache does not serve it: {error}"]
+        ) from error
+    found = [_layer_of(layer) for layer in caches["at once"].layers]
+    objections = sorted({layer for layer in found if isinstance(layer, str)})
+    if not objections:
+        layers = [layer for layer in found if not isinstance(layer, str)]
+        objections = list(_differences(model, caches, len(tokens) - known))
+        if not objections:
+            return layers
+    raise refuse(type(model).__name__, objections)
+
+
+def _differences(model: PreTrainedModel, caches: Mapping[str, DynamicCache], num_new: int) -> Iterator[str]:
+    """Objections to KV of the same tokens that is not the same each time; the last *num_new* are others."""
+    prefixes = {way: _prefix_kv(cache, num_new) for way, cache in caches.items()}
+    if not prefixes["at once"]:
+        yield "it keeps no KV in the cache it is given"
+        return
+    near = _NEAR.get(prefixes["at once"][0].dtype, _COARSELY_NEAR)
+    far = near * _IN_PIECES if near < _COARSELY_NEAR else near
+    if any(type(module).__module__.startswith(_QUANTIZED) for module in model.modules()):
+        near = far = _QUANTIZED_NEAR
+    if not _are_near(prefixes["at once"], prefixes["before others"], near):
+        yield "its KV of a prefix depends on the tokens that follow"
+    elif not _are_near(prefixes["at once"], prefixes["in pieces"], far):
+        yield "its KV depends on how a prompt is cut into pieces"
+
+
+def _trial_tokens(model: PreTrainedModel) -> list[int]:
+    """Token ids that mean nothing special to the model, always the same."""
+    config = model.config.get_text_config(decoder=True)
+    special: set[int] = set()
+    for name in ("pad_token_id", "bos_token_id", "eos_token_id"):
+        found = getattr(config, name, None)
+        special.update(found if isinstance(found, list | tuple) else () if found is None else (found,))
+    vocabulary = model.get_input_embeddings().num_embeddings
+    ordinary = [token for token in range(min(vocabulary, 1000)) if token not in special]
+    count = min(_TRIAL_TOKENS, getattr(config, "max_position_embeddings", None) or _TRIAL_TOKENS)
+    return [ordinary[index * index % len(ordinary)] for index in range(1, count + 1)]
+
+
+def _run(model: PreTrainedModel, pieces: Sequence[Sequence[int]]) -> DynamicCache:
+    """Transformers' cache after the model has seen the *pieces*, one forward pass each."""
+    cache = DynamicCache(config=model.config)
+    with torch.inference_mode():
+        for piece in pieces:
+            if piece:
+                model(input_ids=torch.tensor([piece]), use_cache=True, **{cache_keyword(model): cache})
+    return cache
+
+
+def _prefix_kv(cache: DynamicCache, num_new: int) -> list[torch.Tensor]:
+    """K and V of each layer without those of the last *num_new* tokens."""
+    held = [tensor for layer in cache.layers for tensor in (layer.keys, layer.values) if tensor is not None]
+    return [tensor[:, :, : tensor.shape[2] - num_new] for tensor in held]
+
+
+def _layer_of(layer: object) -> LayerKV | str | None:
+    """What a layer of transformers' cache holds, or the objection to it."""
+    kind = type(layer)
+    if kind is LAYER_WITHOUT_KV:
+        return None
+    keys, values = getattr(layer, "keys", None), getattr(layer, "values", None)
+    if kind not in (transformers_layers.DynamicLayer, transformers_layers.DynamicSlidingWindowLayer):
+        return f"it has layers whose state is a {kind.__name__}"
+    if not isinstance(keys, torch.Tensor) or not isinstance(values, torch.Tensor) or not keys.numel():
+        return f"it has layers that leave their {kind.__name__} empty"
+    if keys.dtype != values.dtype or keys.shape[0] != 1:
+        shapes = [f"{tuple(tensor.shape)} of {tensor.dtype}" for tensor in (keys, values)]
+        return f"it has layers whose K and V are {' and '.join(shapes)}"
+    return LayerKV(
+        key_shape=(keys.shape[1], keys.shape[3]),
+        value_shape=(values.shape[1], values.shape[3]),
+        dtype=keys.dtype,
+        window=getattr(layer, "sliding_window", None),
+    )
+
+
+def _are_near(some: Sequence[torch.Tensor], others: Sequence[torch.Tensor], near: float) -> bool:
+    """Whether tensors differ by rounding alone."""
+    if len(some) != len(others):
+        return False
+    for one, other in zip(some, others, strict=True):
+        size = one.double().norm().clamp_min(1e-12)
+        if one.shape != other.shape or not (one.double() - other.double()).norm() <= near * size:  # nor a NaN
+            return False
+    return True
