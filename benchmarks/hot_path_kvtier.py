@@ -57,7 +57,7 @@ class Pool:
         for name in tiers:
             self.coordinator.tier_ready(name, self.presence)
         # What the tiers missed before they came they hold: each tick looks at a part of it, and gives them nothing.
-        while any(tier.missed.num_keys for tier in self.coordinator.state.tiers.values()):
+        while any(tier.missed for tier in self.coordinator.state.tiers.values()):
             self.coordinator.tick(NOW)
         self.actions()
 

@@ -6,9 +6,10 @@ changed bytes away.
 """
 
 import math
+from collections import OrderedDict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
-from itertools import chain
+from itertools import chain, islice, takewhile
 
 from kvtier_core.coordinator import leases
 from kvtier_core.coordinator.actions import (
@@ -39,6 +40,15 @@ def _some(depths: Sequence[int], keys: Sequence[OffloadKey], some: Sequence[Offl
         return depths
     of = dict(zip(keys, depths, strict=True))
     return [of[key] for key in some]
+
+
+def _take(missed: OrderedDict[OffloadKey, RequestInfo], n: int) -> tuple[RequestInfo, list[OffloadKey]]:
+    """Take the oldest key, and those after it that the same request offered, at most *n* in all."""
+    request = next(iter(missed.values()))
+    keys = list(islice(takewhile(lambda key: missed[key] is request, missed), n))
+    for key in keys:
+        del missed[key]
+    return request, keys
 
 
 class Cascades:
@@ -258,17 +268,19 @@ class Cascades:
     def _miss(self, request: RequestState, tier: TierRecord, blocks: Sequence[Block]) -> None:
         """*tier* does not get *blocks* now."""
         tier.counters.dropped += len(blocks)
-        tier.missed.add(request.info, [block.key for block in blocks])
+        tier.missed.update(dict.fromkeys([block.key for block in blocks], request.info))
+        while len(tier.missed) > self._state.ledger.num_rows:
+            tier.missed.popitem(last=False)
 
     def make_up(self, now: float) -> None:
         """Give every idle tier what it missed."""
         for tier in self._state.tiers.values():
-            if not tier.missed.num_keys or tier.cascade_rows or tier.late:
+            if not tier.missed or tier.cascade_rows or tier.late:
                 continue
             looks = _MAX_MADE_UP
             room = min(tier.max_cascade_rows, self._state.limits.max_cascade_rows - self._state.cascade_rows)
-            while room > 0 and looks > 0 and tier.missed.num_keys and tier.may_store(now):
-                request, keys = tier.missed.take(min(room, looks))
+            while room > 0 and looks > 0 and tier.missed and tier.may_store(now):
+                request, keys = _take(tier.missed, min(room, looks))
                 looks -= len(keys)
                 room -= self._make_up(tier, request, keys, now)
 

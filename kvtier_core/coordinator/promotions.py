@@ -146,9 +146,6 @@ class Promotions:
         state.detach(block for block in job.blocks if block.state is ARRIVING)
 
     def drop_planned(self) -> None:
-        """A reset: reservations that have not left are taken back."""
-        for planned in self._state.planned.values():
-            for name, blocks in planned.items():
-                self._release(name, len(blocks))
-                self._drop(blocks)
-        self._state.planned.clear()
+        """A reset, after the end of all promises: reservations that have not left are taken back."""
+        for request in list(self._state.planned):
+            self.hand_over_planned(request)

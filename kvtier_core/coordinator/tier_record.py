@@ -1,8 +1,7 @@
 """One tier from the coordinator's side: contents, breakers, shares of the pool, times of loads. Pure data."""
 
 import math
-from collections import deque
-from collections.abc import Sequence
+from collections import OrderedDict, deque
 from dataclasses import dataclass
 from itertools import combinations
 from statistics import median
@@ -13,12 +12,12 @@ from kvtier_core.coordinator.jobs import Job, JobKind
 from kvtier_core.coordinator.limits import PoolLimits
 from kvtier_core.coordinator.presence import Presence
 from kvtier_core.coordinator.stats import JobTimes, TierCounters
-from kvtier_core.keys import OffloadKey
 from kvtier_core.tier_settings import TierLimits
 from kvtier_core.values import RequestInfo, TierInfo
 
 if TYPE_CHECKING:
     from kvtier_core.coordinator.request_state import RequestState
+    from kvtier_core.keys import OffloadKey
 
 _REMEMBERED = 8
 """Loads that a prediction rests on: few, so that a handful of others brings a new one about."""
@@ -105,42 +104,6 @@ class LoadTimes:
         return fixed + blocks * per_block
 
 
-class Missed:
-    """The blocks that a tier did not get, one entry for each store that was dropped.
-
-    It keeps at most *limit* keys. Past that it forgets the oldest stores, each as a whole.
-    """
-
-    def __init__(self, limit: int) -> None:
-        self._limit = limit
-        self.num_keys = 0
-        """To be read only."""
-        self._entries: deque[tuple[RequestInfo, Sequence[OffloadKey]]] = deque()
-
-    def add(self, request: RequestInfo, keys: Sequence[OffloadKey]) -> None:
-        """The tier did not get *keys* of *request*."""
-        if not keys:
-            return
-        self._entries.append((request, keys))
-        self.num_keys += len(keys)
-        while self.num_keys > self._limit:
-            self.num_keys -= len(self._entries.popleft()[1])
-
-    def take(self, n: int) -> tuple[RequestInfo, Sequence[OffloadKey]]:
-        """The oldest entry, or the first *n* keys of it."""
-        request, keys = self._entries.popleft()
-        if len(keys) > n:
-            self._entries.appendleft((request, keys[n:]))
-            keys = keys[:n]
-        self.num_keys -= len(keys)
-        return request, keys
-
-    def clear(self) -> None:
-        """Forget everything."""
-        self._entries.clear()
-        self.num_keys = 0
-
-
 class TierRecord:
     """One tier, from the coordinator's side."""
 
@@ -171,7 +134,8 @@ class TierRecord:
         self.cascade_rows = 0
         self.late: deque[tuple[RequestState, OffloadKey]] = deque()
         """Blocks of whole requests that wait for room among ``max_cascade_rows``; evictable meanwhile."""
-        self.missed = Missed(num_rows)
+        self.missed: OrderedDict[OffloadKey, RequestInfo] = OrderedDict()
+        """Blocks that it did not get, as many as the pool has rows at most, and of which request: the oldest first."""
         self.load_times = LoadTimes()
         self.probe_at: float | None = None
         """When it gets a load as a probe; ``None`` while it is not passed over (C35)."""
@@ -194,7 +158,7 @@ class TierRecord:
     @property
     def is_catching_up(self) -> bool:
         """Whether it gets more of what it missed as soon as the stores that it has are over."""
-        return self.missed.num_keys > 0 and self.cascade_rows > 0
+        return bool(self.missed) and self.cascade_rows > 0
 
     def may_ask(self, now: float) -> bool:
         """Whether lookups may go to this tier: only where a load could follow."""

@@ -154,8 +154,8 @@ MUTANTS: Sequence[Mutant] = (
     _m(
         "a tier at work is made up to beyond its limit",
         "coordinator.cascades:Cascades.make_up",
-        "not tier.missed.num_keys or tier.cascade_rows or tier.late",
-        "not tier.missed.num_keys or tier.late",
+        "not tier.missed or tier.cascade_rows or tier.late",
+        "not tier.missed or tier.late",
     ),
     _m(
         "what a tier was given meanwhile is made up for as well",
