@@ -265,7 +265,10 @@ class HookTier(TierPort):
         if isinstance(self._call("shutdown", timeout_s=timeout_s), HookFault):
             self._fault()
             return False
-        return not self._may_touch_pool(timeout_s)
+        if self._may_touch_pool(timeout_s):
+            return False
+        self._running.clear()  # or our own views of its jobs' rows would keep the pool mapped
+        return True
 
     def _may_touch_pool(self, timeout_s: float) -> bool:
         """Whether jobs are left that may still touch the pool, as far as the tier can tell."""

@@ -143,6 +143,18 @@ def test_c34_a_blocking_tier_is_down_once_its_last_call_has_returned(make_bench,
     assert bench.manager.shutdown(PATIENCE_S)
 
 
+def test_c34_jobs_that_a_tier_dropped_at_its_shutdown_do_not_keep_the_pool_mapped(make_bench):
+    bench = make_bench()
+    tier = bench.tiers["one"]
+    tier.hold.add("store")
+    bench.new("a")
+    bench.store("a", 1)
+    bench.until(lambda: bool(tier.held))
+    tier.held.clear()
+    assert bench.manager.shutdown(PATIENCE_S)
+    assert bench.pool.close()
+
+
 class FourHooks:
     """The hooks that are required, and no other; results of loads wait for ``gate``."""
 
