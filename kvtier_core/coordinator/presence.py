@@ -60,9 +60,6 @@ class _Expiring(Generic[V]):
         """Whether there is an entry, lapsed or not, for any of *keys*."""
         return bool(self._entries) and not self._entries.keys().isdisjoint(keys)
 
-    def __bool__(self) -> bool:
-        return bool(self._entries)
-
     def drop(self, key: OffloadKey) -> None:
         self._entries.pop(key, None)
 

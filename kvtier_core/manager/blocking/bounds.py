@@ -36,7 +36,7 @@ class _Stored(Entry):
 
 
 class BoundedContents(Contents):
-    """The belief about an instance that the core bounds: slots, ages and the order of eviction.
+    """What is believed of an instance that the core bounds, with slots, ages and the order of eviction.
 
     A key is *stored* (it takes a slot), *arriving* (a slot is its own, the block is not there yet) or *leaving* (its
     slot belongs to an arriving key). Pinned keys are never victims. Without a capacity there is no bound, without a

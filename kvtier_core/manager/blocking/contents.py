@@ -20,7 +20,7 @@ _MOST_IN_A_ROW = 3
 
 
 class Contents:
-    """The belief about an instance that bounds itself; ``BoundedContents`` is that about one which the core bounds.
+    """What is believed of an instance that bounds itself. ``BoundedContents`` is for one that the core bounds.
 
     *enumerable*: whether ``adopt`` will be told everything it holds.
     """
