@@ -313,6 +313,12 @@ def vllm(session: nox.Session) -> None:
     _run(session, "pytest", *(session.posargs or ["tests/vllm"]), env="vllm_env")
 
 
+@nox.session(name="vllm-next", default=False, venv_backend="none", requires=["env"])
+def vllm_next(session: nox.Session) -> None:
+    """Compare the interface used with that of vLLM's newest release, by its wheel's source (340 MB)."""
+    _run(session, "python", "-m", "tests.vllm.next_release", *session.posargs)
+
+
 @nox.session(default=False, venv_backend="none", requires=["vllm_env"])
 def soak(session: nox.Session) -> None:
     """Serve random requests and resets in real vLLM; compare each answer with vLLM alone. See tests/vllm/soak.py."""

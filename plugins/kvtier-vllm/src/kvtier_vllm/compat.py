@@ -76,6 +76,10 @@ _SIGNATURES = {
     "vllm.v1.engine.core:EngineCore.add_lora": "self, lora_request",
     "vllm.v1.worker.worker_base:WorkerBase.list_loras": "self",
 }
+_LATER_SIGNATURES = {
+    "0.33": {f"{_BASE}:OffloadingWorker.submit_load": "self, job_id, src_spec, dst_spec, expedited"},
+}
+"""What later releases have otherwise, and this plugin takes as well."""
 _NAMES = {
     f"{_BASE}:LoadStoreSpec": "",
     f"{_BASE}:ScheduleEndContext": "",
@@ -130,6 +134,11 @@ _NAMES = {
 """What is read from vLLM's objects: fields, members and attributes of a class, or of the object itself."""
 
 
+def signatures(release: str) -> dict[str, str]:
+    """The parameters of what is called or overridden, in a release such as ``0.32``."""
+    return _SIGNATURES | _LATER_SIGNATURES.get(release, {})
+
+
 def check_vllm() -> None:
     """Raise ``PluginError`` when the vLLM in this environment is not a supported one."""
     try:
@@ -142,7 +151,7 @@ def check_vllm() -> None:
             f"kvtier-vllm supports vLLM {', '.join(SUPPORTED)}, and this is {version}: {_INSTALL}"
         )
     found = [
-        *(_difference(name, expected) for name, expected in _SIGNATURES.items()),
+        *(_difference(name, expected) for name, expected in signatures(release).items()),
         *(_lack(name, expected) for name, expected in _NAMES.items()),
     ]
     differences = [text for text in found if text is not None]

@@ -89,8 +89,11 @@ class KvtierWorker(OffloadingWorker):
         """Copy device blocks to rows. Returns at once."""
         return self._submit(job_id, Direction.STORE, src_spec, dst_spec)
 
-    def submit_load(self, job_id: int, src_spec: LoadStoreSpec, dst_spec: GPULoadStoreSpec) -> bool:
-        """Copy rows to device blocks. Returns at once."""
+    def submit_load(
+        self, job_id: int, src_spec: LoadStoreSpec, dst_spec: GPULoadStoreSpec, expedited: bool = False
+    ) -> bool:
+        """Copy rows to device blocks. Returns at once. vLLM 0.33 waits within the step for what is *expedited*."""
+        del expedited  # loads go in order: those before it are over when it is
         return self._submit(job_id, Direction.LOAD, dst_spec, src_spec)
 
     def _submit(
