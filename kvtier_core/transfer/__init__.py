@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from kvtier_core.transfer.cuda import CUDADevice
     from kvtier_core.transfer.device import Device, TransferResult
     from kvtier_core.transfer.direction import Direction
-    from kvtier_core.transfer.layout import KVGroup, KVLayout, split_pages
+    from kvtier_core.transfer.layout import KVGroup, KVLayout
     from kvtier_core.transfer.plan import GroupTransfer
     from kvtier_core.transfer.pool import Pool, PoolGeometry
     from kvtier_core.transfer.staged import StagedDevice
@@ -35,7 +35,6 @@ __all__ = [
     "StagedDevice",
     "TransferResult",
     "open_device",
-    "split_pages",
 ]
 
 _HOMES = {
@@ -53,7 +52,6 @@ _HOMES = {
     "StagedDevice": "staged",
     "TransferResult": "device",
     "open_device": "choice",
-    "split_pages": "layout",
 }
 
 

@@ -48,9 +48,7 @@ class KVGroup:
         Raises ``ValueError`` that names the tensor and what is wrong, ``TypeError`` for what is no sequence of tensors.
         """
         if hasattr(tensors, "data_ptr"):
-            raise TypeError(
-                "a KV group takes a sequence of tensors, not one tensor: [tensor], or split_pages(tensor)"
-            )
+            raise TypeError("a KV group takes a sequence of tensors, not one tensor: [tensor]")
         held = tuple(tensors)
         if not held:
             raise ValueError("a KV group needs at least one tensor")
@@ -89,8 +87,8 @@ def _page_bytes(index: int, tensor: "Tensor", num_blocks: int, device: "torch.de
         raise ValueError(f"{what} is not on {device} like the first tensor")
     if not tensor[0].is_contiguous():
         raise ValueError(
-            f"{what}: a block's page must be contiguous, its strides are {tensor.stride()}; split_pages makes "
-            "pages of it"
+            f"{what}: a block's page must be contiguous, its strides are {tensor.stride()}: give a view for each "
+            "contiguous piece of a page"
         )
     page_items = tensor.numel() // shape[0]
     if shape[0] > 1 and tensor.stride(0) < page_items:
@@ -138,21 +136,3 @@ def _freeze(value: object, **fields: object) -> None:
     """Set the fields of a frozen dataclass, once and for all."""
     for name, content in fields.items():
         object.__setattr__(value, name, content)
-
-
-def split_pages(tensor: "Tensor", block_dim: int = 0) -> "list[Tensor]":
-    """The pages of a tensor of any dimension order, as tensors that ``KVGroup`` takes; memory is shared.
-
-    *block_dim* counts blocks. The dimensions of a page are put in the order they have in memory, since bytes have no
-    other; where a page is in several pieces (K and V, or layers, far apart), each piece is a tensor of its own.
-    """
-    blocks_first = tensor.movedim(block_dim, 0)
-    strides = blocks_first.stride()
-    inner = sorted(range(1, len(strides)), key=lambda dim: -strides[dim])
-    return _split(blocks_first.permute(0, *inner))
-
-
-def _split(tensor: "Tensor") -> "list[Tensor]":
-    if tensor.dim() == 1 or tensor[0].is_contiguous():
-        return [tensor]
-    return [page for piece in tensor.unbind(1) for page in _split(piece)]

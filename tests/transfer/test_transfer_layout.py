@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from kvtier_core.proof import PROOF_BYTES
-from kvtier_core.transfer import CPUDevice, KVGroup, KVLayout, Pool, StagedDevice, split_pages
+from kvtier_core.transfer import CPUDevice, KVGroup, KVLayout, Pool, StagedDevice
 from tests.transfer.conftest import TIMEOUT_S
 
 
@@ -51,35 +51,6 @@ def test_a_layout_of_nothing_or_of_several_devices_is_refused() -> None:
         KVLayout([torch.zeros(4, 2)], block_size_factor=0)
     with pytest.raises(ValueError, match="group 1 is on meta, the first one on cpu"):
         KVLayout([torch.zeros(4, 2)], [torch.zeros(4, 2, device="meta")])
-
-
-_KV = torch.arange(2 * 3 * 4 * 5 * 6).reshape(2, 3, 4, 5, 6)
-
-
-@pytest.mark.parametrize(
-    ("tensor", "block_dim", "pages"),
-    [
-        (_KV, 0, 1),  # the block's page is one piece
-        (_KV, 1, 2),  # K and V apart: (2, blocks, ...)
-        (_KV, 2, 6),  # layers outside the blocks, too
-        (_KV.transpose(3, 4), 0, 1),  # a page in another order than its memory
-        (_KV[:, :, 1:3], 0, 3),  # a page with holes
-        (_KV[..., 0, 0], 0, 12),  # single elements
-        (_KV.flatten()[:7], 0, 1),
-    ],
-)
-def test_pages_of_any_tensor_are_whole_and_share_its_memory(
-    tensor: torch.Tensor, block_dim: int, pages: int
-) -> None:
-    found = split_pages(tensor, block_dim)
-    group = KVGroup(found)
-    assert len(found) == pages
-    assert group.num_blocks == tensor.shape[block_dim]
-    for block in range(group.num_blocks):
-        items = [item for page in found for item in page[block].reshape(-1).tolist()]
-        assert sorted(items) == sorted(tensor.select(block_dim, block).reshape(-1).tolist())
-    memory = tensor.untyped_storage().data_ptr()
-    assert {page.untyped_storage().data_ptr() for page in found} == {memory}
 
 
 @pytest.mark.parametrize("factor", [2.5, 2.0, "2", None, True])
