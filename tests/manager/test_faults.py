@@ -45,7 +45,7 @@ def test_c30_any_exception_from_any_hook_costs_hits_only(make_bench, hook, error
 @pytest.mark.parametrize("hook", ["submit_store", "on_new_request", "lookup", "submit_load"])
 def test_c31_the_engine_never_waits_for_a_hook_that_hangs_and_another_tier_still_hits(make_bench, hook):
     bench = make_bench(
-        ["hung", "good"], load_timeout=0.3, store_timeout=0.3, lookup_timeout=0.2, presence_ttl_s=0.1
+        ["hung", "good"], load_timeout=1, store_timeout=1, lookup_timeout=1, presence_ttl_s=0.1
     )
     bench.new("a")
     bench.store("a", 1, 2)
@@ -65,7 +65,7 @@ def test_c31_the_engine_never_waits_for_a_hook_that_hangs_and_another_tier_still
 
 
 def test_a_tier_that_hangs_on_stores_while_another_still_hits(make_bench):
-    bench = make_bench(["hung", "good"], store_timeout=0.3, lookup_timeout=0.3)
+    bench = make_bench(["hung", "good"], store_timeout=1, lookup_timeout=1)
     event = threading.Event()
     bench.tiers["hung"].hang_in["submit_store"] = event
     bench.new("a")
