@@ -104,11 +104,6 @@ class PinnedRows:
         pinning.start()
         pinning.join()
 
-    @property
-    def is_pinned(self) -> bool:
-        """Whether the rows are."""
-        return bool(self._addresses)
-
     def release(self) -> None:
         """Unregister what was registered, before the pool's mapping goes. Twice is fine."""
         while self._addresses:

@@ -50,14 +50,18 @@ class LaneDevice(ABC):
         worker: int = 0,
         on_finished: Callable[[], None] | None = None,
     ) -> None:
-        """A subclass is ready before it calls this.
+        """A subclass is ready, with its ``worker_parts``, before it calls this.
 
         Raises ``ValueError``: the workers' parts and the proof do not fit a row, the pool has no such worker, or
         *worker* has a device in this process already. ``RuntimeError`` where no more threads can be had.
         """
         self._layout = layout
         self._addresses = [group.read_addresses() for group in layout.groups]
-        self._limits = limits_for(layout, pool)
+        self._limits = TransferLimits(
+            num_blocks=tuple(group.num_blocks for group in layout.groups),
+            num_rows=pool.geometry.num_rows,
+            factor=layout.block_size_factor,
+        )
         self._control, self._worker, self._on_finished = pool.control, worker, on_finished
         self._control.take_worker(worker)
         self._lock = threading.Lock()  # guards the six below
@@ -213,36 +217,22 @@ class LaneDevice(ABC):
         )
 
 
-def limits_for(layout: KVLayout, pool: Pool) -> TransferLimits:
-    """The limits of transfers between this layout and this pool.
-
-    Raises ``ValueError`` when the workers' parts do not fit a row, or leave no room for its proof.
-    """
-    geometry = pool.geometry
-    for index, payload_bytes in enumerate(layout.payload_bytes):
-        if (needed := geometry.num_workers * payload_bytes + PROOF_BYTES) > geometry.row_bytes:
-            raise ValueError(
-                f"{geometry.num_workers} worker(s) with {payload_bytes} bytes a block of group {index}, and "
-                f"{PROOF_BYTES} bytes of proof, need rows of {needed} bytes, the pool's have {geometry.row_bytes}"
-            )
-    return TransferLimits(
-        num_blocks=tuple(group.num_blocks for group in layout.groups),
-        num_rows=geometry.num_rows,
-        factor=layout.block_size_factor,
-    )
-
-
 def worker_parts(layout: KVLayout, pool: Pool, worker: int) -> list[npt.NDArray[np.uint8]]:
     """This worker's bytes of every row, an array for each group. Raises ``ValueError`` as the devices' constructors.
 
     ``(num_rows, factor, block_bytes)``, or ``(num_rows, block_bytes)`` where the factor is 1.
     """
-    if not 0 <= worker < pool.geometry.num_workers:
-        raise ValueError(f"worker {worker} is not one of this pool's {pool.geometry.num_workers}")
-    limits_for(layout, pool)
+    num_workers, row_bytes = pool.geometry.num_workers, pool.geometry.row_bytes
+    if not 0 <= worker < num_workers:
+        raise ValueError(f"worker {worker} is not one of this pool's {num_workers}")
     factor = layout.block_size_factor
     parts = []
-    for payload_bytes in layout.payload_bytes:
+    for group, payload_bytes in enumerate(layout.payload_bytes):
+        if (needed := num_workers * payload_bytes + PROOF_BYTES) > row_bytes:
+            raise ValueError(
+                f"{num_workers} worker(s) with {payload_bytes} bytes a block of group {group}, and {PROOF_BYTES} bytes "
+                f"of proof, need rows of {needed} bytes, the pool's have {row_bytes}"
+            )
         rows = pool.rows_array[:, worker * payload_bytes : (worker + 1) * payload_bytes]
         parts.append(rows if factor == 1 else rows.reshape(len(rows), factor, payload_bytes // factor))
     return parts

@@ -126,11 +126,16 @@ def find_memory(name: str, is_wanted: Callable[[int], bool]) -> int | None:
             if os.readlink(path) != link:  # noqa: PTH115 - a third of the time
                 continue
             fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-            # The superuser may open another user's.
-            if os.fstat(fd).st_uid == os.geteuid() and is_wanted(fd):
+            if _is_named(fd, link) and is_wanted(fd):
                 return fd
             os.close(fd)
     return None
+
+
+def _is_named(fd: int, link: str) -> bool:
+    """Whether it is still that file, and this user's: the superuser may open another's."""
+    is_same = os.readlink(f"{_PROC}/self/fd/{fd}") == link  # noqa: PTH115 - as above
+    return is_same and os.fstat(fd).st_uid == os.geteuid()
 
 
 def _open_files() -> Iterator[str]:

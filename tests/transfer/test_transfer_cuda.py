@@ -55,7 +55,7 @@ def test_c41_c42_every_byte_goes_to_its_slot_and_comes_back(
 
 
 def test_c42_rows_are_pinned(make_cuda: MakeCUDA, pool: Pool, kv: list[torch.Tensor]) -> None:
-    assert make_cuda(KVLayout(kv), pool)._pinned.is_pinned
+    assert make_cuda(KVLayout(kv), pool)._pinned._addresses
     assert torch.from_numpy(pool.rows_array).is_pinned()
 
 
@@ -147,7 +147,7 @@ def test_c42_a_pool_that_can_not_be_pinned_still_works_and_says_so(
         with caplog.at_level(logging.WARNING):
             device = make_cuda(KVLayout(kv), pool)
         assert "CUDA refused to pin the pool" in caplog.text
-        assert not device._pinned.is_pinned
+        assert not device._pinned._addresses
     finally:
         real.release()
     for tensor in kv:

@@ -246,7 +246,7 @@ def test_c42_a_refused_pin_is_told_undone_and_no_obstacle(
     cuda.refuse_registration, cuda.registration_fault = 3, fault
     device = CUDADevice(_layout(kv), pool)
     assert cuda.registered == {}
-    assert not device._pinned.is_pinned
+    assert device._pinned._addresses == []
     assert ("error 2 at row 2 of 5" if fault is None else str(fault)) in caplog.text
     assert "ulimit -l" in caplog.text
     device.submit(STORE, 1, one([2], [1]))
