@@ -51,7 +51,7 @@ def test_c31_the_engine_never_waits_for_a_hook_that_hangs_and_another_tier_still
     bench.store("a", 1, 2)
     bench.settle()
     bench.evict_all()
-    time.sleep(0.6)  # until what the tiers are known to hold has lapsed, so that they are asked
+    time.sleep(2)  # until what the tiers are known to hold has lapsed, so that they are asked
     event = threading.Event()
     bench.tiers["hung"].hang_in[hook] = event
     started = time.monotonic()
