@@ -8,7 +8,7 @@ distribution that the setting ``blocked_plugins`` names counts as not installed,
 import logging
 import re
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.metadata import Distribution, EntryPoint, distributions
 from typing import Any
 
@@ -26,12 +26,16 @@ _log = logging.getLogger("kvtier.plugins")
 
 @dataclass(frozen=True, kw_only=True)
 class Offer:
-    """One distribution's offer of one name in one entry-point group."""
+    """One distribution's offer of one name in one entry-point group.
+
+    ``status`` is ``"available"`` or why it can't be used; only ``list_plugins`` looks at rivals for it.
+    """
 
     name: str
-    group: str
     distribution: str
     version: str
+    group: str
+    status: str = "available"
     blocked: bool
     entry_point: EntryPoint = field(repr=False, compare=False)
 
@@ -54,17 +58,6 @@ class Offer:
                 f"{what} {self.name!r} of {self.origin} can't be imported from {self.target}: "
                 f"{type(error).__name__}: {mask_text(str(error))}: update or uninstall {self.distribution}"
             ) from error
-
-
-@dataclass(frozen=True, kw_only=True)
-class PluginEntry:
-    """An offer as people are shown it. ``status`` is ``"available"`` or why it can't be used."""
-
-    name: str
-    distribution: str
-    version: str
-    group: str
-    status: str
 
 
 def normalized(distribution: str) -> str:
@@ -138,29 +131,20 @@ def usable_names(offers: Sequence[Offer]) -> set[str]:
     return {offer.name for offer in offers if not offer.blocked}
 
 
-def list_plugins(blocked: Collection[str] = ()) -> list[PluginEntry]:
+def list_plugins(blocked: Collection[str] = ()) -> list[Offer]:
     """Every offer for kvtier, of any kind and API major, sorted by group and name.
 
     *blocked* are normalized names of distributions; their offers are listed as blocked.
     """
     offers = find_offers("kvtier.", blocked)
     offers.sort(key=lambda offer: _GROUPS.index(offer.group) if offer.group in _GROUPS else len(_GROUPS))
-    return [
-        PluginEntry(
-            name=offer.name,
-            distribution=offer.distribution,
-            version=offer.version,
-            group=offer.group,
-            status=_status(offer, offers),
-        )
-        for offer in offers
-    ]
+    return [replace(offer, status=_status(offer, offers)) for offer in offers]
 
 
-def list_tier_types(blocked: Collection[str] = ()) -> list[PluginEntry]:
+def list_tier_types(blocked: Collection[str] = ()) -> list[Offer]:
     """Every tier type that an installed distribution offers, of any API major, sorted by name."""
-    entries = [entry for entry in list_plugins(blocked) if _kind(entry.group) == _kind(TIER_GROUP)]
-    return sorted(entries, key=lambda entry: entry.name)
+    offers = [offer for offer in list_plugins(blocked) if _kind(offer.group) == _kind(TIER_GROUP)]
+    return sorted(offers, key=lambda offer: offer.name)
 
 
 def _kind(group: str) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 
 from pydantic import BaseModel
 
-from kvtier_core.settings.fields import SettingPath, field_paths, nested_model, wants_json
+from kvtier_core.settings.fields import SettingPath, field_paths, wants_json
 from kvtier_core.settings.layers import KNOWN_VARIABLES, Merged, Variable, variable_for
 from kvtier_core.settings.model import PoolSettings, TopSettings
 from kvtier_core.settings.problems import Problems
@@ -23,23 +23,22 @@ def put_variables(
     variables: tuple[Variable, ...], models: TierModels, merged: Merged, problems: Problems
 ) -> None:
     """Put every variable that is a setting into *merged*, and note every one that isn't."""
-    sections = dict(_sections(models))
-    known = sorted(
-        {*KNOWN_VARIABLES}
-        | {variable_for(path) for at, model in sections.items() for path in field_paths(model, at)}
-    )
+    settings = {
+        variable_for(path): annotation
+        for at, model in _sections(models)
+        for path, annotation in field_paths(model, at)
+    }
+    known = sorted({*KNOWN_VARIABLES, *settings})
     for variable in variables:
         path = variable.path
         if len(path) > 1 and path[0] == "tiers" and models.get(path[1], BaseModel) is None:
             continue  # what is wrong there is already known, and its settings can't be
-        found = _find(path, sections) if variable.name == variable_for(path) else None
-        if found is None:
-            problems.add(variable.name, f"unknown environment variable{_hint(variable.name.upper(), known)}")
-        elif len(found[0]) < len(path):
-            whole = variable_for(found[0])
+        if variable.name in settings:
+            _put(variable, settings[variable.name], merged, problems)
+        elif (whole := _whole(variable, settings)) is not None:
             problems.add(variable.name, f"unknown environment variable; set {whole} to a JSON object")
         else:
-            _put(variable, found[1], merged, problems)
+            problems.add(variable.name, f"unknown environment variable{_hint(variable.name.upper(), known)}")
 
 
 def _sections(models: TierModels) -> Iterator[tuple[SettingPath, type[BaseModel]]]:
@@ -51,20 +50,12 @@ def _sections(models: TierModels) -> Iterator[tuple[SettingPath, type[BaseModel]
             yield ("tiers", name), model
 
 
-def _find(
-    path: SettingPath, sections: Mapping[SettingPath, type[BaseModel]]
-) -> tuple[SettingPath, object] | None:
-    """The setting that *path* names, or goes into: where it is, and its annotation."""
-    place = next(at for at in (path[:2], path[:1], ()) if at in sections)
-    model: type[BaseModel] | None = sections[place]
-    annotation: object = None
-    while model is not None:
-        field = model.model_fields.get(path[len(place)]) if len(place) < len(path) else None
-        if field is None:
-            return None
-        place, annotation = path[: len(place) + 1], field.annotation
-        model = nested_model(annotation)
-    return (place, annotation) if place == path or wants_json(annotation) else None
+def _whole(variable: Variable, settings: Mapping[str, object]) -> str | None:
+    """The variable of the setting that *variable* names a part of, where that is set as JSON."""
+    if variable.name != variable_for(variable.path):
+        return None
+    names = (variable_for(variable.path[:length]) for length in range(1, len(variable.path)))
+    return next((name for name in names if name in settings and wants_json(settings[name])), None)
 
 
 def _hint(name: str, known: list[str]) -> str:

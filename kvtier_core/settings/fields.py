@@ -72,12 +72,12 @@ def unit_of(field: FieldInfo) -> str | None:
     return next((unit for unit in units if unit is not None), None)
 
 
-def field_paths(model: type[BaseModel], prefix: SettingPath) -> Iterator[SettingPath]:
-    """The path of every value that *model* takes, tables inside it opened."""
+def field_paths(model: type[BaseModel], prefix: SettingPath) -> Iterator[tuple[SettingPath, object]]:
+    """The path and the annotation of every value that *model* takes, tables inside it opened."""
     for name, field in model.model_fields.items():
         inner = nested_model(field.annotation)
         if inner is None:
-            yield (*prefix, name)
+            yield (*prefix, name), field.annotation
         else:
             yield from field_paths(inner, (*prefix, name))
 

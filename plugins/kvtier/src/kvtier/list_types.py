@@ -2,12 +2,13 @@
 
 import argparse
 import json
-from dataclasses import asdict
 from pathlib import Path
 
 from kvtier.table import format_table
 from kvtier_core.plugins import list_plugins
 from kvtier_core.settings import read_blocklist
+
+_COLUMNS = ["name", "distribution", "version", "group", "status"]
 
 help = "List the installed plugins and what they offer, without importing any."  # noqa: A001 - the command protocol
 
@@ -28,11 +29,12 @@ def run(args: argparse.Namespace) -> int:
 
     Raises ``ConfigError`` when the list of blocked plugins can't be read.
     """
-    entries = [asdict(entry) for entry in list_plugins(read_blocklist(args.config))]
+    offers = list_plugins(read_blocklist(args.config))
+    entries = [{name: getattr(offer, name) for name in _COLUMNS} for offer in offers]
     if args.json:
         print(json.dumps(entries, indent=2))
     elif entries:
-        print(format_table(["name", "distribution", "version", "group", "status"], entries))
+        print(format_table(_COLUMNS, entries))
     else:
         print("no plugins are installed; try: pip install kvtier-disk")
     return 0
