@@ -141,6 +141,12 @@ def mutants(session: nox.Session) -> None:
 
 
 @nox.session(default=False, venv_backend="none", requires=["env"])
+def simgpu(session: nox.Session) -> None:
+    """Run the CUDA device on a simulated GPU, at length: ``nox -s simgpu -- --jobs 5000 --json``."""
+    _run(session, "python", "-m", "tests.transfer.simgpu", *session.posargs)
+
+
+@nox.session(default=False, venv_backend="none", requires=["env"])
 def models(session: nox.Session) -> None:
     """Every architecture, tiny and random, in transformers' engine: served or refused by name."""
     _run(session, "python", "-m", "tests.transformers.architectures", *session.posargs)

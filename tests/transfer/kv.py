@@ -64,6 +64,12 @@ def _uneven(dtype: torch.dtype) -> list[torch.Tensor]:
 LAYOUTS = [_block_major, _layer_major, _strided, _k_and_v, _uneven]
 
 
+def said_to_be_on_a_gpu(layout: KVLayout) -> KVLayout:
+    """The same layout, which the CUDA device takes; the tensors stay where there is memory."""
+    object.__setattr__(layout, "device", torch.device("cuda", 0))
+    return layout
+
+
 def row_bytes(layout: KVLayout, num_workers: int = 1) -> int:
     return -(-(num_workers * max(layout.payload_bytes) + 64) // 4096) * 4096  # 64: the proof
 

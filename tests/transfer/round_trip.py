@@ -1,7 +1,7 @@
 """A store and a load of several groups at once, checked byte by byte against what they must do. For every device."""
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
@@ -21,21 +21,22 @@ def _groups(dtype: torch.dtype) -> list[list[torch.Tensor]]:
     return [full, list(window.unbind(0)), [random_tensor((21, 3, 25), dtype, seed=8)]]
 
 
-class _Chance:
+class Chance:
     """A random transfer, and what it must do, block by block."""
 
-    def __init__(self, seed: str, factor: int, num_blocks: list[int]) -> None:
+    def __init__(self, seed: str, factor: int) -> None:
         self.random = random.Random(seed)
         self.factor = factor
-        self.num_blocks = num_blocks
 
-    def parts(self) -> list[GroupTransfer]:
-        free_rows = self.random.sample(range(_ROWS), _ROWS)
+    def parts(self, rows: Sequence[int], blocks_of: Mapping[int, Sequence[int]]) -> list[GroupTransfer]:
+        """Some of each group's blocks, to or from some of *rows*: at least a row and a block a group are needed."""
+        free_rows = self.random.sample(rows, len(rows))
+        most = len(rows) // len(blocks_of) * self.factor
         parts = []
-        for group in self.random.sample(range(3), 3):
+        for group in self.random.sample(list(blocks_of), len(blocks_of)):
             first_slot = self.random.randrange(self.factor)
-            count = self.random.randrange(1, min(self.num_blocks[group], 8 * self.factor - first_slot) + 1)
-            blocks = self.random.sample(range(self.num_blocks[group]), count)
+            count = self.random.randrange(1, min(len(blocks_of[group]), most - first_slot) + 1)
+            blocks = self.random.sample(blocks_of[group], count)
             if self.random.random() < 0.5:
                 blocks.sort()
             needed = -(-(first_slot + count) // self.factor)
@@ -67,9 +68,10 @@ def round_trip(
     pool = make_pool(num_rows=_ROWS, row_bytes=row_bytes(layout, _WORKERS), num_workers=_WORKERS)
     worker = seed % _WORKERS
     device = make_device(layout, pool, worker)
-    chance = _Chance(f"{seed}{factor}{dtype}", factor, [len(tensors[0]) for tensors in groups])
+    chance = Chance(f"{seed}{factor}{dtype}", factor)
+    blocks_of = {group: range(len(tensors[0])) for group, tensors in enumerate(groups)}
 
-    parts = chance.parts()
+    parts = chance.parts(range(_ROWS), blocks_of)
     pool.rows_array[:] = 9
     expected = pool.rows_array.copy()
     for (row, slot), (group, block) in chance.moves(parts).items():
@@ -85,8 +87,8 @@ def round_trip(
 
     pool.rows_array[:] = chance.random.randbytes(1)[0]
     pool.rows_array.reshape(-1)[:: chance.random.randrange(1, 50)] += 1
-    parts = chance.parts()
-    after = {(g, b): payload(groups[g], b) for g in range(3) for b in range(chance.num_blocks[g])}
+    parts = chance.parts(range(_ROWS), blocks_of)
+    after = {(g, b): payload(groups[g], b) for g, blocks in blocks_of.items() for b in blocks}
     for (row, slot), (group, block) in chance.moves(parts).items():
         size = len(after[group, block])
         begin = worker * layout.payload_bytes[group] + slot * size

@@ -14,7 +14,7 @@ import torch
 from kvtier_core.transfer import CUDADevice, Direction, KVLayout, Pool, StagedDevice
 from kvtier_core.transfer import cuda as cuda_module
 from tests.transfer.conftest import TIMEOUT_S
-from tests.transfer.kv import one, payload
+from tests.transfer.kv import one, payload, said_to_be_on_a_gpu
 
 STORE, LOAD = Direction.STORE, Direction.LOAD
 
@@ -131,15 +131,9 @@ def pool(make_pool: Callable[..., Pool]) -> Pool:
     return make_pool(num_rows=5)
 
 
-def _layout(kv: list[torch.Tensor]) -> KVLayout:
-    layout = KVLayout(kv)
-    object.__setattr__(layout, "device", torch.device("cuda", 0))  # the tensors stay where there is memory
-    return layout
-
-
 @pytest.fixture
 def device(cuda: _FakeCUDA, pool: Pool, kv: list[torch.Tensor]) -> Iterator[CUDADevice]:
-    made = CUDADevice(_layout(kv), pool)
+    made = CUDADevice(said_to_be_on_a_gpu(KVLayout(kv)), pool)
     assert cuda.log == ["copy on store stream", "copy on load stream"], (
         "each staging buffer is its stream's own"
     )
@@ -209,7 +203,7 @@ def test_a_lane_that_can_not_enter_its_gpu_says_so_and_goes_on(
         raise RuntimeError(f"no {device} here")
 
     monkeypatch.setattr(torch.cuda, "set_device", refuse)
-    device = CUDADevice(_layout(kv), pool)
+    device = CUDADevice(said_to_be_on_a_gpu(KVLayout(kv)), pool)
     device.submit(STORE, 1, one([2], [1]))
     assert device.wait(STORE, [1], TIMEOUT_S)
     assert [result.ok for result in device.get_finished()] == [True]
@@ -222,7 +216,7 @@ def test_c42_rows_are_pinned_whole_a_few_at_a_time(
     cuda: _FakeCUDA, pool: Pool, kv: list[torch.Tensor], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cuda_module, "_PIN_BYTES", 2 * pool.geometry.row_bytes + 100)
-    device = CUDADevice(_layout(kv), pool)
+    device = CUDADevice(said_to_be_on_a_gpu(KVLayout(kv)), pool)
     row_bytes, address = pool.geometry.row_bytes, pool.address
     assert cuda.registered == {
         address: 2 * row_bytes,
@@ -244,7 +238,7 @@ def test_c42_a_refused_pin_is_told_undone_and_no_obstacle(
 ) -> None:
     monkeypatch.setattr(cuda_module, "_PIN_BYTES", 1)
     cuda.refuse_registration, cuda.registration_fault = 3, fault
-    device = CUDADevice(_layout(kv), pool)
+    device = CUDADevice(said_to_be_on_a_gpu(KVLayout(kv)), pool)
     assert cuda.registered == {}
     assert device._pinned._addresses == []
     assert ("error 2 at row 2 of 5" if fault is None else str(fault)) in caplog.text
@@ -263,7 +257,7 @@ def test_a_device_that_can_not_be_made_unpins(
 
     monkeypatch.setattr(StagedDevice, "__init__", refuse)
     with pytest.raises(RuntimeError, match="no memory left"):
-        CUDADevice(_layout(kv), pool)
+        CUDADevice(said_to_be_on_a_gpu(KVLayout(kv)), pool)
     assert cuda.registered == {}
 
 

@@ -1,0 +1,177 @@
+"""A simulated GPU for the CUDA device: streams, events and pinning, over memory that is the host's.
+
+A stream is a thread. It runs what was queued on it in order, each piece after a random pause, so that a host or another
+stream that reads too early finds old bytes. What writes to a tensor is queued while ``torch.cuda.stream`` is entered.
+What only makes or views tensors is done at once, as on a GPU.
+
+A copy is never over when its call returns unless the call says that it waits. CUDA promises more for memory that is not
+pinned; the device may not rest on it.
+"""
+
+import queue
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from types import SimpleNamespace
+from unittest.mock import patch
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from tests.transfer.conftest import TIMEOUT_S
+
+_PACES_S = (0.0, 0.0002, 0.001)
+"""The longest pause of a stream: one of these, so that any stream may be the slow one."""
+
+
+class SimulatedStream:
+    """``torch.cuda.Stream``: a thread that carries out what is launched, later."""
+
+    def __init__(self, seed: float, faults: list[str]) -> None:
+        self._random = random.Random(seed)
+        self._pace_s = self._random.choice(_PACES_S)
+        self._faults = faults
+        self._kernels: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def launch(self, kernel: Callable[[], object]) -> None:
+        self._kernels.put(kernel)
+
+    def wait_event(self, event: "SimulatedEvent") -> None:
+        self.launch(event.newest_record())
+
+    def finish(self) -> None:
+        self._kernels.put(None)
+        self._thread.join(TIMEOUT_S)
+        assert not self._thread.is_alive(), "a stream did not come to its end"
+
+    def _run(self) -> None:
+        with torch.inference_mode():
+            while (kernel := self._kernels.get()) is not None:
+                if self._random.random() < 0.3:
+                    time.sleep(self._random.uniform(0, self._pace_s))
+                try:
+                    kernel()
+                except Exception as error:  # noqa: BLE001 - a GPU reports it later as well
+                    self._faults.append(f"a kernel failed: {error}")
+
+
+class SimulatedEvent:
+    """``torch.cuda.Event``: a wait is for the newest record at the time of the call, if there is any."""
+
+    def __init__(self, *, blocking: bool = False) -> None:
+        self._reached = threading.Event()
+        self._reached.set()
+
+    def record(self, stream: SimulatedStream) -> None:
+        self._reached = threading.Event()
+        stream.launch(self._reached.set)
+
+    def newest_record(self) -> Callable[[], None]:
+        """Waits until the stream has come to it."""
+        return partial(_wait_for, self._reached)
+
+    def synchronize(self) -> None:
+        self.newest_record()()
+
+
+def _wait_for(reached: threading.Event) -> None:
+    assert reached.wait(TIMEOUT_S), "an event was never reached"
+
+
+class _Queueing(TorchDispatchMode):
+    """Queues on a stream whatever writes to a tensor."""
+
+    def __init__(self, stream: SimulatedStream) -> None:
+        super().__init__()
+        self._stream = stream
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        schema = func._schema
+        if not schema.is_mutable:
+            makes = not any(isinstance(value, torch.Tensor) for value in args)
+            views = any(value.alias_info is not None for value in schema.returns)
+            assert makes or views, f"the simulated GPU can not tell when to run {func}"
+            return func(*args, **kwargs)
+        self._stream.launch(partial(func, *args, **kwargs))
+        if func is torch.ops.aten.copy_.default and not (args[2:] == (True,) or kwargs.get("non_blocking")):
+            event = SimulatedEvent()
+            event.record(self._stream)
+            event.synchronize()
+        return kwargs.get("out", args[0])
+
+
+class _Pinned:
+    """Ids in pinned memory. ``to`` copies them, though the device's memory is the host's."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self._tensor = tensor
+
+    def to(self, device: torch.device, *, non_blocking: bool = False) -> torch.Tensor:
+        there = torch.zeros(self._tensor.shape, dtype=self._tensor.dtype, device=device)
+        return there.copy_(self._tensor, non_blocking=non_blocking)
+
+
+def _pin_memory(tensor: torch.Tensor) -> _Pinned:
+    return _Pinned(tensor)
+
+
+class GPU:
+    """Stands in for ``torch.cuda`` while ``installed``. The engine's kernels are launched on ``compute``."""
+
+    def __init__(self, seed: int) -> None:
+        self.faults: list[str] = []
+        self._random = random.Random(seed)
+        self._current = threading.local()
+        self.compute = SimulatedStream(self._random.random(), self.faults)
+        self._streams: list[SimulatedStream] = []
+
+    @contextmanager
+    def installed(self) -> Iterator[None]:
+        """At the end every stream has run all that was queued."""
+        names = ("Stream", "current_stream", "stream", "device", "set_device", "cudart")
+        try:
+            with (
+                patch.multiple(
+                    torch.cuda, Event=SimulatedEvent, **{name: getattr(self, name) for name in names}
+                ),
+                patch.object(torch.Tensor, "pin_memory", _pin_memory),
+            ):
+                yield
+        finally:
+            for stream in (*self._streams, self.compute):
+                stream.finish()
+
+    def Stream(self, device: torch.device) -> SimulatedStream:  # noqa: N802 - torch's name
+        self._streams.append(SimulatedStream(self._random.random(), self.faults))
+        return self._streams[-1]
+
+    def current_stream(self, device: torch.device) -> SimulatedStream:
+        return getattr(self._current, "stream", self.compute)
+
+    @contextmanager
+    def stream(self, stream: SimulatedStream) -> Iterator[None]:
+        before = self.current_stream(torch.device("cuda"))
+        self._current.stream = stream
+        try:
+            with _Queueing(stream):
+                yield
+        finally:
+            self._current.stream = before
+
+    @contextmanager
+    def device(self, device: torch.device) -> Iterator[None]:
+        yield
+
+    def set_device(self, device: torch.device) -> None:
+        return
+
+    def cudart(self) -> SimpleNamespace:
+        return SimpleNamespace(
+            cudaHostRegister=lambda address, size, flags: 0, cudaHostUnregister=lambda address: 0
+        )
