@@ -72,6 +72,38 @@ def test_c02_a_model_that_looks_ahead_is_found_out_by_running_it():
     assert len(read_layers(BertLMHeadModel(config).eval())) == 2
 
 
+@pytest.mark.parametrize("window", [2, 8, 10, 15, 16, 17])
+def test_c02_a_window_shorter_than_the_tokens_that_follow_is_no_objection(window):
+    model = MistralForCausalLM(MistralConfig(**SIZES, sliding_window=window)).eval()
+    assert [layer.window for layer in read_layers(model)] == [window, window]
+
+
+@pytest.mark.parametrize("window", [3, 8, 12, 16])
+def test_c02_a_model_with_a_short_window_that_looks_ahead_is_found_out(window):
+    model = MistralForCausalLM(MistralConfig(**SIZES, sliding_window=window)).eval()
+    model.model.layers[0].register_forward_hook(lambda _, __, states: states + states.mean(1, keepdim=True))
+    with pytest.raises(UnsupportedModelError, match="its KV"):
+        read_layers(model)
+
+
+@pytest.mark.parametrize("ordinary", [2, 3, 9, 27, 81])
+def test_c02_a_model_of_few_tokens_that_looks_ahead_is_found_out_by_what_follows(ordinary):
+    config = BertConfig(
+        vocab_size=ordinary + 1,
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=32,
+        initializer_range=0.25,
+    )
+    assert "depends on the tokens that follow" in refusal(BertLMHeadModel(config))
+
+
+def test_c02_a_model_whose_every_token_is_special_is_tried_with_those():
+    config = LlamaConfig(**SIZES | {"vocab_size": 3, "bos_token_id": 0, "eos_token_id": [1, 2]})
+    assert len(read_layers(LlamaForCausalLM(config).eval())) == 2
+
+
 def test_cross_attention_is_refused():
     sizes = {"vocab_size": 32, "d_model": 16, "d_kv": 4, "d_ff": 16, "num_layers": 1, "num_heads": 2}
     assert "cross-attention" in refusal(T5ForConditionalGeneration(T5Config(**sizes)))

@@ -46,26 +46,25 @@ def read_layers(model: PreTrainedModel) -> list[LayerKV | None]:
     depends on what follows, or that takes no cache.
     """
     tokens = _trial_tokens(model)
-    known = len(tokens) * 2 // 3
-    ways = {
-        "at once": [tokens],
-        "before others": [tokens[:known] + tokens[known:][::-1]],
-        "in pieces": [tokens[: known // 2], tokens[known // 2 : known], tokens[known:]],
+    at_once = _run(model, [tokens])
+    found = [_layer_of(layer) for layer in at_once.layers]
+    if objections := sorted({layer for layer in found if isinstance(layer, str)}):
+        raise refuse(type(model).__name__, objections)
+    known = len(tokens) - _num_new(at_once, len(tokens))
+    caches = {
+        "at once": at_once,
+        "before others": _run(model, [[*tokens[:known], *tokens[known + 1 :], *tokens[known : known + 1]]]),
+        "in pieces": _run(model, [tokens[: known // 2], tokens[known // 2 : known], tokens[known:]]),
     }
-    try:
-        caches = {way: _run(model, pieces) for way, pieces in ways.items()}
-    except Exception as error:
-        raise refuse(
-            type(model).__name__, [f"transformers' DynamicCache does not serve it: {error}"]
-        ) from error
-    found = [_layer_of(layer) for layer in caches["at once"].layers]
-    objections = sorted({layer for layer in found if isinstance(layer, str)})
-    if not objections:
-        layers = [layer for layer in found if not isinstance(layer, str)]
-        objections = list(_differences(model, caches, len(tokens) - known))
-        if not objections:
-            return layers
-    raise refuse(type(model).__name__, objections)
+    if objections := list(_differences(model, caches, len(tokens) - known)):
+        raise refuse(type(model).__name__, objections)
+    return [layer for layer in found if not isinstance(layer, str)]
+
+
+def _num_new(cache: DynamicCache, num_tokens: int) -> int:
+    """How many of the tokens to exchange: each layer still shows some that came before, a short window as well."""
+    shown = [layer.keys.shape[2] for layer in cache.layers if layer.keys is not None]
+    return min([num_tokens // 3, *(count // 2 for count in shown)])
 
 
 def _differences(model: PreTrainedModel, caches: Mapping[str, DynamicCache], num_new: int) -> Iterator[str]:
@@ -85,25 +84,31 @@ def _differences(model: PreTrainedModel, caches: Mapping[str, DynamicCache], num
 
 
 def _trial_tokens(model: PreTrainedModel) -> list[int]:
-    """Token ids that mean nothing special to the model, always the same."""
+    """Token ids that mean nothing special to the model, unless all do. Always the same ones."""
     config = model.config.get_text_config(decoder=True)
     special: set[int] = set()
     for name in ("pad_token_id", "bos_token_id", "eos_token_id"):
         found = getattr(config, name, None)
         special.update(found if isinstance(found, list | tuple) else () if found is None else (found,))
     vocabulary = model.get_input_embeddings().num_embeddings
-    ordinary = [token for token in range(min(vocabulary, 1000)) if token not in special]
+    ids = range(min(vocabulary, 1000))
+    ordinary = [token for token in ids if token not in special] or ids
     count = min(_TRIAL_TOKENS, getattr(config, "max_position_embeddings", None) or _TRIAL_TOKENS)
     return [ordinary[index * index % len(ordinary)] for index in range(1, count + 1)]
 
 
 def _run(model: PreTrainedModel, pieces: Sequence[Sequence[int]]) -> DynamicCache:
     """Transformers' cache after the model has seen the *pieces*, one forward pass each."""
-    cache = DynamicCache(config=model.config)
-    with torch.inference_mode():
-        for piece in pieces:
-            if piece:
-                model(input_ids=torch.tensor([piece]), use_cache=True, **{cache_keyword(model): cache})
+    try:
+        cache = DynamicCache(config=model.config)
+        with torch.inference_mode():
+            for piece in pieces:
+                if piece:
+                    model(input_ids=torch.tensor([piece]), use_cache=True, **{cache_keyword(model): cache})
+    except Exception as error:
+        raise refuse(
+            type(model).__name__, [f"transformers' DynamicCache does not serve it: {error}"]
+        ) from error
     return cache
 
 
