@@ -190,6 +190,38 @@ def test_the_end_token_ends_the_completion(model, settings, monkeypatch):
     assert ignored.finish_reason == "length"
 
 
+def test_the_end_token_may_have_the_id_0(settings):
+    model, prompt = tiny_model(), tokens(50)
+    model.generation_config.eos_token_id = 0
+    first = plain(model, prompt, 1)[0][0]
+    with torch.no_grad():
+        model.lm_head.weight[[0, first]] = model.lm_head.weight[[first, 0]]
+    expected = model.generate(torch.tensor([prompt]), max_new_tokens=NEW, do_sample=False)
+    assert expected[0, len(prompt) :].tolist() == [0]
+    with open_engine(model, settings) as engine:
+        generation = engine.generate(prompt, max_tokens=NEW)
+    assert (generation.token_ids, generation.finish_reason) == ((0,), "stop")
+
+
+def test_a_model_without_a_head_is_refused_by_generate_and_served_by_cache_for(model, settings):
+    ids = torch.tensor([tokens(50)])
+    with open_engine(model.model, settings) as engine:
+        with pytest.raises(UnsupportedModelError, match="LlamaModel does not generate: load it with"):
+            engine.generate(ids[0].tolist())
+        with torch.no_grad(), engine.cache_for(ids) as prompt:
+            model.model(ids, **{cache_keyword(model.model): prompt.cache})
+            prompt.store(ids)
+
+
+def test_generate_takes_what_a_tokenizer_returns_as_cache_for_does(model, settings):
+    prompt = tokens(50)
+    with open_engine(model, settings) as engine:
+        for ids in (torch.tensor(prompt), torch.tensor([prompt])):
+            check(model, prompt, engine.generate(ids, max_tokens=2))
+        with pytest.raises(CacheError, match="a batch of 2"):
+            engine.generate(torch.ones(2, 5, dtype=torch.long))
+
+
 def test_c13_an_error_in_the_callback_aborts_and_the_next_request_is_fine(model, settings):
     prompt = tokens(100)
 

@@ -11,6 +11,18 @@ from transformers import Cache
 from kvtier_transformers.token_log import CacheError, TokenLog
 
 
+def flat_ids(ids: torch.Tensor | Sequence[int], what: str) -> Sequence[int]:
+    """Token *ids* without the dimension of a batch. Raises ``CacheError`` for a batch of several."""
+    if not isinstance(ids, torch.Tensor):
+        return ids
+    if ids.dim() > 1 and ids.shape[0] != 1:
+        raise CacheError(
+            f"a batch of {ids.shape[0]} {what}: kvtier's cache holds one sequence; run them one after another"
+        )
+    flat: list[int] = ids.reshape(-1).tolist()
+    return flat
+
+
 class Prompt:
     """A prompt whose cached prefix is loaded, for callers who run the model themselves.
 
@@ -44,11 +56,7 @@ class Prompt:
         and with what was stored before, is shorter than what the cache holds, or has other tokens than went through the
         model, when a forward pass was cut off half way, or when the copies take too long.
         """
-        if isinstance(sequence, torch.Tensor):
-            if sequence.dim() > 1 and sequence.shape[0] != 1:
-                raise CacheError(f"{sequence.shape[0]} sequences to store: kvtier's cache holds one sequence")
-            sequence = sequence.reshape(-1).tolist()
-        flat = tuple(sequence)
+        flat = tuple(flat_ids(sequence, "sequences to store"))
         self._check(flat)
         known = len(self._stored)
         self._stored = flat

@@ -24,13 +24,13 @@ from kvtier_core import ClosedError, ConfigError, Settings, load_settings
 from kvtier_core.engine import EngineSession, RequestIdentity, open_session
 from kvtier_core.transfer import KVLayout
 from kvtier_transformers.cache import DeviceKV
-from kvtier_transformers.cached_prompt import Prompt
+from kvtier_transformers.cached_prompt import Prompt, flat_ids
 from kvtier_transformers.decoding import GreedyDecoder
 from kvtier_transformers.layers import read_layers
 from kvtier_transformers.model_state import StateWatch
 from kvtier_transformers.namespace import namespace_for
 from kvtier_transformers.prefill_cost import PrefillCost
-from kvtier_transformers.support import check_length, check_model
+from kvtier_transformers.support import check_generates, check_length, check_model
 from kvtier_transformers.token_log import CacheError, TokenLog
 
 _STORE_PATIENCE_S = 2.0
@@ -131,7 +131,7 @@ class Engine:
 
     def generate(
         self,
-        prompt_ids: Sequence[int],
+        prompt_ids: torch.Tensor | Sequence[int],
         *,
         max_tokens: int = 128,
         salt: str | None = None,
@@ -143,11 +143,14 @@ class Engine:
         *salt* keeps requests apart: cached blocks are shared only between requests of one salt. *on_token* is called
         with every token, on the caller's thread. Raises ``CacheError`` when the prompt is empty, does not fit, or
         the engine is busy, or the model is not as it was when it was opened, ``ClosedError`` also when another thread
-        closes the engine, and in a forked child. Cost: a forward pass over the tokens not cached, then one a token.
+        closes the engine, and in a forked child, ``UnsupportedModelError`` when the model has no head to generate with.
+        Cost: a forward pass over the tokens not cached, then one a token.
         """
         started = time.perf_counter()
         if max_tokens < 1:
             raise CacheError(f"max_tokens must be at least 1, not {max_tokens}")
+        check_generates(self._model)
+        prompt_ids = flat_ids(prompt_ids, "prompts")
         with self._request(prompt_ids, max_tokens - 1, salt) as (request_id, cache, _):
             hit_tokens, load_s = cache.get_seq_length(), time.perf_counter() - started
             hand_on = _HandOn(self._session, request_id, self._block_ids)
@@ -203,12 +206,7 @@ class Engine:
         called with a mask that hides some, with other positions, or with embeddings. Assisted generation does so where
         tokens were loaded, and so does ``use_cache=False``. Raises as ``generate`` does.
         """
-        if isinstance(prompt_ids, torch.Tensor):
-            if prompt_ids.dim() > 1 and prompt_ids.shape[0] != 1:
-                raise CacheError(
-                    f"a batch of {prompt_ids.shape[0]} prompts: kvtier's cache holds one sequence"
-                )
-            prompt_ids = prompt_ids.reshape(-1).tolist()
+        prompt_ids = flat_ids(prompt_ids, "prompts")
         with self._request(prompt_ids, 0, salt) as (request_id, cache, log):
 
             def store(new_ids: Sequence[int], num_tokens: int) -> None:
@@ -329,8 +327,9 @@ class Engine:
         return range(-(-num_tokens // self._kv.tokens_per_block))
 
     def _stop_tokens(self) -> frozenset[int]:
-        generation = getattr(self._model, "generation_config", None)
-        found = getattr(generation, "eos_token_id", None) or getattr(self._model.config, "eos_token_id", None)
+        configs = (getattr(self._model, "generation_config", None), self._model.config)
+        given = (getattr(config, "eos_token_id", None) for config in configs)
+        found = next((ids for ids in given if ids is not None), None)
         return frozenset(found if isinstance(found, list | tuple) else () if found is None else (found,))
 
     def flush(self, timeout_s: float = 60.0) -> bool:

@@ -103,3 +103,12 @@ def check_model(model: torch.nn.Module) -> PreTrainedModel:
         raise refuse(type(model).__name__, objections)
     cache_keyword(model)
     return model
+
+
+def check_generates(model: PreTrainedModel) -> None:
+    """Raise ``UnsupportedModelError`` when *model* has no head that says the next token."""
+    if not model.can_generate():
+        raise UnsupportedModelError(
+            f"{type(model).__name__} does not generate: load it with AutoModelForCausalLM, or run it yourself with "
+            "cache_for"
+        )
