@@ -280,6 +280,14 @@ def test_c33_a_rebuild_refuses_what_is_no_root_and_writes_nothing(foreign, capsy
     assert below(foreign) == before
 
 
+@pytest.mark.parametrize("action", ["status", "rebuild"])
+def test_a_root_that_is_not_there_is_said_to_be_missing(tmp_path, capsys, action):
+    missing = tmp_path / "missing"
+    assert main(["disk", action, str(missing)]) == 2
+    assert f"there is no directory {missing}: name the tier's root" in capsys.readouterr().err
+    assert not missing.exists()
+
+
 def test_c33_files_without_the_header_of_an_extent_are_never_removed(foreign, warnings):
     fill(foreign, "ns", 20)
     assert main(["disk", "rebuild", str(foreign)]) == 0

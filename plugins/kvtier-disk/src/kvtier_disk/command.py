@@ -39,8 +39,10 @@ def run(args: argparse.Namespace) -> int:
     root = Root(folder, capacity=None, max_open=_MAX_OPEN, warn=_tell)
     try:
         refuse_foreign(folder, root.home)
+        if not folder.is_there():
+            raise ConfigError(f"there is no directory {args.root}: name the tier's root")
         if args.action == "rebuild":
-            if not (folder.is_there() and root.is_one()):
+            if not root.is_one():
                 raise ConfigError(
                     f"{args.root} holds neither an index nor an extent of a disk tier: name its root"
                 )

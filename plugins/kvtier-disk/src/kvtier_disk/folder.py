@@ -73,9 +73,9 @@ class Folder:
             os.close(fd)
             raise ForeignError(
                 errno.EPERM,
-                f"{problem}, and so may change what models read: give it to the user that runs this, take the right to"
-                " write from all others (chmod -R go-w), or set allow_writable_by_others = true (kvtier disk:"
-                " --allow-writable-by-others)",
+                f"{problem}, and so may change what models read: use a directory of its own; or give this one to the"
+                " user that runs this and take the right to write from all others (chmod -R go-w); or set"
+                " allow_writable_by_others = true (kvtier disk: --allow-writable-by-others)",
                 str(self.path),
             )
         return Handle(fd, self.path, shared=self.shared)
