@@ -62,18 +62,19 @@ class Lookups:
     def lookup(self, request: RequestState, keys: Sequence[_Keys], now: float) -> Lookup:
         """``Coordinator.lookup``. Cost: proportional to the keys; constant while the answer is pending."""
         request.last_lookup = now
-        if request.pending is not None:
+        pending = request.pending
+        if pending is not None:
             is_early = request.wait_until is None or now < request.wait_until
-            if is_early and request.pending.asked == keys and self._state.is_pending(request.pending):
-                return request.pending.answer
+            if is_early and pending.asked == keys and self._state.is_pending(request):
+                return pending.answer
             request.pending = None
         found = self._at_once(request, keys[0], now) if self._is_prefix else None
         if found is None:
             plan = self._plan(request, keys, now)
             found = self._answer(keys, plan)
             if not found.is_settled and (events := self._events(plan)):
-                asked = tuple(map(tuple, keys))
-                request.pending = Pending(asked, found, events, plan.unknown, self._state.changes)
+                asked, promised = tuple(map(tuple, keys)), len(request.leases)
+                request.pending = Pending(asked, found, events, promised, plan.unknown, self._state.changes)
             elif found.is_settled and not self._is_prefix:
                 leases.keep_only(self._state, request, [block.key for block in plan.hold])
         if found.is_settled:

@@ -16,6 +16,8 @@ class Pending:
     answer: Lookup
     events: Collection[int]
     """The numbers of the jobs whose ends it waits for, and of a departure of promotions (``State.departure``)."""
+    promised: int
+    """How many blocks the request was promised then. One that a tier takes back changes the answer."""
     unsure: Sequence[OffloadKey]
     """Keys that no tier has told of yet; the pool may get them meanwhile."""
     seen: int

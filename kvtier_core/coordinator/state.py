@@ -6,7 +6,7 @@ from kvtier_core.coordinator.actions import Action, SubmitJob, TellRequestFinish
 from kvtier_core.coordinator.admission import Admission, KeyMemory
 from kvtier_core.coordinator.jobs import Job, JobKind, JobTable
 from kvtier_core.coordinator.limits import PoolLimits
-from kvtier_core.coordinator.request_state import Pending, RequestState
+from kvtier_core.coordinator.request_state import RequestState
 from kvtier_core.coordinator.stats import Counters
 from kvtier_core.coordinator.tier_record import TierRecord, TierSpec
 from kvtier_core.errors import UnknownRequestError
@@ -150,11 +150,14 @@ class State:
         loading = self.promoting_rows + self.quarantined_rows
         return min(limits.max_promotion_rows - self.promoting_rows, limits.max_loading_rows - loading)
 
-    def is_pending(self, pending: Pending) -> bool:
-        """Whether nothing has happened that *pending* waits for.
+    def is_pending(self, request: RequestState) -> bool:
+        """Whether *request* has an answer that is pending, and nothing has happened that it waits for.
 
-        Cost: one comparison while nothing has happened at all; else a look at each event, and at each unsure key.
+        Cost: two comparisons while nothing has happened at all; else a look at each event, and at each unsure key.
         """
+        pending = request.pending
+        if pending is None or len(request.leases) < pending.promised:
+            return False
         if pending.seen == self.changes:
             return True
         for event in pending.events:

@@ -25,6 +25,11 @@ def test_random_runs_break_no_rule_and_see_every_outcome():
     assert summary.unseen_outcomes == []
 
 
+def test_c10_a_pending_answer_ends_when_a_tier_takes_back_a_block_that_had_come():
+    # A load reports blocks early; its result says that they are not whole. Another request was promised them meanwhile.
+    assert run_seeds(156, 1, 4000).violations == []
+
+
 def test_k3_o4_ten_thousand_requests_leave_no_reference_behind():
     shape = Shape(
         num_rows=64,

@@ -4,6 +4,7 @@ Real managers, pools and tiers: only the engine's own bytes are missing.
 """
 
 import itertools
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -56,6 +57,10 @@ class Engine:
     def settle(self) -> None:
         while self.manager.has_pending_work:
             self.manager.wait(PATIENCE_S)
+        for port in self.manager._tiers.ports.values():  # uses are no work that anybody waits for
+            has_caught_up = threading.Event()
+            port._calls.put(has_caught_up.set)
+            assert has_caught_up.wait(PATIENCE_S)
 
     def write(self, keys: Sequence[OffloadKey]) -> None:
         request = self.begin()
@@ -239,5 +244,6 @@ def test_b1_what_a_request_read_from_the_pool_stays_in_the_tier_with_what_it_add
     reader = engine.begin()
     assert engine.manager.lookup(reader, [shared]).ready_tokens == 32 * 16
     engine.manager.commit_load(engine.manager.reserve_load(reader, shared).job_id)
+    engine.settle()
     engine.store(reader, own)
     assert engine.hits_in_tier([*shared, *own]) >= 64 - 2 * PIECE

@@ -88,7 +88,7 @@ def check_hits(ledger: Ledger, rows: Sequence[Content], epoch: int) -> None:
 def check_pending_answers(state: State) -> None:
     """No remembered answer is pending though every block of it has come (C21)."""
     for request in state.requests.values():
-        if request.pending is None or not state.is_pending(request.pending):
+        if request.pending is None or not state.is_pending(request):
             continue
         asked, answer = request.pending.asked, request.pending.answer
         blocks = state.ledger.find_all([key for of_group in asked for key in of_group])
