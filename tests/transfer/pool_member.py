@@ -23,10 +23,15 @@ TIMEOUT_S = 60.0
 
 
 def _fork() -> int:
+    begun, begins = os.pipe()
     child = os.fork()
     if child == 0:
+        os.close(begins)  # by now it has closed its copies of what shows that its parent lives
         while True:
             signal.pause()
+    os.close(begins)
+    os.read(begun, 1)  # until the child has closed its end
+    os.close(begun)
     return child
 
 
