@@ -84,6 +84,8 @@ class ReportedContents:
         self._keys = PresenceSet(limit, complete=True)
         self._arriving: set[OffloadKey] = set()
         """Keys of stores under way that were not said to be gone again meanwhile."""
+        self._loading: dict[int, set[OffloadKey]] = {}
+        """Keys of loads under way, by job, that were not said to be there meanwhile: the answer may be older."""
 
     @property
     def keys(self) -> PresenceSet:
@@ -96,12 +98,15 @@ class ReportedContents:
         with self._lock:
             self._keys = PresenceSet(self._limit, complete=True)
             self._arriving.clear()
+            self._loading.clear()
 
     def stored(self, keys: Sequence[OffloadKey]) -> None:
         """The tier says that it holds these. Raises ``TypeError`` for what are no keys."""
         plain = plain_keys("keys", keys)
         with self._lock:
             self._keys.add(plain)
+            for keys_of_job in self._loading.values():
+                keys_of_job.difference_update(plain)
 
     def evicted(self, keys: Sequence[OffloadKey]) -> None:
         """The tier says that it does not hold these any more. Raises ``TypeError`` for what are no keys."""
@@ -115,6 +120,9 @@ class ReportedContents:
         if kind is JobKind.TIER_STORE:
             with self._lock:
                 self._arriving.update(job.keys)
+        elif kind is JobKind.TIER_LOAD:
+            with self._lock:
+                self._loading[job.id] = set(job.keys)
 
     def end(self, kind: JobKind, job: TierJob, result: JobResult) -> None:
         """The tier has answered a job."""
@@ -126,4 +134,6 @@ class ReportedContents:
                 self._keys.add(key for key in job.keys if key in self._arriving and key not in lost)
                 self._arriving.difference_update(job.keys)
         elif kind is JobKind.TIER_LOAD:
-            self.evicted(result.missing)
+            with self._lock:
+                asked = self._loading.pop(job.id, set())
+                self._keys.discard([key for key in result.missing if key in asked])

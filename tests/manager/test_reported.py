@@ -186,6 +186,16 @@ def test_c52_a_block_that_leaves_before_its_store_has_ended_is_not_taken_to_be_t
     assert reported.keys.contains_many([A, B, C]) == [False, True, False]
 
 
+def test_c10_what_is_reported_while_a_load_finds_it_gone_is_there():
+    reported = ReportedContents(10)
+    reported.stored([A, B])
+    load = job(1, A, B)
+    reported.begin(JobKind.TIER_LOAD, load)
+    reported.stored([A])  # in another place, after the load had looked
+    reported.end(JobKind.TIER_LOAD, load, JobResult(job_id=1, missing=[A, B]))
+    assert reported.keys.contains_many([A, B]) == [True, False]
+
+
 @pytest.mark.parametrize("failed", [(), (A, B)])
 def test_c52_a_store_that_failed_put_nothing_there(failed):
     reported = ReportedContents(10)

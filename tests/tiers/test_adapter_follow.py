@@ -118,6 +118,35 @@ def test_c30_a_follow_that_fails_is_logged_once_and_tried_again(driver, caplog):
     assert "may have changed unnoticed" in warnings[0]
 
 
+@pytest.mark.parametrize("answer", [False, OSError("unreadable")])
+def test_c10_what_is_reported_while_a_load_finds_it_gone_is_there(driver, monkeypatch, answer):
+    tier = tier_of(driver)
+
+    def load_many(keys, intos):
+        tier.context.report_evicted(keys)
+        tier.context.report_stored(keys)  # in another place, after this load had looked
+        return [answer] * len(keys)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(tier, "load_many", load_many)
+        assert not driver.load([A]).rows
+    assert driver.lookup([A]) == [True]
+    assert A in driver.load([A]).rows
+
+
+def test_c10_what_a_load_finds_gone_is_gone_whatever_was_reported_before(driver, monkeypatch):
+    tier = tier_of(driver)
+
+    def load_many(keys, intos):
+        tier.context.report_stored(keys)
+        tier.context.report_evicted(keys)
+        return [False] * len(keys)
+
+    monkeypatch.setattr(tier, "load_many", load_many)
+    assert not driver.load([A]).rows
+    assert driver.lookup([A]) == [False]
+
+
 def test_following_has_a_thread_of_its_own_that_ends_with_the_tier(driver):
     tier = tier_of(driver)
     wait_until(lambda: len(tier.followed_by) > 3, "it was followed")

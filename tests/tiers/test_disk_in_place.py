@@ -1,11 +1,23 @@
 """Extents and the root's number that somebody takes away or changes while a tier has them open (C30, C33)."""
 
+import errno
 import os
 from pathlib import Path
 
 import pytest
 
-from tests.tiers.extents import KEYS, MIB, drive, extent_files, rows, used_bytes, wait_until
+from tests.tiers.extents import (
+    KEYS,
+    MIB,
+    direct,
+    drive,
+    extent_files,
+    load,
+    rows,
+    store,
+    used_bytes,
+    wait_until,
+)
 
 CAPACITY = 16 * MIB
 HELD = KEYS[:50]  # in extents of 30
@@ -99,3 +111,28 @@ def test_s6_c33_an_unreadable_number_costs_nothing_while_running(root):
         (root / ".kvtier" / "id").write_bytes(b"\xff\x00noise")
         assert tier.store(rows(*MORE)).error is None
         assert tier.load([*HELD, *MORE]).rows == rows(*HELD, *MORE)
+
+
+@pytest.mark.parametrize("damage", ["number", "index"])
+def test_c33_slots_claimed_in_a_former_index_are_not_written(root, damage, monkeypatch):
+    tier = direct(root, capacity=CAPACITY)
+    blocks = tier._store
+    make_room = blocks._make_room
+
+    def claim_before_the_index_is_made_anew(count):
+        claim = make_room(count)
+        monkeypatch.undo()
+        if damage == "number":
+            (root / ".kvtier" / "id").write_bytes(b"00000001")
+        else:
+            blocks.opened.index.database.damaged("as the test says")
+        tier.follow()
+        assert store(tier, *MORE) == [True] * len(MORE)
+        return claim
+
+    monkeypatch.setattr(blocks, "_make_room", claim_before_the_index_is_made_anew)
+    outcomes = store(tier, *KEYS[100:110])
+    assert [outcome.errno for outcome in outcomes if isinstance(outcome, OSError)] == [errno.ESTALE] * 10
+    assert load(tier, *HELD, *MORE) == rows(*HELD, *MORE)
+    assert store(tier, *KEYS[100:110]) == [True] * 10
+    tier.close()

@@ -193,7 +193,7 @@ def test_k13_o3_where_locks_always_succeed_a_live_owner_may_lose_its_slots_but_n
     )  # what such locks make of it
     one = direct(tmp_path)
     opened = one._store.opened
-    places = one._upkeep.make_room(2)
+    places = one._upkeep.make_room(2).places
     other = direct(tmp_path)  # believes the first to be dead, and frees what it had claimed
     assert store(other, A, B) == [True, True]
     assert opened.index.publish(opened.namespace, opened.owner, [(C, places[0])], [], 1.0) == [False]

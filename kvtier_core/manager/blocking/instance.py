@@ -310,7 +310,7 @@ class TierInstance:
         lacking = self.state.lacking(_keys(units))
         asked = [unit for unit, lacks in zip(units, lacking, strict=True) if not lacks]
         answers = call(asked) if asked else []
-        self.state.gone([unit.key for unit, answer in zip(asked, answers, strict=True) if answer is False])
+        self.state.absent([unit.key for unit, answer in zip(asked, answers, strict=True) if answer is False])
         following = iter(answers)
         return [False if lacks else next(following) for lacks in lacking]
 

@@ -69,6 +69,9 @@ class InstanceState:
         self._work_ready = threading.Condition(self._lock)
         self._queue = WorkQueue()
         self._condemned: set[OffloadKey] = set()  # to be deleted, unless stored anew before
+        self._appeared: set[OffloadKey] = (
+            set()
+        )  # reported stored while a call on them runs: its answer may be older
         self._retired = False
 
     @property
@@ -116,7 +119,9 @@ class InstanceState:
             used = [(unit.key, unit.chain, unit.depth) for unit in units if unit.kind is Kind.LOAD]
             self._use(used)
             self._unpin(units)
-            self._free([unit.key for unit in units])
+            keys = [unit.key for unit in units]
+            self._appeared.difference_update(keys)
+            self._free(keys)
 
     def put_later(self, unit: Unit, due: float) -> bool:
         """Queue a unit for *due*. False, and it is not queued, when the instance is retired."""
@@ -167,18 +172,26 @@ class InstanceState:
             return self._contents.lacking(keys, self._home.wall())
 
     def gone(self, keys: Sequence[OffloadKey]) -> None:
-        """These blocks are not in the tier (any more)."""
+        """The tier says that these blocks are not in it any more."""
         with self._lock:
+            self._appeared.difference_update(keys)
             self._contents.gone(keys)
 
     def appeared(self, keys: Sequence[OffloadKey]) -> None:
         """The tier says that others stored these blocks."""
         with self._lock:
+            self._appeared.update(self._queue.busy(keys))
             self._contents.appeared(keys)
 
-    def distrust(self, keys: Sequence[OffloadKey]) -> None:
-        """These blocks could not be loaded: serve them no more."""
+    def absent(self, keys: Sequence[OffloadKey]) -> None:
+        """A call was answered that these blocks are not there. What the tier has reported since then counts more."""
         with self._lock:
+            self._contents.gone(self._unreported(keys))
+
+    def distrust(self, keys: Sequence[OffloadKey]) -> None:
+        """These blocks could not be loaded: serve them no more, unless the tier has reported them since then."""
+        with self._lock:
+            keys = self._unreported(keys)
             self._contents.distrust(keys)
             if self._contents.shared:
                 self._contents.doubts.add(keys, are_wrong=False)
@@ -216,7 +229,7 @@ class InstanceState:
         with self._lock:
             self._condemned.difference_update(keys)
             if fault is None:
-                self._contents.gone(keys)
+                self._contents.gone(self._unreported(keys))
 
     def plan_stores(self, units: Sequence[Unit]) -> StorePlan:
         """Decide what each store needs. A block that is there already is stored; one without room is not."""
@@ -295,6 +308,10 @@ class InstanceState:
             return self._contents.usage()
 
     # Under the lock.
+
+    def _unreported(self, keys: Sequence[OffloadKey]) -> list[OffloadKey]:
+        """Those that the tier has not said to hold since the call on them began."""
+        return [key for key in keys if key not in self._appeared]
 
     def _is_to_ask(self, unit: Unit) -> bool:
         is_new = unit.chain in self._new_chains

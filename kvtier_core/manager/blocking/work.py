@@ -289,6 +289,10 @@ class WorkQueue:
                 taken.append(unit)
         return taken
 
+    def busy(self, keys: Iterable[OffloadKey]) -> set[OffloadKey]:
+        """Those of *keys* on which a call runs."""
+        return self._busy.intersection(keys)
+
     def claim(self, keys: Iterable[OffloadKey]) -> None:
         """Make keys busy that no unit was taken for: blocks about to be evicted."""
         for key in keys:

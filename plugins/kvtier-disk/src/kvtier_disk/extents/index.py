@@ -179,7 +179,8 @@ class Index:
         with self.database.transaction() as connection:
             mine = set(change(connection, PUBLISH_RUN, stored, owner=owner, now=now))
             pairs = [pair for pair in stored if pair[1] in mine]
-            self._forget(connection, namespace, owner, replaced)
+            keys = {key for key, _ in pairs}
+            self._forget(connection, namespace, owner, [pair for pair in replaced if pair[0] in keys])
             self._log.record(connection, namespace, owner, stored=True, pairs=pairs)
         return [place in mine for _, place in stored]
 

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from kvtier_core.tier import OffloadKey, Sealer
 from kvtier_disk.extents.advice import bare
@@ -18,6 +19,7 @@ from kvtier_disk.extents.extent_files import TAIL_BYTES, ExtentFiles
 from kvtier_disk.extents.form import MAX_KEY_BYTES, extent_of, slot_of
 from kvtier_disk.extents.index import Index
 from kvtier_disk.extents.membership import Membership
+from kvtier_disk.extents.statements import index_gone
 
 Outcome = bool | Exception
 _AHEAD, _AHEAD_OF = 15, 32
@@ -59,6 +61,13 @@ class Opened:
         return self.member.files
 
 
+class Claim(NamedTuple):
+    """Slots that are ours to write into, by the index of *member*: another index knows nothing of them."""
+
+    member: Membership
+    places: list[int]
+
+
 class BlockStore:
     """Stores, loads and forgets blocks.
 
@@ -69,7 +78,7 @@ class BlockStore:
         self,
         opened: Opened,
         sealer: Sealer,
-        make_room: Callable[[int], list[int]],
+        make_room: Callable[[int], Claim],
         forget_extents: Callable[[Sequence[int]], None],
         report_evicted: Callable[[Sequence[OffloadKey]], None],
         ttl: float | None = None,
@@ -82,7 +91,7 @@ class BlockStore:
         self._make_room = make_room
         self._forget_extents = forget_extents
         self._report_evicted = report_evicted
-        self._lost_claims: list[int] = []  # claimed, not written, and not given back yet
+        self._lost_claims: list[Claim] = []  # not written, and not given back yet
         self.was_used = False
         self.refusal: OSError | None = None
         """Why nothing can be stored or deleted, while that is so."""
@@ -98,26 +107,27 @@ class BlockStore:
         while waiting:
             try:
                 self.give_back_claims()
-                places = self._make_room(len(waiting))
+                claim = self._make_room(len(waiting))
             except OSError as error:
                 kept = bare(error)
                 for index in waiting:
                     outcomes[index] = kept
                 break
-            batch, waiting = waiting[: len(places)], waiting[len(places) :]
-            done = self._write([keys[index] for index in batch], [rows[index] for index in batch], places)
+            batch, waiting = waiting[: len(claim.places)], waiting[len(claim.places) :]
+            done = self._write([keys[index] for index in batch], [rows[index] for index in batch], claim)
             for index, outcome in zip(batch, done, strict=True):
                 outcomes[index] = outcome
         return [outcome for outcome in outcomes if outcome is not None]
 
-    def claim(self, count: int, *, evict: bool) -> list[int]:
+    def claim(self, count: int, *, evict: bool) -> Claim:
         """Claim up to *count* free slots, and with *evict* those of victims where there are too few.
 
         Raises ``OSError``.
         """
         opened = self.opened
         if not evict:
-            return opened.index.claim(opened.namespace, opened.owner, count)
+            member = opened.member
+            return Claim(member, member.index.claim(member.namespace.id, member.owner, count))
         victims: list[Pair] = []
 
         def choose(missing: int) -> list[Pair]:
@@ -135,25 +145,25 @@ class BlockStore:
                 opened.contents.put(victims)  # they are still there
                 raise
             self._report_evicted([key for key, _ in victims])
-        return places
+            return Claim(opened.member, places)
 
-    def _write(
-        self, keys: Sequence[OffloadKey], rows: Sequence[memoryview], places: Sequence[int]
-    ) -> list[Outcome]:
+    def _write(self, keys: Sequence[OffloadKey], rows: Sequence[memoryview], claim: Claim) -> list[Outcome]:
         """Write rows into claimed places, sync them, and only then publish them."""
         now = time.time()
-        failed = self._write_rows(keys, rows, places, now)
+        places = claim.places
+        failed = self._write_rows(keys, rows, claim, now)
         written = [index for index in range(len(places)) if index not in failed]
         published: list[bool] = []
         if written:
             try:
-                published = self._publish([(keys[index], places[index]) for index in written], now)
+                stored = [(keys[index], places[index]) for index in written]
+                published = self._publish(claim.member, stored, now)
             except OSError as error:
                 failed.update(dict.fromkeys(written, bare(error)))
                 written = []
         if failed:
             with self.lock:
-                self._lost_claims += [places[index] for index in failed]
+                self._lost_claims.append(Claim(claim.member, [places[index] for index in failed]))
             with suppress(OSError):  # tried again before the next claim
                 self.give_back_claims()
         lost = OSError(
@@ -167,10 +177,12 @@ class BlockStore:
         return [outcomes[index] for index in range(len(places))]
 
     def _write_rows(
-        self, keys: Sequence[OffloadKey], rows: Sequence[memoryview], places: Sequence[int], now: float
+        self, keys: Sequence[OffloadKey], rows: Sequence[memoryview], claim: Claim, now: float
     ) -> dict[int, OSError]:
         """Write and sync; returns what went wrong, by index."""
-        files = self.opened.files
+        files, places = claim.member.files, claim.places
+        if claim.member is not self.opened.member:
+            return dict.fromkeys(range(len(places)), index_gone(claim.member.index.database.path))
         failed: dict[int, OSError] = {}
         by_extent: dict[int, list[int]] = {}
         for begin, end in _runs(places):
@@ -187,9 +199,11 @@ class BlockStore:
                 failed.update(dict.fromkeys(indexes, bare(error)))
         return failed
 
-    def _publish(self, stored: Sequence[Pair], now: float) -> list[bool]:
+    def _publish(self, member: Membership, stored: Sequence[Pair], now: float) -> list[bool]:
         opened = self.opened
         with self.lock:
+            if opened.member is not member:
+                return [False] * len(stored)
             before = opened.contents.find([key for key, _ in stored])
             replaced = [
                 (key, old)
@@ -203,9 +217,13 @@ class BlockStore:
     def give_back_claims(self) -> None:
         """Give back what was claimed and could not be written. Raises ``OSError``."""
         with self.lock:
-            if self._lost_claims:
-                self.opened.index.unclaim(self.opened.owner, self._lost_claims)
-                self._lost_claims.clear()
+            member = self.opened.member
+            places = [
+                place for claim in self._lost_claims if claim.member is member for place in claim.places
+            ]
+            if places:
+                member.index.unclaim(member.owner, places)
+            self._lost_claims.clear()
 
     # Loads.
 

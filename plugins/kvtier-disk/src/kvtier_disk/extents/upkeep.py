@@ -25,7 +25,7 @@ from kvtier_disk.extents.place import NOT_WRITABLE, served_only
 from kvtier_disk.extents.room import Census, Grow, Recycle, Take, find_room, surplus
 from kvtier_disk.extents.root import Root
 from kvtier_disk.extents.statements import IndexDamagedError
-from kvtier_disk.extents.store import BlockStore, Outcome
+from kvtier_disk.extents.store import BlockStore, Claim, Outcome
 
 _REAP_EVERY_S = 10.0
 _ORDERED_AT_ONCE = 10_000  # blocks whose order is learned before the tier is open: that takes some 50 ms
@@ -79,17 +79,17 @@ class Upkeep:
 
     # Room.
 
-    def make_room(self, count: int) -> list[int]:
+    def make_room(self, count: int) -> Claim:
         """Claim up to *count* slots. Raises ``OSError``, ``ENOSPC`` when there are none and no way to get some."""
-        places = self._blocks.claim(count, evict=self._is_full)
-        if places:
-            return places
+        claim = self._blocks.claim(count, evict=self._is_full)
+        if claim.places:
+            return claim
         with self._room_lock:
             evictable = sys.maxsize
             while True:
-                places = self._blocks.claim(count, evict=self._is_full)
-                if places:
-                    return places
+                claim = self._blocks.claim(count, evict=self._is_full)
+                if claim.places:
+                    return claim
                 evictable = self._widen(evictable)
 
     def _widen(self, evictable: int) -> int:
