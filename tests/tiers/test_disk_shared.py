@@ -202,6 +202,25 @@ def test_k13_o3_where_locks_always_succeed_a_live_owner_may_lose_its_slots_but_n
     one.close()
 
 
+def test_c10_what_is_stored_after_others_had_removed_it_is_there(tmp_path, monkeypatch):
+    with drive(tmp_path, refresh="1h") as tier:
+        other = direct(tmp_path)
+        opened = tier.backend.port._instance()._tier
+        write = opened._store._write_rows
+
+        def write_while_others_store_and_remove_it(*arguments):
+            assert store(other, A) == [True]
+            opened._upkeep._news.catch_up()
+            other.delete([A])
+            opened._upkeep._news.catch_up()
+            return write(*arguments)
+
+        monkeypatch.setattr(opened._store, "_write_rows", write_while_others_store_and_remove_it)
+        assert tier.store(rows(A)).error is None
+        assert tier.load([A]).rows == rows(A)
+        other.close()
+
+
 def test_k13_o2_a_fork_gets_a_clear_error_and_harms_nobody(tmp_path):
     tier = direct(tmp_path)
     store(tier, A)

@@ -101,7 +101,7 @@ class Contents:
                 if begin is not None:
                     begun[key] = begin
         self.doubts.remove(there)
-        self._appear(there)
+        self._appear(self.presence.lacking(there))
         return begun
 
     def _enter(self, key: OffloadKey, chain: int, depth: int, now: float) -> float | None:  # noqa: ARG002 - as above

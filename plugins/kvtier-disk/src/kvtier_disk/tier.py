@@ -141,7 +141,8 @@ class DiskTier(BlockTier):
             Sealer(context.namespace),
             upkeep.make_room,
             upkeep.forget_extents,
-            context.report_evicted,
+            report_stored=context.report_stored,
+            report_evicted=context.report_evicted,
             ttl=self._bounds.ttl,
         )
         store.refusal = refusal

@@ -80,6 +80,8 @@ class BlockStore:
         sealer: Sealer,
         make_room: Callable[[int], Claim],
         forget_extents: Callable[[Sequence[int]], None],
+        *,
+        report_stored: Callable[[Sequence[OffloadKey]], None],
         report_evicted: Callable[[Sequence[OffloadKey]], None],
         ttl: float | None = None,
     ) -> None:
@@ -90,6 +92,7 @@ class BlockStore:
         self._sealer = sealer
         self._make_room = make_room
         self._forget_extents = forget_extents
+        self._report_stored = report_stored
         self._report_evicted = report_evicted
         self._lost_claims: list[Claim] = []  # not written, and not given back yet
         self.was_used = False
@@ -211,7 +214,10 @@ class BlockStore:
                 if old is not None and old != place  # which another process had freed
             ]
             published = opened.index.publish(opened.namespace, opened.owner, stored, replaced, now)
-            opened.contents.put(pair for pair, done in zip(stored, published, strict=True) if done)
+            there = [pair for pair, done in zip(stored, published, strict=True) if done]
+            opened.contents.put(there)
+            # In the order of all reports: others may have stored and removed these while they were written.
+            self._report_stored([key for key, _ in there])
         return published
 
     def give_back_claims(self) -> None:
