@@ -8,6 +8,8 @@ so that nothing is warm that would not be in an engine, and runs all contestants
 - *loop*: ``copy_`` a page;
 - *index*: ``index_select`` or ``index_copy_`` a layer.
 
+``--host-time`` measures what a GPU's transfers cost its process instead (``transfer_host_time.py``).
+
 Times are the best of all rounds: other programs on the machine only ever add to them. A case's ratio is the limit's
 time by kvtier's; a reported ratio is the median over the cases of at least ``RATIO_BYTES``.
 """
@@ -26,6 +28,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from transfer_host_time import measure_host_time
 
 from kvtier_core.transfer import (
     CPUDevice,
@@ -296,8 +299,15 @@ def main() -> None:
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
     parser.add_argument("--rounds", type=int, default=15, metavar="N", help="rounds a case (default 15)")
+    parser.add_argument("--host-time", action="store_true", help="measure the host's time, without copies")
     args = parser.parse_args()
     torch.set_num_threads(1)  # as in an engine's worker; two threads on busy cores wait for each other
+    if args.host_time:
+        figures = measure_host_time(args.rounds)
+        print(
+            json.dumps(figures) if args.json else "\n".join(f"{name}: {it}" for name, it in figures.items())
+        )
+        return
     cases: list[Case] = []
     for place in ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]:
         for page_bytes, blocks in itertools.product(PAGE_BYTES, BLOCKS):

@@ -41,6 +41,13 @@ def test_the_hot_path_tells_its_times_and_what_a_bare_table_takes():
     assert "ratios" not in result, "vLLM was not asked for"
 
 
+@pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed")
+def test_transfers_tell_what_they_cost_the_host():
+    found = run("transfer.py", "--host-time", "--rounds", "3")
+    assert set(found) == {"us_per_row_1_tensor", "us_per_row_80_tensors", "step_beside_copies"}
+    assert all(value > 0 for value in found.values())
+
+
 @pytest.mark.skipif(shutil.which("fio") is None, reason="fio is not installed")
 def test_the_disk_tells_what_each_takes_and_how_much_of_it_is_the_kernels(tmp_path):
     result = run(
