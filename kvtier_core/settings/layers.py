@@ -123,17 +123,10 @@ class Merged:
         return tree
 
     def source_of(self, path: SettingPath) -> str | None:
-        """Where *path* was set, or the value around it; ``None`` when nobody set it."""
-        for length in range(len(path), 0, -1):
-            if path[:length] in self._entries:
-                return self._entries[path[:length]][1]
-        return None
-
-    def source_within(self, path: SettingPath) -> str | None:
-        """Where a table at *path* got its first value; ``None`` when there is none."""
-        return next(
-            (source for known, (_, source) in self._entries.items() if known[: len(path)] == path), None
-        )
+        """Where the value at *path* was set, the value around it, or the first inside it; ``None`` when nobody did."""
+        around = (path[:length] for length in range(len(path), 0, -1))
+        inside = (known for known in self._entries if known[: len(path)] == path)
+        return next((self._entries[known][1] for known in (*around, *inside) if known in self._entries), None)
 
 
 def read_layers(file: Path | None, overrides: Mapping[str, Any] | None, environ: Mapping[str, str]) -> Layers:

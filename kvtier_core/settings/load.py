@@ -7,6 +7,7 @@ known; validate everything and tell all problems at once.
 nothing; it is told with all other problems, and nothing starts with it.
 """
 
+import json
 import os
 import re
 from collections.abc import Mapping
@@ -19,12 +20,20 @@ from kvtier_core.errors import ConfigError, PluginError
 from kvtier_core.plugins import TierType, load_policy, load_tier_type
 from kvtier_core.plugins.discovery import normalized
 from kvtier_core.policies import PolicyFactory
-from kvtier_core.settings.environment import put_variables
-from kvtier_core.settings.fields import SettingPath, find_secrets, values_in
-from kvtier_core.settings.layers import Layers, Merged, dotted, read_layers, variable_for
+from kvtier_core.settings.fields import SettingPath, field_paths, find_secrets, values_in, wants_json
+from kvtier_core.settings.layers import (
+    KNOWN_VARIABLES,
+    Layers,
+    Merged,
+    Variable,
+    dotted,
+    read_layers,
+    variable_for,
+)
 from kvtier_core.settings.model import PoolSettings, Settings, TopSettings
 from kvtier_core.settings.problems import Problems
 from kvtier_core.settings.sense import blocklist_findings, order_findings, pool_findings, tier_findings
+from kvtier_core.suggest import did_you_mean
 from kvtier_core.tier_settings import TierSettings
 
 TIER_NAME = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)*")
@@ -154,9 +163,35 @@ class _Loading:
     def _merge(self) -> None:
         for name, value in self._layers.file_data.items():
             self._merged.put((name,), value, f"file:{self._layers.file}")
-        put_variables(self._layers.variables, self._models, self._merged, self._problems)
+        self._put_variables()
         for name, value in self._layers.overrides.items():
             self._merged.put((str(name),), value, "init")
+
+    def _put_variables(self) -> None:
+        """Variables that are settings count. Any other is a mistake that nothing else would notice: it sets nothing."""
+        models: dict[SettingPath, type[BaseModel] | None] = {(): TopSettings, ("pool",): PoolSettings}
+        models |= {("tiers", name): model for name, model in self._models.items()}
+        settings = {
+            variable_for(path): annotation
+            for at, model in models.items()
+            if model is not None
+            for path, annotation in field_paths(model, at)
+        }
+        for variable in self._layers.variables:
+            name, value = variable.name, variable.text
+            if models.get(variable.path[:2], BaseModel) is None:
+                continue  # what is wrong there is already known, and its settings can't be
+            if name not in settings:
+                self._problems.add(name, f"unknown environment variable{_hint(variable, settings)}")
+                continue
+            if wants_json(settings[name]):
+                try:
+                    value = json.loads(value)
+                except json.JSONDecodeError:
+                    expected = """expected JSON, such as ["a", "b"] for a list or {"name": "value"}"""
+                    self._problems.add(name, expected)
+                    continue
+            self._merged.put(variable.path, value, f"env:{name}")
 
     def _build(self, model: type[_M], path: SettingPath, plugin: str = "kvtier-core") -> _M | None:
         table = self._merged.table(path)
@@ -204,6 +239,18 @@ class _Loading:
                 except PluginError as error:
                     self._problems.add_at(path, str(error), self._merged)
         return loaded
+
+
+def _hint(variable: Variable, settings: Mapping[str, object]) -> str:
+    """What to do about a variable that is none of the *settings*, which are given with their annotations."""
+    if variable.name == variable_for(variable.path):
+        around = (variable_for(variable.path[:length]) for length in range(1, len(variable.path)))
+        whole = next((name for name in around if name in settings and wants_json(settings[name])), None)
+        if whole is not None:
+            return f"; set {whole} to a JSON object"
+    name, known = variable.name.upper(), sorted({*KNOWN_VARIABLES, *settings})
+    inside = [item for item in known if item.startswith(f"{name}__")]
+    return f"; it names a table: set its values, such as {inside[0]}" if inside else did_you_mean(name, known)
 
 
 def _bad_name(name: str) -> str:

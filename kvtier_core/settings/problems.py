@@ -61,7 +61,7 @@ class Problems:
 
     def add_at(self, path: SettingPath, message: str, merged: Merged) -> None:
         """Note one problem of the value at *path*, with where the value came from."""
-        source = merged.source_of(path) or merged.source_within(path)
+        source = merged.source_of(path)
         self.add(dotted(path) if source is None else f"{dotted(path)} ({source})", message)
 
     def add_plugin(self, where: str, error: PluginError) -> None:
