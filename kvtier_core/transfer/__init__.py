@@ -18,10 +18,13 @@ if TYPE_CHECKING:
     from kvtier_core.transfer.layout import KVGroup, KVLayout
     from kvtier_core.transfer.plan import GroupTransfer
     from kvtier_core.transfer.pool import Pool, PoolGeometry
+    from kvtier_core.transfer.rounds import SELF_TEST_JOBS, SelfTestError
+    from kvtier_core.transfer.selftest import SelfTestReport, self_test
     from kvtier_core.transfer.staged import StagedDevice
 
 __all__ = [
     "SCHEDULER",
+    "SELF_TEST_JOBS",
     "CPUDevice",
     "CUDADevice",
     "ControlPage",
@@ -32,13 +35,17 @@ __all__ = [
     "KVLayout",
     "Pool",
     "PoolGeometry",
+    "SelfTestError",
+    "SelfTestReport",
     "StagedDevice",
     "TransferResult",
     "open_device",
+    "self_test",
 ]
 
 _HOMES = {
     "SCHEDULER": "control",
+    "SELF_TEST_JOBS": "rounds",
     "CPUDevice": "cpu",
     "CUDADevice": "cuda",
     "ControlPage": "control",
@@ -49,9 +56,12 @@ _HOMES = {
     "KVLayout": "layout",
     "Pool": "pool",
     "PoolGeometry": "pool",
+    "SelfTestError": "rounds",
+    "SelfTestReport": "selftest",
     "StagedDevice": "staged",
     "TransferResult": "device",
     "open_device": "choice",
+    "self_test": "selftest",
 }
 
 

@@ -1,7 +1,8 @@
 """The command line of the simulated GPU.
 
-``python -m tests.transfer.simgpu --jobs 5000 --json`` runs stores and loads, then makes every deliberate mistake. A run
-of seed N that found wrong bytes is repeated with ``--first-seed N --jobs 20``, but for the moments of its threads.
+``python -m tests.transfer.simgpu --jobs 5000 --json`` runs stores and loads, makes every deliberate mistake, and lets
+the self-test find every device that lies. A run of seed N that found wrong bytes is repeated with
+``--first-seed N --jobs 20``, but for the moments of its threads.
 """
 
 import argparse
@@ -9,12 +10,13 @@ import json
 import sys
 from collections.abc import Sequence
 
+from tests.transfer.simgpu.liars import LIARS, TRUTHFUL, find_out
 from tests.transfer.simgpu.mutants import MUTANTS, kill
 from tests.transfer.simgpu.run import JOBS, run_jobs
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command line. Exit status 1 when something was wrong, a mutant lives or an outcome was never seen."""
+    """The command line. Exit status 1 when something was wrong, missed, or never seen."""
     parser = argparse.ArgumentParser(prog="python -m tests.transfer.simgpu", description=__doc__)
     parser.add_argument(
         "--jobs", type=int, default=5000, help=f"how many stores and loads, {JOBS} for each seed"
@@ -24,6 +26,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     found = run_jobs(options.first_seed, options.jobs)
     survivors = [mutant.name for mutant in MUTANTS if kill(mutant) is None]
+    uncaught = [liar.__name__ for liar in LIARS if find_out(liar) is None]
     report = {
         "jobs": found.jobs,
         "wrong": len(found.wrong),
@@ -32,10 +35,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "mutants": len(MUTANTS),
         "mutants_killed": len(MUTANTS) - len(survivors),
         "survivors": survivors,
+        "liars": len(LIARS),
+        "liars_caught": len(LIARS) - len(uncaught),
+        "uncaught": uncaught,
+        "wrongly_refused": {kind.__name__: why for kind in TRUTHFUL if (why := find_out(kind)) is not None},
     }
     lines = [json.dumps(report)] if options.json else [f"{name}: {value}" for name, value in report.items()]
     sys.stdout.write("\n".join(lines) + "\n")
-    return 1 if found.wrong or survivors or found.unseen_outcomes else 0
+    bad = ("wrong", "unseen_outcomes", "survivors", "uncaught", "wrongly_refused")
+    return 1 if any(report[name] for name in bad) else 0
 
 
 if __name__ == "__main__":

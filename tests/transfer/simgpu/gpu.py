@@ -134,7 +134,7 @@ class GPU:
     @contextmanager
     def installed(self) -> Iterator[None]:
         """At the end every stream has run all that was queued."""
-        names = ("Stream", "current_stream", "stream", "device", "set_device", "cudart")
+        names = ("Stream", "current_stream", "stream", "device", "set_device", "cudart", "_sleep")
         try:
             with (
                 patch.multiple(
@@ -167,6 +167,9 @@ class GPU:
     @contextmanager
     def device(self, device: torch.device) -> Iterator[None]:
         yield
+
+    def _sleep(self, cycles: int) -> None:
+        self.current_stream(torch.device("cuda")).launch(partial(time.sleep, cycles / 2e9))
 
     def set_device(self, device: torch.device) -> None:
         return
