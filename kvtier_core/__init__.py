@@ -20,7 +20,7 @@ if TYPE_CHECKING:
         UnknownRequestError,
         UnsupportedModelError,
     )
-    from kvtier_core.plugins import TierType, check_tier_class, list_tier_types, load_tier_type
+    from kvtier_core.plugins import TierType, check_tier_class, load_tier_type
     from kvtier_core.settings import Settings, load_settings
 
     __version__: str
@@ -38,7 +38,6 @@ __all__ = [
     "UnsupportedModelError",
     "__version__",
     "check_tier_class",
-    "list_tier_types",
     "load_settings",
     "load_tier_type",
 ]
@@ -46,7 +45,6 @@ _HOMES = dict.fromkeys((name for name in __all__ if name.endswith("Error")), "er
     "Settings": "settings",
     "TierType": "plugins",
     "check_tier_class": "plugins",
-    "list_tier_types": "plugins",
     "load_settings": "settings",
     "load_tier_type": "plugins",
 }

@@ -8,34 +8,27 @@ distribution that the setting ``blocked_plugins`` names counts as not installed,
 import logging
 import re
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from importlib.metadata import Distribution, EntryPoint, distributions
 from typing import Any
 
 from kvtier_core.errors import PluginError
-from kvtier_core.hookspecs import TIER_GROUP
 from kvtier_core.masking import mask_text
-from kvtier_core.policies import BUILT_IN
 
 COMMAND_GROUP = "kvtier.commands.v1"
 POLICY_GROUP = "kvtier.policies.v1"
-_GROUPS = (TIER_GROUP, POLICY_GROUP, COMMAND_GROUP)
 
 _log = logging.getLogger("kvtier.plugins")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Offer:
-    """One distribution's offer of one name in one entry-point group.
-
-    ``status`` is ``"available"`` or why it can't be used; only ``list_plugins`` looks at rivals for it.
-    """
+    """One distribution's offer of one name in one entry-point group."""
 
     name: str
     distribution: str
     version: str
     group: str
-    status: str = "available"
     blocked: bool
     entry_point: EntryPoint = field(repr=False, compare=False)
 
@@ -129,39 +122,3 @@ def pick(offers: Sequence[Offer], name: str, what: str) -> Offer | None:
 def usable_names(offers: Sequence[Offer]) -> set[str]:
     """The names that are not blocked."""
     return {offer.name for offer in offers if not offer.blocked}
-
-
-def list_plugins(blocked: Collection[str] = ()) -> list[Offer]:
-    """Every offer for kvtier, of any kind and API major, sorted by group and name.
-
-    *blocked* are normalized names of distributions; their offers are listed as blocked.
-    """
-    offers = find_offers("kvtier.", blocked)
-    offers.sort(key=lambda offer: _GROUPS.index(offer.group) if offer.group in _GROUPS else len(_GROUPS))
-    return [replace(offer, status=_status(offer, offers)) for offer in offers]
-
-
-def list_tier_types(blocked: Collection[str] = ()) -> list[Offer]:
-    """Every tier type that an installed distribution offers, of any API major, sorted by name."""
-    offers = [offer for offer in list_plugins(blocked) if _kind(offer.group) == _kind(TIER_GROUP)]
-    return sorted(offers, key=lambda offer: offer.name)
-
-
-def _kind(group: str) -> str:
-    return group.rpartition(".")[0]
-
-
-def _status(offer: Offer, offers: Sequence[Offer]) -> str:
-    if offer.blocked:
-        return "blocked by the setting blocked_plugins"
-    if offer.group not in _GROUPS:
-        speaks = [group for group in _GROUPS if _kind(group) == _kind(offer.group)]
-        return f"unusable: made for another API, this core speaks {', '.join(speaks or _GROUPS)}"
-    if offer.group == POLICY_GROUP and offer.name in BUILT_IN:
-        return "unusable: the built-in policy has that name"
-    rivals = [
-        item.origin
-        for item in offers
-        if item is not offer and not item.blocked and (item.name, item.group) == (offer.name, offer.group)
-    ]
-    return f"conflict: also offered by {' and '.join(rivals)}" if rivals else "available"

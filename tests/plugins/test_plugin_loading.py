@@ -4,7 +4,8 @@ import sys
 import pytest
 
 from kvtier.commands import list_commands, load_command
-from kvtier_core import PluginError, list_tier_types, load_tier_type
+from kvtier.listing import list_plugins
+from kvtier_core import PluginError, load_tier_type
 
 BROKEN = "raise ImportError('libfoo.so is missing')"
 HOOKS = """
@@ -26,8 +27,8 @@ class Tier:
 """
 
 
-def _entry(name):
-    return next(item for item in list_tier_types() if item.name == name)
+def _status(name):
+    return next(status for item, status in list_plugins() if item.name == name)
 
 
 def test_c50_a_tier_type_is_loaded_by_name(install_tier):
@@ -39,7 +40,7 @@ def test_c50_a_tier_type_is_loaded_by_name(install_tier):
 
 def test_c50_listing_imports_no_plugin(install_tier):
     install_tier("fake")
-    assert _entry("fake").status == "available"
+    assert _status("fake") == "available"
     assert "kvtier_fake_module" not in sys.modules
 
 
@@ -86,7 +87,7 @@ def test_k10_o2_one_name_from_two_distributions_is_an_error_naming_both(install_
     install_tier("disk2", distribution="second-disk")
     with pytest.raises(PluginError, match=r"'disk2' is offered by first-disk 1\.0 .* and second-disk 1\.0"):
         load_tier_type("disk2")
-    statuses = {item.distribution: item.status for item in list_tier_types() if item.name == "disk2"}
+    statuses = {item.distribution: status for item, status in list_plugins() if item.name == "disk2"}
     assert statuses == {
         "first-disk": "conflict: also offered by second-disk 1.0",
         "second-disk": "conflict: also offered by first-disk 1.0",
@@ -108,7 +109,7 @@ def test_c50_a_distribution_that_is_on_the_path_twice_is_no_conflict(
     second.symlink_to(site.path)
     monkeypatch.syspath_prepend(str(second))
     assert load_tier_type("fake").version == "1.0"
-    assert _entry("fake").status == "available"
+    assert _status("fake") == "available"
 
 
 def test_k10_o3_a_missing_argument_is_refused_at_load(install_tier):
@@ -130,7 +131,7 @@ def test_k10_o3_a_plugin_for_another_major_is_named(install_tier):
         PluginError, match=r"another API major, by kvtier-old 1\.0 \(group kvtier\.tiers\.v0\)"
     ):
         load_tier_type("old")
-    assert _entry("old").status.startswith("unusable")
+    assert _status("old").startswith("unusable")
 
 
 def test_k9_o3_an_unknown_type_names_the_nearest_and_the_installed(install_tier):

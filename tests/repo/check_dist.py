@@ -8,7 +8,7 @@ import sys
 import tarfile
 import zipfile
 from collections.abc import Iterable
-from importlib.metadata import distribution
+from importlib.metadata import distribution, entry_points
 from importlib.util import find_spec
 from pathlib import Path, PurePosixPath
 
@@ -92,7 +92,7 @@ def check_installed() -> None:
     assert kvtier_core.__version__ == distribution("kvtier-core").version
     for name in kvtier_core.__all__:
         getattr(kvtier_core, name)
-    for entry in kvtier_core.list_tier_types():
+    for entry in entry_points(group="kvtier.tiers.v1"):
         kvtier_core.load_tier_type(entry.name)
 
 

@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 import pytest_socket
 
-from kvtier_core import check_tier_class, list_tier_types, load_tier_type
+from kvtier_core import check_tier_class, load_tier_type
+from kvtier_core.hookspecs import TIER_GROUP
+from kvtier_core.plugins.discovery import find_offers
 
 ROOT = Path(__file__).parents[2]
 PROJECTS = [
@@ -36,7 +38,7 @@ def test_c51_every_tier_type_of_this_repository_is_accepted(name, distribution):
 
 
 def test_c50_every_tier_type_of_this_repository_is_installed():
-    installed = {(item.name, item.distribution) for item in list_tier_types()}
+    installed = {(item.name, item.distribution) for item in find_offers(TIER_GROUP)}
     assert set(OURS) <= installed
 
 

@@ -4,9 +4,10 @@ import sys
 import pytest
 
 from kvtier.commands import list_commands
+from kvtier.listing import list_plugins
 from kvtier.main import main
 from kvtier_core import ConfigError, PluginError, load_settings
-from kvtier_core.plugins import list_plugins, list_tier_types, load_tier_type
+from kvtier_core.plugins import load_tier_type
 from kvtier_core.settings import read_blocklist
 
 FAKE = "[tiers.cold]\ntype = 'fake'\nroot = '/'\n"
@@ -46,7 +47,7 @@ def test_c50_blocking_one_of_two_settles_their_conflict(install_tier):
     install_tier("disk2", distribution="second-disk")
     assert load_tier_type("disk2", {"first-disk"}).distribution == "second-disk"
     statuses = {
-        item.distribution: item.status for item in list_tier_types({"first-disk"}) if item.name == "disk2"
+        item.distribution: status for item, status in list_plugins({"first-disk"}) if item.name == "disk2"
     }
     assert statuses == {"first-disk": "blocked by the setting blocked_plugins", "second-disk": "available"}
 
@@ -123,7 +124,7 @@ def test_c50_list_has_policies_and_commands_too_and_imports_none(site, greet):
         {"kvtier.policies.v1": {"lru": "policies_module:P", "mru": "policies_module:P"}},
         {"policies_module": "1/0"},
     )
-    status = {(item.group, item.name): item.status for item in list_plugins()}
+    status = {(item.group, item.name): text for item, text in list_plugins()}
     assert status["kvtier.policies.v1", "mru"] == "available"
     assert status["kvtier.policies.v1", "lru"] == "unusable: the built-in policy has that name"
     assert status["kvtier.commands.v1", "greet"] == "available"

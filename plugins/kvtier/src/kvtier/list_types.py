@@ -4,11 +4,11 @@ import argparse
 import json
 from pathlib import Path
 
+from kvtier.listing import list_plugins
 from kvtier.table import format_table
-from kvtier_core.plugins import list_plugins
 from kvtier_core.settings import read_blocklist
 
-_COLUMNS = ["name", "distribution", "version", "group", "status"]
+_OF_OFFER = ("name", "distribution", "version", "group")
 
 help = "List the installed plugins and what they offer, without importing any."  # noqa: A001 - the command protocol
 
@@ -30,11 +30,13 @@ def run(args: argparse.Namespace) -> int:
     Raises ``ConfigError`` when the list of blocked plugins can't be read.
     """
     offers = list_plugins(read_blocklist(args.config))
-    entries = [{name: getattr(offer, name) for name in _COLUMNS} for offer in offers]
+    entries = [
+        {**{name: getattr(offer, name) for name in _OF_OFFER}, "status": status} for offer, status in offers
+    ]
     if args.json:
         print(json.dumps(entries, indent=2))
     elif entries:
-        print(format_table(_COLUMNS, entries))
+        print(format_table([*_OF_OFFER, "status"], entries))
     else:
         print("no plugins are installed; try: pip install kvtier-disk")
     return 0

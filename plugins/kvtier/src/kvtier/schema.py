@@ -11,9 +11,10 @@ from pydantic.errors import PydanticInvalidForJsonSchema
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 from pydantic_core import core_schema
 
+from kvtier.listing import list_plugins
 from kvtier_core.errors import PluginError
 from kvtier_core.hookspecs import TIER_GROUP
-from kvtier_core.plugins import list_tier_types, load_tier_type
+from kvtier_core.plugins import load_tier_type
 from kvtier_core.settings.load import TIER_NAME
 from kvtier_core.settings.model import PoolSettings, TopSettings
 from kvtier_core.units import parse_duration, parse_size
@@ -45,8 +46,8 @@ def make_schema(blocked: Collection[str] = ()) -> tuple[dict[str, Any], list[str
     definitions: dict[str, Any] = {}
     problems: list[str] = []
     types = []
-    for entry in list_tier_types(blocked):
-        if entry.group != TIER_GROUP or entry.status != "available":
+    for entry, status in list_plugins(blocked):
+        if entry.group != TIER_GROUP or status != "available":
             continue
         try:
             model = load_tier_type(entry.name, blocked).cls.Settings
