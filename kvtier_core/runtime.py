@@ -15,6 +15,7 @@ from kvtier_core.coordinator import PoolLimits
 from kvtier_core.errors import ConfigError, PoolError
 from kvtier_core.manager import TierBuild, TierManager
 from kvtier_core.manager.blocking import BlockingTier
+from kvtier_core.manager.guard import TierIdentity
 from kvtier_core.manager.hook_tier import HookTier
 from kvtier_core.manager.port import MakePort
 from kvtier_core.namespace import Namespace, payload_sizes
@@ -155,9 +156,9 @@ def plan_tier(settings: Settings, name: str, row_bytes: int) -> TierBuild:
         )
     return TierBuild(
         name=name,
-        type=tier.type,
-        distribution=tier_type.distribution,
-        version=tier_type.version,
+        identity=TierIdentity(
+            name=name, type=tier.type, distribution=tier_type.distribution, version=tier_type.version
+        ),
         info=class_of_tier(tier_type, tier).info,
         limits=tier.limits,
         store_threshold=tier.store_threshold,

@@ -10,7 +10,6 @@ from kvtier_core.coordinator.actions import (
     TellStepEnd,
     TellTouched,
 )
-from kvtier_core.coordinator.answers import Lookup, PreparedTransfer
 from kvtier_core.coordinator.break_even import RecomputeCost
 from kvtier_core.coordinator.coordinator import Coordinator
 from kvtier_core.coordinator.endpoints import GroupShape, is_prefix
@@ -19,6 +18,7 @@ from kvtier_core.coordinator.limits import PoolLimits
 from kvtier_core.coordinator.results import Finished
 from kvtier_core.coordinator.stats import Counters, TierCounters
 from kvtier_core.coordinator.tier_record import TierSpec
+from kvtier_core.values import Lookup, PreparedTransfer
 
 __all__ = [
     "Action",

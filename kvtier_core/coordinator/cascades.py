@@ -18,14 +18,13 @@ from kvtier_core.coordinator.actions import (
     TellNewRequest,
     TellRequestFinished,
 )
-from kvtier_core.coordinator.answers import PreparedTransfer
 from kvtier_core.coordinator.jobs import Job, JobKind
 from kvtier_core.coordinator.request_state import RequestState
 from kvtier_core.coordinator.state import State
 from kvtier_core.coordinator.tier_record import TierRecord
 from kvtier_core.keys import OffloadKey
 from kvtier_core.ledger import ARRIVING, DETACHED, READY, Block
-from kvtier_core.values import MissReason, RequestInfo
+from kvtier_core.values import MissReason, PreparedTransfer, RequestInfo
 
 NOTHING_TO_DO = PreparedTransfer(0, (), ())
 """A transfer of no block; it has no job and is not to be completed."""
@@ -247,7 +246,9 @@ class Cascades:
         if tier.presence.holds_any(keys):
             present = tier.presence.classify(keys, now)
             lacking = [block for block, there in zip(blocks, present, strict=True) if there is not True]
-        wanted = self._often_enough(tier, lacking)
+        wanted, threshold = lacking, tier.store_threshold
+        if threshold > 1:
+            wanted = [block for block in lacking if self._state.admission.is_admitted(block.key, threshold)]
         tier.counters.below_threshold += len(lacking) - len(wanted)
         if tier.late or not tier.may_store(now):  # what waits already goes first (C25)
             self._miss(request, tier, wanted)
@@ -303,12 +304,6 @@ class Cascades:
         self._state.outbox.append(TellRequestFinished(tier.name, info))
         tier.counters.made_up += len(lacking)
         return len(lacking)
-
-    def _often_enough(self, tier: TierRecord, blocks: Sequence[Block]) -> Sequence[Block]:
-        threshold = tier.store_threshold
-        if threshold <= 1:
-            return blocks
-        return [block for block in blocks if self._state.admission.is_admitted(block.key, threshold)]
 
     def has_room(self, tier: TierRecord, block: Block) -> bool:
         """Whether *block* may be pinned for *tier* within the limits (C28)."""

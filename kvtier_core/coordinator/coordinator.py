@@ -14,7 +14,6 @@ from kvtier_core.coordinator.actions import (
     TellStepEnd,
     TellTouched,
 )
-from kvtier_core.coordinator.answers import Lookup, PreparedTransfer
 from kvtier_core.coordinator.break_even import RecomputeCost
 from kvtier_core.coordinator.cascades import Cascades
 from kvtier_core.coordinator.endpoints import GroupShape
@@ -32,7 +31,7 @@ from kvtier_core.coordinator.tier_record import TierSpec
 from kvtier_core.keys import OffloadKey
 from kvtier_core.ledger import Block, Ledger
 from kvtier_core.policies.base import EvictionPolicy
-from kvtier_core.values import MissReason, RequestInfo
+from kvtier_core.values import Lookup, MissReason, PreparedTransfer, RequestInfo
 
 
 class Coordinator:
@@ -233,10 +232,9 @@ class Coordinator:
     def on_fault(self, tier_name: str, now: float, *, of_job: bool = False) -> None:
         """A hook raised or answered nonsense; with *of_job* the job's result will tell the breakers."""
         tier = self._state.tiers[tier_name]
-        if of_job:
-            tier.counters.faults += 1
-        else:
-            self._results.fault(tier, now)
+        tier.counters.faults += 1
+        for service in () if of_job else tier.services:
+            service.breaker.failed(now)
 
     # -- reset
 

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from operator import itemgetter
 
 from kvtier_core.coordinator import leases
-from kvtier_core.coordinator.answers import Lookup
 from kvtier_core.coordinator.break_even import BreakEven
 from kvtier_core.coordinator.endpoints import (
     GroupCosts,
@@ -26,7 +25,7 @@ from kvtier_core.coordinator.state import State
 from kvtier_core.coordinator.tier_answers import TierAnswers
 from kvtier_core.keys import OffloadKey
 from kvtier_core.ledger import ARRIVING, READY, Block
-from kvtier_core.values import LookupState, MissReason
+from kvtier_core.values import Lookup, LookupState, MissReason
 
 _NOWHERE = (MissReason.NOT_STORED, MissReason.EVICTED, MissReason.BELOW_THRESHOLD)
 """Reasons that say of a key that no tier holds it."""

@@ -3,9 +3,8 @@
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
-from kvtier_core.coordinator.answers import Lookup
 from kvtier_core.keys import OffloadKey
-from kvtier_core.values import MissReason, RequestInfo
+from kvtier_core.values import Lookup, MissReason, RequestInfo
 
 
 @dataclass(slots=True)

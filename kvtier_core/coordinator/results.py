@@ -105,13 +105,6 @@ class Results:
             tier.presence.unask(job.keys, job.id)
             self._promotions.note_lost(job, dict.fromkeys(job.keys, MissReason.TIER_SLOW), now)
 
-    @staticmethod
-    def fault(tier: TierRecord, now: float) -> None:
-        """A tier raised in a hook or answered nonsense: no one job is to blame."""
-        tier.counters.faults += 1
-        for service in tier.services:
-            service.breaker.failed(now)
-
 
 def _has_moved(job: Job, bad: Bad, result: JobResult) -> bool:
     """Whether bytes moved. That a block is absent, or was there before, may be known without the storage."""

@@ -41,22 +41,14 @@ _SILENT_SHUTDOWN_S = 2.0
 class TierBuild(TierSpec):
     """A configured tier that is still to be built."""
 
-    type: str
-    distribution: str
-    version: str
+    identity: TierIdentity
+    """As messages name the tier."""
     capacity_bytes: int | None
     policies: Mapping[str, PolicyFactory] = field(default_factory=dict)
     """Eviction policies of plugins."""
     secrets: frozenset[str] = field(default=frozenset(), repr=False)
     """What must not show in a message, whatever the tier raises."""
     make_port: MakePort = field(repr=False)
-
-    @property
-    def identity(self) -> TierIdentity:
-        """As messages name the tier."""
-        return TierIdentity(
-            name=self.name, type=self.type, distribution=self.distribution, version=self.version
-        )
 
 
 class Tiers:

@@ -693,9 +693,9 @@ MUTANTS: Sequence[Mutant] = (
     # -- admission
     _m(
         "a tier is given what was offered too seldom",
-        "coordinator.cascades:Cascades._often_enough",
-        "if threshold <= 1:\n    return blocks",
-        "return blocks",
+        "coordinator.cascades:Cascades._admit",
+        "threshold > 1",
+        "False",
         test_admission.test_c15_a_tier_has_a_threshold_of_its_own,
     ),
     _m(

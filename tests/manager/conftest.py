@@ -10,6 +10,7 @@ import pytest
 from kvtier_core.coordinator import PoolLimits
 from kvtier_core.keys import OffloadKey, make_offload_key
 from kvtier_core.manager import TierBuild, TierManager
+from kvtier_core.manager.guard import TierIdentity
 from kvtier_core.manager.hook_tier import HookTier
 from kvtier_core.manager.port import MakePort
 from kvtier_core.namespace import GroupSpec, Namespace
@@ -62,9 +63,7 @@ class Bench:
         builds = [
             TierBuild(
                 name=name,
-                type="faulty",
-                distribution="test-dist",
-                version="9.9",
+                identity=TierIdentity(name=name, type="faulty", distribution="test-dist", version="9.9"),
                 info=info,
                 limits=TierLimits.model_validate(own),
                 capacity_bytes=None,

@@ -6,6 +6,7 @@ from functools import partial
 
 from kvtier_core.coordinator import PoolLimits
 from kvtier_core.manager import TierBuild, TierManager
+from kvtier_core.manager.guard import TierIdentity
 from kvtier_core.manager.hook_tier import HookTier
 from kvtier_core.namespace import GroupSpec, Namespace
 from kvtier_core.policies import make_policy
@@ -133,9 +134,7 @@ class GroupedToy:
 
         return TierBuild(
             name=name,
-            type="faulty",
-            distribution="test",
-            version="1",
+            identity=TierIdentity(name=name, type="faulty", distribution="test", version="1"),
             info=TierInfo(medium="memory"),
             limits=TierLimits(max_cascade=1.0),
             capacity_bytes=None,

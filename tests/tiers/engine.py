@@ -11,6 +11,7 @@ from kvtier_core.coordinator import PoolLimits
 from kvtier_core.keys import OffloadKey
 from kvtier_core.manager import TierBuild, TierManager
 from kvtier_core.manager.blocking import BlockingTier
+from kvtier_core.manager.guard import TierIdentity
 from kvtier_core.namespace import GroupSpec, Namespace
 from kvtier_core.policies import make_policy
 from kvtier_core.proof import row_bytes_for
@@ -56,9 +57,7 @@ class TierEngine:
             tiers=[
                 TierBuild(
                     name="far",
-                    type="test",
-                    distribution="test-dist",
-                    version="1",
+                    identity=TierIdentity(name="far", type="test", distribution="test-dist", version="1"),
                     info=tier_class.info,
                     limits=chosen.limits,
                     capacity_bytes=tier_class.info.resolve_capacity(chosen.capacity),

@@ -6,7 +6,7 @@ and ages when one is due. Nothing is reported to a blocking tier about requests.
 
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -70,17 +70,16 @@ class BlockingTier(TierPort):
 
     def cancel(self, job_ids: Sequence[int]) -> None:
         """As ``TierPort.cancel``: what has not begun fails."""
-        self._calls.put_news(partial(self._cancel, job_ids))
+        self._calls.put_news(partial(self._do, "cancel", lambda instance: instance.cancel(job_ids)))
 
     def discard(self, keys: Sequence[OffloadKey]) -> None:
         """Serve these blocks no more and delete them in an I/O thread. A later store of a key is not deleted."""
-        instance = self._instance()
-        if instance is not None:
+        if (instance := self._instance()) is not None:
             instance.state.condemn(keys)
 
     def touch(self, keys: Sequence[OffloadKey], chain: int) -> None:
         """As ``TierPort.touch``."""
-        self._calls.put_news(partial(self._touch, keys, chain))
+        self._calls.put_news(partial(self._do, "touch", lambda instance: instance.touch(keys, chain)))
 
     def ask_changes(self) -> bool:
         """As ``TierPort.ask_changes``. The first answer, and the first after a reset, starts with ``cleared``."""
@@ -100,8 +99,7 @@ class BlockingTier(TierPort):
 
     def tick(self) -> None:
         """Look at deadlines and ages now. The life thread does so by itself."""
-        instance = self._instance()
-        if instance is not None:
+        if (instance := self._instance()) is not None:
             instance.tick()
 
     def _instance(self) -> TierInstance | None:
@@ -139,15 +137,9 @@ class BlockingTier(TierPort):
             self._looks_at = due
         return None if due == float("inf") else bounded(max(0.0, due - self._home.clock()))
 
-    def _cancel(self, job_ids: Sequence[int]) -> None:
-        instance = self._instance()
-        if instance is not None:
-            instance.cancel(job_ids)
-
-    def _touch(self, keys: Sequence[OffloadKey], chain: int) -> None:
-        instance = self._instance()
-        if instance is not None:
-            self._guarded(partial(instance.touch, keys, chain), "touch")
+    def _do(self, what: str, work: Callable[[TierInstance], None]) -> None:
+        if (instance := self._instance()) is not None:
+            self._guarded(partial(work, instance), what)
 
     def _tell_changes(self) -> None:
         instance = self._instance()
