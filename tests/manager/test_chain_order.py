@@ -149,7 +149,8 @@ def capacity_in_extents(blocks: int) -> int:
     journal = 256 << 10
     beside = BASE_BYTES + journal
     for capacity in itertools.count(beside + blocks * ROW, ROW):
-        shape = shape_for(ROW, Bounds(capacity=capacity, min_free=0, extent_bytes=1 << 30, ttl=None), journal)
+        bounds = Bounds(capacity=capacity, min_free=0, extent_bytes=1 << 30, ttl=None)
+        shape = shape_for(ROW, bounds, journal, held=0, disk_bytes=1 << 40)
         extents = (capacity - beside) // (shape.file_bytes + shape.slots * SLOT_BYTES)
         if extents * shape.slots >= blocks:
             return capacity

@@ -358,7 +358,7 @@ def test_the_free_space_floor_gives_room_back(tmp_path, monkeypatch):
 
     class Fuller:
         def __init__(self, status):
-            self.f_frsize = status.f_frsize
+            self.f_frsize, self.f_blocks = status.f_frsize, status.f_blocks
             self.f_bavail = 999 * MIB // status.f_frsize
 
     monkeypatch.setattr(os, "statvfs", lambda path: Fuller(real(path)))

@@ -11,6 +11,7 @@ from contextlib import suppress
 
 from kvtier_core import TierOpenError
 from kvtier_core.tier import BlockInfo, BlockTier, OffloadKey, TierContext, TierInfo, format_size
+from kvtier_disk.extents.bounds import min_free_of
 from kvtier_disk.extents.place import (
     NOT_WRITABLE,
     ONLY_SERVED,
@@ -94,7 +95,7 @@ class FilesTier(BlockTier):
 
     def store(self, key: OffloadKey, block: memoryview) -> None:
         """Write one block. Raises ``OSError``, such as ``ENOSPC``, and then it is not there."""
-        if self.settings.min_free:
+        if self.settings.min_free != 0:
             self._check_room(len(block))
         with self._lock:
             self._held.add(key)
@@ -127,12 +128,12 @@ class FilesTier(BlockTier):
     def _check_room(self, size: int) -> None:
         status = os.statvfs(self._root.path)
         free = status.f_bavail * status.f_frsize
+        min_free = min_free_of(status, self.settings.min_free)
         # Of a read-only file system the write itself says more.
-        if free - size < self.settings.min_free and not status.f_flag & os.ST_RDONLY:
+        if free - size < min_free and not status.f_flag & os.ST_RDONLY:
             raise OSError(
                 errno.ENOSPC,
-                f"no room: the disk has {format_size(free)} free, and {format_size(self.settings.min_free)} (min_free)"
-                " stay free",
+                f"no room: the disk has {format_size(free)} free, and {format_size(min_free)} (min_free) stay free",
             )
 
     def load(self, key: OffloadKey, into: memoryview) -> bool:

@@ -22,9 +22,9 @@ class DiskSettings(TierSettings):
     layout: Literal["extents", "files"] = "extents"
     """How blocks lie on disk: `"extents"` are large files with an index, `"files"` one file a block, as NFS needs."""
     extent_size: Annotated[Size, Field(ge=1 << 20, le=64 << 30)] = 64 << 20
-    """Bytes of a new extent, at most an eighth of the capacity."""
-    min_free: Size = 1 << 30
-    """Bytes of the file system that stay free."""
+    """Most bytes of an extent. The first has 4 MiB, later ones double what there is, up to an eighth of `capacity`."""
+    min_free: Size | None = None
+    """Bytes of the file system that stay free; unset: a twentieth of it, at most 1 GiB."""
     refresh: Annotated[Duration, Field(gt=0)] = 1.0
     """Seconds after which the tier knows what other processes stored and evicted."""
     read_only: bool = False

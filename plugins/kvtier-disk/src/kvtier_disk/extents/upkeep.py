@@ -13,7 +13,7 @@ from contextlib import suppress
 from typing import Any
 
 from kvtier_core.tier import OffloadKey, format_size
-from kvtier_disk.extents.bounds import Bounds, shape_for
+from kvtier_disk.extents.bounds import Bounds, bytes_of_disk, shape_for
 from kvtier_disk.extents.census import SLOT_BYTES
 from kvtier_disk.extents.contents import MINUTE_S
 from kvtier_disk.extents.database import Snapshot
@@ -100,8 +100,8 @@ class Upkeep:
         """
         opened = self._blocks.opened
         self._root.check_in_use(opened.index)
-        shape = shape_for(opened.member.namespace.row_bytes, self._bounds, self._root.journal_bytes)
         census = opened.index.census(self._root.journal_bytes)
+        shape = self._next_shape(census)
         match self._choose(census, shape):
             case Grow():
                 self._grow(shape)
@@ -116,6 +116,16 @@ class Upkeep:
                 self._is_full = True
                 return blocks
         return evictable
+
+    def _next_shape(self, census: Census) -> Shape:
+        namespace = self._blocks.opened.member.namespace
+        return shape_for(
+            namespace.row_bytes,
+            self._bounds,
+            self._root.journal_bytes,
+            held=census.bytes_by_namespace()[namespace.id],
+            disk_bytes=bytes_of_disk(self._root.path),
+        )
 
     def _choose(self, census: Census, shape: Shape) -> Grow | Take | Recycle:
         new_bytes = shape.file_bytes + shape.slots * SLOT_BYTES
@@ -167,8 +177,9 @@ class Upkeep:
         capacity = "no capacity" if limits.capacity is None else format_size(limits.capacity)
         return OSError(
             errno.ENOSPC,
-            f"no room: {format_size(census.total_bytes)} of {capacity} in use; the disk has "
-            f"{format_size(limits.free_bytes)} free, and {format_size(limits.min_free)} (min_free) stay free",
+            f"no room: {format_size(census.total_bytes)} of {capacity} in use; the disk has"
+            f" {format_size(limits.free_bytes)} free, and {format_size(limits.min_free)} (min_free) stay free:"
+            " raise capacity, lower min_free, or set root to a larger file system",
         )
 
     # From time to time.
@@ -182,8 +193,15 @@ class Upkeep:
         if self._blocks.refusal is None:
             with full_disk_waits():
                 self.give_back()
+            self._warn_if_nothing_fits()
         if len(self._blocks.opened.contents) <= _ORDERED_AT_ONCE:
             self._order()
+
+    def _warn_if_nothing_fits(self) -> None:
+        """Say at the start what the first store would say: blocks that are not there can't make room."""
+        census = self._blocks.opened.index.census(self._root.journal_bytes)
+        if not census.extents and isinstance(self._choose(census, self._next_shape(census)), Recycle):
+            self._root.warn_once("no room", f"nothing can be stored: {self._no_room(census).strerror}")
 
     def follow(self) -> None:
         """Learn what changed, and put in order what has to be. Raises ``OSError``."""
