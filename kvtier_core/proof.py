@@ -12,6 +12,7 @@ core when it is in cache and 20 GB/s when not; ``seal`` and ``check`` release th
 """
 
 import struct
+from typing import NamedTuple
 
 import xxhash
 
@@ -30,6 +31,22 @@ _BEGIN = _PROOF.pack(_MAGIC, FORMAT_VERSION, 0, 0, b"", b"", b"")[:8]
 def row_bytes_for(payload_bytes: int) -> int:
     """The size of a row that holds *payload_bytes* and its proof: the next multiple of 4096."""
     return -(-(payload_bytes + PROOF_BYTES) // ROW_ALIGNMENT) * ROW_ALIGNMENT
+
+
+class Proof(NamedTuple):
+    """What a proof states. ``namespace`` and ``key`` are digests."""
+
+    payload_bytes: int
+    namespace: bytes
+    key: bytes
+
+
+def read_proof(tail: bytes) -> Proof | None:
+    """What the last 64 bytes of a row state, true or not; ``None`` where they are no proof."""
+    if len(tail) != PROOF_BYTES or not tail.startswith(_BEGIN):
+        return None
+    *_, payload_bytes, namespace, key, _ = _PROOF.unpack(tail)
+    return Proof(payload_bytes, namespace, key)
 
 
 class Sealer:
@@ -53,9 +70,10 @@ class Sealer:
 
         The payload is not looked at.
         """
-        if len(tail) != PROOF_BYTES or not tail.startswith(_BEGIN):
+        proof = read_proof(tail)
+        if proof is None:
             return None
-        return tail[16:32] == self._namespace and tail[32:48] == xxhash.xxh3_128_digest(key)
+        return proof.namespace == self._namespace and proof.key == xxhash.xxh3_128_digest(key)
 
     def check(self, key: OffloadKey, row: memoryview, payload_bytes: int) -> bool:
         """Whether *row* is exactly what ``seal`` left for this namespace, key and payload size."""

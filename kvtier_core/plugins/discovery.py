@@ -15,6 +15,7 @@ from typing import Any
 from kvtier_core.errors import PluginError
 from kvtier_core.masking import mask_text
 
+CERTIFY_GROUP = "kvtier.certify.v1"
 COMMAND_GROUP = "kvtier.commands.v1"
 POLICY_GROUP = "kvtier.policies.v1"
 

@@ -3,10 +3,10 @@
 from collections.abc import Collection, Sequence
 
 from kvtier_core.hookspecs import TIER_GROUP
-from kvtier_core.plugins.discovery import COMMAND_GROUP, POLICY_GROUP, Offer, find_offers
+from kvtier_core.plugins.discovery import CERTIFY_GROUP, COMMAND_GROUP, POLICY_GROUP, Offer, find_offers
 from kvtier_core.policies import BUILT_IN
 
-_GROUPS = (TIER_GROUP, POLICY_GROUP, COMMAND_GROUP)
+_GROUPS = (TIER_GROUP, POLICY_GROUP, COMMAND_GROUP, CERTIFY_GROUP)
 
 
 def list_plugins(blocked: Collection[str] = ()) -> list[tuple[Offer, str]]:

@@ -20,6 +20,7 @@ from kvtier_core.masking import mask_text
 from kvtier_core.settings import read_blocklist
 
 OWN_COMMANDS = {
+    "certify": ("kvtier.certify.command", "compare an engine's answers with and without kvtier"),
     "config": ("kvtier.show_config", "show every setting and where it came from"),
     "doctor": ("kvtier.doctor", "try every configured tier with one block"),
     "list": ("kvtier.list_types", "list the installed plugins"),

@@ -1,0 +1,140 @@
+"""``kvtier certify`` on transformers' engine as it is, and on one whose adapter misreads what it loads."""
+
+import json
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from kvtier.main import main
+from kvtier_transformers.certify import open_engine
+from tests.transformers.tiny import BLOCK, save_model, tiny_model, write_settings
+
+ROOT = Path(__file__).parents[2]
+GROUP = "kvtier.certify.v1"
+RESTORABLE = sum((cut - 1) // BLOCK * BLOCK for cut in (15, 16, 17, 31, 32, 33, 79, 80, 81, 82, 85))
+SWAP_K_AND_V = "one[:length], other[:length] = other[:length].clone(), one[:length].clone()"
+SWAP_HEADS = "one[:length] = one[:length].flip(1)"
+MISREADING = """
+from kvtier_transformers.cache import DeviceKV
+from kvtier_transformers.certify import open_engine
+
+cache = DeviceKV.cache
+
+def misread(self, length=0, log=None):
+    one, other = self.tensors[2:4]  # K and V of the second layer, (tokens, heads, head_dim)
+    {how}
+    return cache(self, length, log)
+
+DeviceKV.cache = misread
+"""
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return save_model(tiny_model(), tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture
+def certify(site, model, tmp_path, monkeypatch, capsys):
+    """Runs the command on the driver in a module; the exit status and the rows by scenario."""
+
+    def run(driver, *arguments):
+        site.install("tiny-engine", {GROUP: {"tiny": "tiny_driver:open_engine"}}, {"tiny_driver": driver})
+        monkeypatch.setenv("PYTHONPATH", ":".join([str(site.path), *filter(None, sys.path)]))
+        status = main(
+            [
+                *("certify", "--engine", "tiny", "--model", str(model), "--tokens", "90", "--json"),
+                *("--config", str(write_settings(tmp_path)), *arguments),
+            ]
+        )
+        report = json.loads(capsys.readouterr().out.splitlines()[-1])
+        return status, report, {row["scenario"]: row for row in report["rows"]}
+
+    return run
+
+
+@pytest.mark.timeout(600)
+def test_the_engine_is_certified_and_the_configured_tier_is_left_alone(certify, tmp_path):
+    status, report, rows = certify("from kvtier_transformers.certify import open_engine\n")
+    assert status == 0, report["why_not"]
+    assert report["certified"]
+    assert report["dtype"] == "float32"
+    assert report["tolerance"] == 1e-3
+    skipped = {"reset", "tp2"}
+    assert {name for name, row in rows.items() if row["verdict"] == "skipped"} == skipped
+    assert {name for name, row in rows.items() if row["verdict"] == "FAIL"} == set()
+    for name in ("pool", "rope again", "dtype again", "weights again"):
+        assert rows[name]["restored_tokens"] == RESTORABLE
+    assert rows["restart"]["restored"]["disk"] == 80
+    for name in ("empty tiers", "rope", "dtype", "weights"):
+        assert not rows[name]["restored_tokens"]
+    for name in ("swapped", "stale"):
+        assert rows[name]["restored"]["disk"] in (16, 32)  # what comes before the damage
+    assert not (tmp_path / "blocks").exists()
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("how", [SWAP_K_AND_V, SWAP_HEADS], ids=["K and V", "two heads"])
+def test_an_adapter_that_misreads_one_layer_is_not_certified(certify, how):
+    status, report, rows = certify(MISREADING.format(how=how), "--only", "restart")
+    assert status == 1
+    assert not report["certified"]
+    assert rows["empty tiers"]["verdict"] == "pass"
+    for name in ("pool", "restart"):
+        assert rows[name]["verdict"] == "FAIL"
+        assert rows[name]["why"].startswith("first wrong after 17 tokens, by ")
+        assert "16 from pool restored" in rows[name]["why"]
+    assert rows["restart"]["restored"]["disk"] == 80
+
+
+@pytest.mark.timeout(300)
+def test_an_adapter_that_loads_nothing_is_not_certified(certify):
+    driver = """
+from kvtier_transformers.certify import open_engine
+from kvtier_transformers.engine import Engine
+
+Engine._load = lambda *_: 0
+"""
+    status, _, rows = certify(driver, "--only", "pool")
+    assert status == 1
+    assert rows["pool"]["why"] == "not certified: nothing was restored"
+
+
+@pytest.mark.timeout(300)
+def test_a_namespace_that_lacks_what_changed_is_not_certified(certify):
+    driver = """
+from kvtier_transformers import namespace
+from kvtier_transformers.certify import open_engine
+
+namespace._weights_digest = lambda *_, **__: "always the same"
+"""
+    status, _, rows = certify(driver, "--only", "rope,weights")
+    assert status == 1
+    for name in ("rope", "weights"):
+        assert rows[name]["verdict"] == "FAIL"
+        assert "restored" in rows[name]["why"]
+
+
+def test_the_distribution_offers_the_driver():
+    project = tomllib.loads((ROOT / "plugins/kvtier-transformers/pyproject.toml").read_text())["project"]
+    (target,) = project["entry-points"][GROUP].values()
+    assert target == f"{open_engine.__module__}:{open_engine.__name__}"
+    assert list(project["entry-points"][GROUP]) == ["transformers"]
+
+
+def test_no_options_and_no_tensor_parallelism_told_without_torch(certify, model):
+    status, _, rows = certify("from kvtier_transformers.certify import open_engine\n", "--only", "tp2")
+    assert status == 0
+    assert rows["tp2"]["why"] == "transformers' engine runs in one process"
+    arguments = [
+        "certify",
+        "--engine",
+        "tiny",
+        "--model",
+        str(model),
+        "--engine-options",
+        '{"block_size": 4}',
+    ]
+    assert main(arguments) == 2
