@@ -163,7 +163,7 @@ def plan_tier(settings: Settings, name: str, row_bytes: int) -> TierBuild:
         limits=tier.limits,
         store_threshold=tier.store_threshold,
         capacity_bytes=capacity,
-        secrets=frozenset(find_secrets(type(tier), dict(tier))),
+        secrets=frozenset(find_secrets([type(tier)], dict(tier))),
         policies=settings.policies,
         make_port=_port_of(tier_type, tier),
     )

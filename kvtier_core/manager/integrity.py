@@ -6,6 +6,7 @@ What must not overtake a store waits in line on the one sealing thread: store jo
 import logging
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -58,10 +59,9 @@ class LoadCheck:
         self.tier = tier
         self.job = job
         self.sealer = sealer
-        self._lock = threading.Lock()  # guards the four below
+        self._lock = threading.Lock()  # guards the three below
         self._has_ended = False
-        self._told: set[int] = set()
-        self._doubtful: set[int] = set()
+        self._told: Counter[int] = Counter()
         self._right: set[int] = set()
 
     def tell(self, positions: Sequence[int]) -> list[int]:
@@ -73,9 +73,7 @@ class LoadCheck:
             if self._has_ended:
                 return []
             fresh = [position for position in dict.fromkeys(positions) if position not in self._told]
-            if len(fresh) < len(positions):
-                self._doubtful.update(set(positions).difference(fresh))
-            self._told.update(fresh)
+            self._told.update(positions)
             return fresh
 
     def found_right(self, positions: Iterable[int]) -> None:
@@ -91,7 +89,7 @@ class LoadCheck:
     def proven(self) -> set[int]:
         """The positions that need no further look."""
         with self._lock:
-            return self._right - self._doubtful
+            return {position for position in self._right if self._told[position] == 1}
 
 
 class Integrity:

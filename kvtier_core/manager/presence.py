@@ -49,18 +49,12 @@ class PresenceSet:
 
     def add(self, keys: Iterable[OffloadKey]) -> None:
         """Add keys as long as there is room."""
-        keys = tuple(keys)
+        each = dict.fromkeys(keys)  # a tier's own iterator may be behind it, which is to run outside the lock
         with self._lock:
-            if len(self._keys) + len(keys) <= self._limit:
-                self._keys.update(keys)
-                return
-            for key in keys:
-                if key in self._keys:
-                    continue
-                if len(self._keys) >= self._limit:
-                    self._complete = False
-                    return
-                self._keys.add(key)
+            fresh = [key for key in each if key not in self._keys]
+            room = self._limit - len(self._keys)
+            self._keys.update(fresh[:room])
+            self._complete = self._complete and len(fresh) <= room
 
     def discard(self, keys: Iterable[OffloadKey]) -> list[OffloadKey]:
         """Remove keys; returns those that were in the set."""

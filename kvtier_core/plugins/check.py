@@ -1,12 +1,14 @@
 """Whether a class is a tier type that this core can run, decided when it is loaded and not at the first request (C51).
 
 Two kinds are accepted: subclasses of ``BlockTier``, and classes that implement the hook specs. Every problem of a
-class is found in one go. Nothing is instantiated or called.
+class is found in one go. Nothing is instantiated or called. A function passes when it has exactly the argument names
+that the core calls it with, no defaults, no ``*args`` or ``**kwargs``, and is a plain function: a coroutine or
+generator function returns at once without having done anything, which the core could not tell from success.
 """
 
 import inspect
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from kvtier_core.blocktier import (
@@ -22,7 +24,6 @@ from kvtier_core.blocktier import (
 )
 from kvtier_core.errors import PluginError
 from kvtier_core.hookspecs import PROJECT, REQUIRED_HOOKS, TIER_GROUP, TierHookSpecs
-from kvtier_core.plugins.signatures import expected_signature, method_problems, unwrap
 from kvtier_core.suggest import did_you_mean, nearest
 from kvtier_core.tier_settings import TierSettings
 from kvtier_core.values import TierInfo
@@ -41,6 +42,13 @@ _OPTIONAL_METHODS = {
     "mark_used": SupportsMarks,
     "scan": SupportsScan,
 }
+_Function = Callable[..., Any]
+_NOT_PLAIN = {
+    "a coroutine function": inspect.iscoroutinefunction,
+    "an asynchronous generator function": inspect.isasyncgenfunction,
+    "a generator function": inspect.isgeneratorfunction,
+}
+_STARS = {inspect.Parameter.VAR_POSITIONAL: "*", inspect.Parameter.VAR_KEYWORD: "**"}
 _SETTING_NAME = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)*")
 
 
@@ -172,3 +180,67 @@ def _unmarked_problems(cls: type, name: str) -> Iterator[str]:
     if name in _HOOKS:
         expected = expected_signature(name, _HOOKS[name])
         yield f"{name} is named like a hook but has no marker: add @hookimpl or rename it; expected {expected}"
+
+
+def _arguments(spec: _Function) -> list[str]:
+    return list(inspect.signature(spec).parameters)[1:]  # without self
+
+
+def expected_signature(name: str, spec: _Function) -> str:
+    """How the function should begin: ``lookup(self, job)``."""
+    return f"{name}({', '.join(['self', *_arguments(spec)])})"
+
+
+def unwrap(cls: type, name: str) -> tuple[_Function | None, bool]:
+    """The function behind ``cls.name``, if it is one, and whether ``self`` or ``cls`` is passed in front."""
+    attribute = inspect.getattr_static(cls, name, None)
+    if isinstance(attribute, staticmethod | classmethod):
+        return attribute.__func__, isinstance(attribute, classmethod)
+    return (attribute, True) if inspect.isroutine(attribute) else (None, False)
+
+
+def method_problems(
+    cls: type, name: str, spec: _Function, role: str | None = None, *, may_yield: bool = False
+) -> Iterator[str]:
+    """What is wrong with ``cls.name`` as an implementation of *spec*; messages call it *role* (else *name*)."""
+    role = role or name
+    function, bound = unwrap(cls, name)
+    problems = (
+        ["is not a function"] if function is None else _function_problems(function, bound, spec, may_yield)
+    )
+    for problem in problems:
+        yield f"{role} {problem}; expected {expected_signature(role, spec)}"
+
+
+def _function_problems(function: _Function, bound: bool, spec: _Function, may_yield: bool) -> Iterator[str]:  # noqa: FBT001
+    for kind, is_kind in _NOT_PLAIN.items():
+        if is_kind(function) and not (may_yield and is_kind is inspect.isgeneratorfunction):
+            yield f"is {kind}; it must be a plain function (start threads of your own for slow work)"
+            return
+    try:
+        parameters = list(inspect.signature(function).parameters.values())
+    except (TypeError, ValueError) as error:
+        yield f"has no readable signature ({error})"
+        return
+    if bound and not parameters:
+        yield "takes no 'self'"
+        return
+    yield from _argument_problems(parameters[1:] if bound else parameters, _arguments(spec))
+
+
+def _argument_problems(parameters: list[inspect.Parameter], wanted: list[str]) -> Iterator[str]:
+    for item in parameters:
+        if item.kind in _STARS:
+            yield f"takes {_STARS[item.kind]}{item.name}; name the arguments instead"
+        elif item.name not in wanted:
+            yield f"has the surplus argument {item.name!r}"
+        elif item.default is not inspect.Parameter.empty:
+            yield f"gives {item.name!r} a default; the core always passes it"
+        elif item.kind is inspect.Parameter.KEYWORD_ONLY:
+            yield f"takes {item.name!r} by keyword only; the core passes it by position"
+    names = [item.name for item in parameters]
+    for name in wanted:
+        if name not in names:
+            yield f"lacks the argument {name!r}"
+    if sorted(names) == sorted(wanted) and names != wanted:
+        yield f"has its arguments in another order ({', '.join(names)})"

@@ -13,9 +13,8 @@ from typing import Any
 from kvtier_core.errors import PluginError
 from kvtier_core.hookspecs import TIER_GROUP
 from kvtier_core.masking import mask_text
-from kvtier_core.plugins.check import check_tier_class
+from kvtier_core.plugins.check import check_tier_class, expected_signature, method_problems
 from kvtier_core.plugins.discovery import POLICY_GROUP, Offer, find_offers, pick, usable_names
-from kvtier_core.plugins.signatures import expected_signature, method_problems
 from kvtier_core.policies import BUILT_IN, CheckedPolicy, EvictionPolicy, PolicyFactory
 from kvtier_core.suggest import did_you_mean
 

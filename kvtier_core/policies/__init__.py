@@ -8,8 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from kvtier_core.errors import ConfigError
-from kvtier_core.policies.base import E, Entry, EvictionPolicy
-from kvtier_core.policies.checked import CheckedPolicy
+from kvtier_core.policies.base import CheckedPolicy, E, Entry, EvictionPolicy
 from kvtier_core.policies.order import LRU, Order, is_astray, leave
 
 __all__ = [

@@ -96,35 +96,25 @@ def values_in(model: BaseModel, prefix: SettingPath) -> Iterator[tuple[SettingPa
             yield path, mask_value(name, value), unit_of(field)
 
 
-def find_secrets(model: type[BaseModel] | None, table: Mapping[str, Any]) -> set[str]:
-    """Every string of *table* that must never be shown; values under unknown names count as secrets."""
+def find_secrets(models: Sequence[type[BaseModel]], value: object) -> set[str]:
+    """Every string of *value*, a table that may be any of *models* or hold one, that must never be shown.
+
+    Values under names that none of them knows count as secrets.
+    """
+    if isinstance(value, list | tuple | set | frozenset):
+        return set().union(*(find_secrets(models, item) for item in value))
+    if not isinstance(value, Mapping):
+        return set().union(*map(secrets_in_text, leaves(value)))
     found: set[str] = set()
-    for name, value in table.items():
-        field = model.model_fields.get(name) if model is not None else None
-        if field is None:
-            found |= {leaf for leaf in leaves(value) if len(leaf) >= _UNKNOWN_MIN}
-        elif holds_only_secrets(name):
-            found |= secrets_in_options({name: value})
-        elif {SecretStr, SecretBytes} & set(_parts(field.annotation)):
-            found |= set(leaves(value))
+    for name, item in value.items():
+        annotations = [model.model_fields[name].annotation for model in models if name in model.model_fields]
+        parts = [part for annotation in annotations for part in _parts(annotation)]
+        if holds_only_secrets(str(name)):
+            found |= secrets_in_options({name: item})
+        elif models and not annotations:
+            found |= {leaf for leaf in leaves(item) if len(leaf) >= _UNKNOWN_MIN}
+        elif {SecretStr, SecretBytes} & set(parts):
+            found |= set(leaves(item))
         else:
-            found |= _search(value, [part for part in _parts(field.annotation) if _is_model(part)])
-    return found
-
-
-def _search(value: object, models: Sequence[type[BaseModel]]) -> set[str]:
-    """The secrets in a value whose type may be, or hold, any of *models*."""
-    found: set[str] = set()
-    if isinstance(value, Mapping):
-        for model in models:
-            found |= find_secrets(model, value)
-        for name, item in value.items():
-            is_secret = holds_only_secrets(str(name))
-            found |= secrets_in_options({name: item}) if is_secret else _search(item, ())
-    elif isinstance(value, list | tuple | set | frozenset):
-        for item in value:
-            found |= _search(item, models)
-    else:
-        for text in leaves(value):
-            found |= secrets_in_text(text)
+            found |= find_secrets([part for part in parts if _is_model(part)], item)
     return found

@@ -200,7 +200,7 @@ class _Loading:
             return None
         if not path:
             table = {name: value for name, value in table.items() if name not in ("pool", "tiers")}
-        self._problems.hide(find_secrets(model, table))
+        self._problems.hide(find_secrets([model], table))
         try:
             return model.model_validate(table)
         except ValidationError as error:
