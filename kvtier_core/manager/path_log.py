@@ -18,26 +18,24 @@ class PathLog:
 
     def __init__(self, guards: Mapping[str, Guard]) -> None:
         self._guards = guards
-        self._out: dict[str, list[str]] = {}
-        self._owing: dict[str, list[str]] = {}
-        self._timeouts: dict[str, int] = {}
+        self._seen: dict[str, tuple[int, list[str], list[str]]] = {}
+        """By tier: how often it was late, what it is out of the path for, and what it owes answers of."""
 
     def look(self, tiers: Mapping[str, TierRecord]) -> None:
         """Log changes. Cost: a few comparisons a tier."""
         for name, tier in tiers.items():
-            services = dict(zip(_KINDS, tier.services, strict=True))
+            guard, services = self._guards[name], dict(zip(_KINDS, tier.services, strict=True))
             late = tier.counters.timeouts
-            if late != self._timeouts.get(name, 0):
-                _tell_late(self._guards[name], late - self._timeouts.get(name, 0))
-                self._timeouts[name] = late
             out = [k for k, service in services.items() if service.breaker.state is not BreakerState.CLOSED]
-            if out != self._out.get(name, []):
-                _tell_path(self._guards[name], out)
-                self._out[name] = out
             owing = [kind for kind in ("lookups", "stores") if services[kind].owes]
-            if owing != self._owing.get(name, []):
-                _tell_owing(self._guards[name], owing, tier.stores.max_unanswered)
-                self._owing[name] = owing
+            was_late, was_out, was_owing = self._seen.get(name, (0, [], []))
+            self._seen[name] = late, out, owing
+            if late != was_late:
+                _tell_late(guard, late - was_late)
+            if out != was_out:
+                _tell_path(guard, out)
+            if owing != was_owing:
+                _tell_owing(guard, owing, tier.stores.max_unanswered)
 
 
 def _tell_path(guard: Guard, out: list[str]) -> None:

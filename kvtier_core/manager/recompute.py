@@ -13,7 +13,7 @@ def check_recompute_cost(cost: object, log: logging.Logger) -> RecomputeCost | N
     if cost is None:
         return None
     if callable(cost):
-        return _Checked(cost, log)
+        return _watched(cost, log)
     seconds = _as_seconds(cost)
     if seconds is None:
         raise ValueError(
@@ -31,31 +31,27 @@ def _as_seconds(value: object) -> float | None:
     return seconds if math.isfinite(seconds) and seconds >= 0 else None
 
 
-class _Checked:
+def _watched(cost: Callable[[int, int], object], log: logging.Logger) -> Callable[[int, int], float | None]:
     """An engine's function. What it raises or answers wrongly is logged once, and means that the cost is not known."""
+    is_told = False
 
-    def __init__(self, cost: Callable[[int, int], object], log: logging.Logger) -> None:
-        self._cost = cost
-        self._log = log
-        self._is_told = False
-
-    def __call__(self, first: int, num_tokens: int) -> float | None:
+    def seconds_for(first: int, num_tokens: int) -> float | None:
+        nonlocal is_told
         try:
-            answer = self._cost(first, num_tokens)
+            answer = cost(first, num_tokens)
         except Exception as error:  # noqa: BLE001 - the engine's code, called in each lookup
-            self._tell(f"raised {type(error).__name__}: {text_of(error)}")
-            return None
-        seconds = _as_seconds(answer)
-        if seconds is None:
-            self._tell(f"returned {text_of(answer)!r}, which is no number of seconds")
-        return seconds
-
-    def _tell(self, what: str) -> None:
-        """Say once what was wrong."""
-        if not self._is_told:
-            self._is_told = True
-            self._log.warning(
+            problem = f"raised {type(error).__name__}: {text_of(error)}"
+        else:
+            if (seconds := _as_seconds(answer)) is not None:
+                return seconds
+            problem = f"returned {text_of(answer)!r}, which is no number of seconds"
+        if not is_told:
+            is_told = True
+            log.warning(
                 "the function given to set_recompute_cost %s: whatever a tier holds is loaded while it does, however "
                 "long that takes. Told once; give a function that returns seconds",
-                what,
+                problem,
             )
+        return None
+
+    return seconds_for

@@ -69,9 +69,8 @@ class InstanceState:
         self._work_ready = threading.Condition(self._lock)
         self._queue = WorkQueue()
         self._condemned: set[OffloadKey] = set()  # to be deleted, unless stored anew before
-        self._appeared: set[OffloadKey] = (
-            set()
-        )  # reported stored while a call on them runs: its answer may be older
+        self._appeared: set[OffloadKey] = set()
+        """Reported stored while a call on them runs: its answer may be older."""
         self._retired = False
 
     @property

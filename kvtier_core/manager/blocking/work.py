@@ -90,7 +90,7 @@ class Unit(NamedTuple):
         return self.job_id if self.kind in _TAKE_TURNS else None
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class Limit:
     """How many units of one kind one call may take: ``at_least`` so many, and more, up to ``most``, of a long queue."""
 
@@ -120,15 +120,11 @@ def batch_limits(
         share = context.capacity_bytes // context.row_bytes // (_STORED_AT_ONCE * threads)
         most = max(blocks, min(most, share))
     turns = _TURNS * threads
-    limits = {
-        Kind.LOAD: (blocks, blocks * loads, threads, turns),
-        Kind.DELETE: (KEYS_A_CALL, KEYS_A_CALL, 1, None),
-        Kind.MARK: (KEYS_A_CALL, KEYS_A_CALL, 1, None),
-        Kind.STORE: (min(most, blocks * -(-stores // 4)), most, 2, None),
-    }
     return {
-        kind: Limit(at_least=least, most=most, shares=shares, turns=turns)
-        for kind, (least, most, shares, turns) in limits.items()
+        Kind.LOAD: Limit(blocks, blocks * loads, threads, turns),
+        Kind.DELETE: Limit(KEYS_A_CALL, KEYS_A_CALL, 1),
+        Kind.MARK: Limit(KEYS_A_CALL, KEYS_A_CALL, 1),
+        Kind.STORE: Limit(min(most, blocks * -(-stores // 4)), most, 2),
     }
 
 
