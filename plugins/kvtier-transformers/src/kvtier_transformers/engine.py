@@ -25,6 +25,7 @@ from kvtier_core.engine import EngineSession, RequestIdentity, open_session
 from kvtier_core.transfer import KVLayout
 from kvtier_transformers.cache import DeviceKV
 from kvtier_transformers.cached_prompt import Prompt, flat_ids
+from kvtier_transformers.canary import check_restores, trial_settings
 from kvtier_transformers.decoding import GreedyDecoder
 from kvtier_transformers.layers import read_layers
 from kvtier_transformers.model_state import StateWatch
@@ -67,7 +68,7 @@ class Engine:
     """
 
     @classmethod
-    def open(
+    def open(  # noqa: PLR0913 - what most callers leave as it is
         cls,
         model: torch.nn.Module,
         *,
@@ -78,11 +79,13 @@ class Engine:
         name: str | None = None,
         files: Sequence[Path] | None = None,
         edges: bool = False,
+        canary: bool = True,
     ) -> Self:
         """Allocate the device's KV for *max_tokens* tokens, open the pool and the tiers of *config*.
 
         *config* is a TOML file or loaded settings; unset, the file ``KVTIER_CONFIG`` names. *name*, *files* and *edges*
         say what identifies the model's weights, as in ``namespace_for``: the first time, its files are read once more.
+        With *canary* a few tokens are stored and loaded before anything is served, and the logits behind them compared.
         Raises ``UnsupportedModelError`` for models kvtier can't keep, ``PoolError`` when there is too little memory,
         ``ConfigError`` and ``TierOpenError`` as ``open_session`` does.
         """
@@ -95,7 +98,11 @@ class Engine:
         check_length(checked.config, max_tokens)
         kv = DeviceKV(read_layers(checked), max_tokens=max_tokens, tokens_per_block=settings.pool.block_size)
         namespace = namespace_for(checked, kv, files=files, name=name, edges=edges)
-        session = open_session(settings, namespace, KVLayout(kv.block_tensors()))
+        layout = KVLayout(kv.block_tensors())
+        if canary:
+            with cls(checked, kv, open_session(trial_settings(settings, kv), namespace, layout)) as trial:
+                check_restores(checked, kv, trial.cache_for)
+        session = open_session(settings, namespace, layout)
         return cls(checked, kv, session, chunk_tokens=chunk_tokens, wait_timeout_s=wait_timeout_s)
 
     def __init__(

@@ -45,7 +45,7 @@ def read_layers(model: PreTrainedModel) -> list[LayerKV | None]:
     Raises ``UnsupportedModelError`` for layers that keep something else, by their name, and for a model whose KV
     depends on what follows, or that takes no cache.
     """
-    tokens = _trial_tokens(model)
+    tokens = trial_tokens(model, _TRIAL_TOKENS)
     at_once = _run(model, [tokens])
     found = [_layer_of(layer) for layer in at_once.layers]
     if objections := sorted({layer for layer in found if isinstance(layer, str)}):
@@ -73,18 +73,26 @@ def _differences(model: PreTrainedModel, caches: Mapping[str, DynamicCache], num
     if not prefixes["at once"]:
         yield "it keeps no KV in the cache it is given"
         return
-    near = _NEAR.get(prefixes["at once"][0].dtype, _COARSELY_NEAR)
+    near = nearness(model, prefixes["at once"][0].dtype)
     far = near * _IN_PIECES if near < _COARSELY_NEAR else near
-    if any(type(module).__module__.startswith(_QUANTIZED) for module in model.modules()):
-        near = far = _QUANTIZED_NEAR
-    if not _are_near(prefixes["at once"], prefixes["before others"], near):
+    if not are_near(prefixes["at once"], prefixes["before others"], near):
         yield "its KV of a prefix depends on the tokens that follow"
-    elif not _are_near(prefixes["at once"], prefixes["in pieces"], far):
+    elif not are_near(prefixes["at once"], prefixes["in pieces"], far):
         yield "its KV depends on how a prompt is cut into pieces"
 
 
-def _trial_tokens(model: PreTrainedModel) -> list[int]:
-    """Token ids that mean nothing special to the model, unless all do. Always the same ones."""
+def nearness(model: PreTrainedModel, dtype: torch.dtype) -> float:
+    """How far two ways to compute the same may be apart in *model*, over its own size."""
+    if any(type(module).__module__.startswith(_QUANTIZED) for module in model.modules()):
+        return _QUANTIZED_NEAR
+    return _NEAR.get(dtype, _COARSELY_NEAR)
+
+
+def trial_tokens(model: PreTrainedModel, count: int) -> list[int]:
+    """Token ids that mean nothing special to the model, unless all do; as many as it has positions for, at most.
+
+    Always the same ones.
+    """
     config = model.config.get_text_config(decoder=True)
     special: set[int] = set()
     for name in ("pad_token_id", "bos_token_id", "eos_token_id"):
@@ -93,7 +101,7 @@ def _trial_tokens(model: PreTrainedModel) -> list[int]:
     vocabulary = model.get_input_embeddings().num_embeddings
     ids = range(min(vocabulary, 1000))
     ordinary = [token for token in ids if token not in special] or ids
-    count = min(_TRIAL_TOKENS, getattr(config, "max_position_embeddings", None) or _TRIAL_TOKENS)
+    count = min(count, getattr(config, "max_position_embeddings", None) or count)
     return [ordinary[index * index % len(ordinary)] for index in range(1, count + 1)]
 
 
@@ -139,7 +147,7 @@ def _layer_of(layer: object) -> LayerKV | str | None:
     )
 
 
-def _are_near(some: Sequence[torch.Tensor], others: Sequence[torch.Tensor], near: float) -> bool:
+def are_near(some: Sequence[torch.Tensor], others: Sequence[torch.Tensor], near: float) -> bool:
     """Whether tensors differ by rounding alone."""
     if len(some) != len(others):
         return False
