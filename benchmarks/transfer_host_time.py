@@ -1,16 +1,18 @@
 """What transfers cost the process that drives a GPU, with nothing to copy: host time by row, and a step beside them.
 
-Blocks have pages of a few bytes, so that what is measured is everything but the copies: planning, queueing, threads.
+Streams and events are those of torch for a CPU, which do nothing, and the call that copies does nothing either. What is
+measured is the rest: planning, queueing, threads. Where small pages are gathered, the CPU gathers pages of a few bytes.
 """
 
 import random
 import statistics
 import time
 from collections.abc import Callable
+from unittest.mock import patch
 
 import torch
 
-from kvtier_core.transfer import Device, Direction, GroupTransfer, KVLayout, Pool, PoolGeometry, StagedDevice
+from kvtier_core.transfer import Direction, GroupTransfer, KVLayout, Pool, PoolGeometry, StreamDevice, streams
 
 ROWS = 1000
 NUM_BLOCKS = 4 * ROWS
@@ -21,14 +23,25 @@ STEP_LOOPS = 200_000
 TIMEOUT_S = 60.0
 
 
+class _Event(torch.cpu.Event):
+    def elapsed_time(self, _: "_Event") -> float:
+        return 0.0
+
+
+class _HostDevice(StreamDevice):
+    def _event(self) -> _Event:
+        return _Event()
+
+
 class Bench:
     """A device over host memory, and transfers of ``ROWS`` rows through it."""
 
-    def __init__(self, num_tensors: int) -> None:
+    def __init__(self, num_tensors: int, *, gathers: bool) -> None:
         row_bytes = -(-(num_tensors * PAGE_BYTES + 64) // 4096) * 4096  # 64: the proof
         self._pool = Pool.create(PoolGeometry(num_rows=NUM_BLOCKS, row_bytes=row_bytes))
         tensors = [torch.ones(NUM_BLOCKS, PAGE_BYTES, dtype=torch.uint8) for _ in range(num_tensors)]
-        self._device: Device = StagedDevice(KVLayout(tensors), self._pool)
+        with patch.object(streams, "_GATHER_BELOW", 2 * PAGE_BYTES * gathers):
+            self._device = _HostDevice(KVLayout(tensors), self._pool, copy_batch=lambda *_: None)
         self._chance = random.Random(0)
         self._job = 0
 
@@ -93,12 +106,16 @@ def _time(call: Callable[[], None]) -> float:
 
 
 def measure_host_time(rounds: int) -> dict[str, float]:
-    """The figures that have goals."""
+    """The figures that have goals, and the first with pages that are gathered."""
     found = {}
-    for num_tensors in (1, 80):
-        bench = Bench(num_tensors)
+    for name, num_tensors, gathers in (
+        ("1_tensor", 1, False),
+        ("80_tensors", 80, False),
+        ("80_tensors_gathered", 80, True),
+    ):
+        bench = Bench(num_tensors, gathers=gathers)
         try:
-            found[f"us_per_row_{num_tensors}_tensor{'s' * (num_tensors > 1)}"] = us_per_row(bench, rounds)
+            found[f"us_per_row_{name}"] = us_per_row(bench, rounds)
             if num_tensors == 1:
                 found["step_beside_copies"] = step_beside_copies(bench, rounds)
         finally:

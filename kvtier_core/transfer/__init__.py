@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from kvtier_core.transfer.pool import Pool, PoolGeometry
     from kvtier_core.transfer.rounds import SELF_TEST_JOBS, SelfTestError
     from kvtier_core.transfer.selftest import SelfTestReport, self_test
-    from kvtier_core.transfer.staged import StagedDevice
+    from kvtier_core.transfer.streams import StreamDevice
 
 __all__ = [
     "SCHEDULER",
@@ -37,7 +37,7 @@ __all__ = [
     "PoolGeometry",
     "SelfTestError",
     "SelfTestReport",
-    "StagedDevice",
+    "StreamDevice",
     "TransferResult",
     "open_device",
     "self_test",
@@ -58,7 +58,7 @@ _HOMES = {
     "PoolGeometry": "pool",
     "SelfTestError": "rounds",
     "SelfTestReport": "selftest",
-    "StagedDevice": "staged",
+    "StreamDevice": "streams",
     "TransferResult": "device",
     "open_device": "choice",
     "self_test": "selftest",

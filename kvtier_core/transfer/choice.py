@@ -1,10 +1,14 @@
 """Which device a layout's tensors need. Each brings in only the parts of torch that it uses."""
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from kvtier_core.transfer.device import Device
 from kvtier_core.transfer.layout import KVLayout
 from kvtier_core.transfer.pool import Pool
+
+if TYPE_CHECKING:
+    from kvtier_core.transfer.streams import CopyBatch
 
 
 def open_device(
@@ -12,10 +16,12 @@ def open_device(
     pool: Pool,
     worker: int = 0,
     on_finished: Callable[[], None] | None = None,
+    copy_batch: "CopyBatch | None" = None,
 ) -> Device:
-    """The device for where the layout's tensors are: the CPU's, CUDA's, or plain torch for other accelerators.
+    """The device for where the layout's tensors are: the CPU's, CUDA's, or that of any accelerator with streams.
 
-    *worker* and *on_finished* are those of ``LaneDevice``. Raises ``ValueError`` when the workers' parts and the proof
+    *worker* and *on_finished* are those of ``LaneDevice``, *copy_batch* is the engine's own call for many copies at
+    once, which a CPU does without. Raises ``ValueError`` when the workers' parts and the proof
     do not fit a row, or the pool has no such worker.
     """
     if layout.device.type == "cpu":
@@ -25,7 +31,7 @@ def open_device(
     if layout.device.type == "cuda":
         from kvtier_core.transfer.cuda import CUDADevice  # noqa: PLC0415
 
-        return CUDADevice(layout, pool, worker, on_finished)
-    from kvtier_core.transfer.staged import StagedDevice  # noqa: PLC0415
+        return CUDADevice(layout, pool, worker, on_finished, copy_batch)
+    from kvtier_core.transfer.streams import StreamDevice  # noqa: PLC0415
 
-    return StagedDevice(layout, pool, worker, on_finished)
+    return StreamDevice(layout, pool, worker, on_finished, copy_batch)

@@ -10,11 +10,13 @@ page instead of 500.
 """
 
 import os
+import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from itertools import groupby, repeat
 from math import prod
 from typing import Any, NamedTuple
@@ -23,9 +25,9 @@ import numpy as np
 import numpy.typing as npt
 
 from kvtier_core.transfer.direction import Direction
-from kvtier_core.transfer.lanes import LaneDevice, worker_parts
+from kvtier_core.transfer.lanes import Copies, LaneDevice, Outcome, worker_parts
 from kvtier_core.transfer.layout import KVGroup, KVLayout
-from kvtier_core.transfer.plan import Runs
+from kvtier_core.transfer.plan import GroupTransfer, Runs, copy_parts
 from kvtier_core.transfer.pool import Pool
 
 _SHARED_BYTES = 8 << 20
@@ -73,6 +75,17 @@ class CPUDevice(LaneDevice):
         self._helper = ThreadPoolExecutor(1, f"kvtier-copy-{worker}")
         self._helper.submit(int)  # starts its thread: better refused now than in the middle of a copy
         super().__init__(layout, pool, worker, on_finished)
+
+    def _begin(self, direction: Direction, parts: Sequence[GroupTransfer]) -> Copies:
+        return Copies(partial(self._carry_out, direction, copy_parts(parts)))
+
+    def _carry_out(self, direction: Direction, parts: Sequence[GroupTransfer]) -> Outcome:
+        if self._is_stopping:
+            return Outcome(dropped=True)
+        begun = time.perf_counter()
+        plan = self._plan(direction, parts)
+        self._copy(direction, plan)
+        return Outcome(bytes=self._bytes(plan), seconds=time.perf_counter() - begun)
 
     def _copy(self, direction: Direction, plan: dict[int, Runs]) -> None:
         copies = deque(self._copies(direction, plan))

@@ -1,24 +1,23 @@
-"""The CUDA device: ``staged`` copies on streams of their own, over pinned rows (C40, C42).
+"""The CUDA device: ``streams`` over pinned rows, with the driver's own call for many copies (C40, C42).
 
-Written against torch's interface and never run on a GPU yet: docs/benchmarks/transfer.md says what was tested how.
+Written against the interfaces of torch and of the driver, and never run on a GPU yet: docs/benchmarks/transfer.md says
+what was tested how.
 
-Copies start when the compute queued at their submission has ended. For a store a lane's thread sleeps until then; for a
-load the load stream waits, and no thread. The engine's stream waits for neither. Results come when the copies are over,
-so that compute that reads loaded blocks may be queued then.
+The engine's stream waits for no copy. Results come when the copies are over, so that compute that reads loaded blocks
+may be queued then. Where rows can't be pinned, CUDA may hold up the caller of ``submit`` until a store is over.
 """
 
+import ctypes
 import logging
 import threading
 from collections.abc import Callable
-from contextlib import AbstractContextManager
-from functools import partial
 
+import numpy as np
 import torch
 
-from kvtier_core.transfer.direction import Direction
 from kvtier_core.transfer.layout import KVLayout
 from kvtier_core.transfer.pool import Pool
-from kvtier_core.transfer.staged import StagedDevice
+from kvtier_core.transfer.streams import CopyBatch, Numbers, StreamDevice
 
 _PIN_BYTES = 1 << 30
 """Pinned by one call: a call for hundreds of GiB holds the driver for minutes."""
@@ -26,10 +25,8 @@ _PIN_BYTES = 1 << 30
 _log = logging.getLogger("kvtier.transfer")
 
 
-class CUDADevice(StagedDevice):
-    """Implements ``Device`` for tensors on a CUDA GPU. See ``StagedDevice``."""
-
-    _queues = True
+class CUDADevice(StreamDevice):
+    """Implements ``Device`` for tensors on a CUDA GPU. See ``StreamDevice``."""
 
     def __init__(
         self,
@@ -37,6 +34,7 @@ class CUDADevice(StagedDevice):
         pool: Pool,
         worker: int = 0,
         on_finished: Callable[[], None] | None = None,
+        copy_batch: CopyBatch | None = None,
     ) -> None:
         """Raises ``ValueError``: tensors not on a CUDA device, or what ``LaneDevice`` refuses.
 
@@ -44,52 +42,61 @@ class CUDADevice(StagedDevice):
         """
         if layout.device.type != "cuda":
             raise ValueError(f"the CUDA device needs tensors on a CUDA GPU, not on {layout.device}")
-        self._streams = {direction: _stream(layout.device) for direction in Direction}
-        self._copied = {direction: _event() for direction in Direction}
         self._pinned = PinnedRows(pool, layout.device)
         try:
-            super().__init__(layout, pool, worker, on_finished)
+            super().__init__(layout, pool, worker, on_finished, copy_batch or find_driver_batch())
         except BaseException:
             self._pinned.release()
             raise
 
-    def _enter_lane(self) -> None:
-        # Else each use of a stream ends with a step back to GPU 0, which makes a context there: some hundred MiB.
-        torch.cuda.set_device(self._layout.device)
-
-    def _mark_compute(self, direction: Direction) -> Callable[[], object]:
-        event = _event()
-        event.record(torch.cuda.current_stream(self._layout.device))
-        if direction is Direction.STORE:
-            return event.synchronize
-        # The load stream waits, before what the lane queues there next; the lane does not.
-        return partial(self._streams[direction].wait_event, event)
-
-    def _on(self, direction: Direction) -> AbstractContextManager[object]:
-        stream: AbstractContextManager[object] = torch.cuda.stream(self._streams[direction])
-        return stream
+    def _event(self) -> torch.cuda.Event:
+        # blocking: a thread that waits sleeps instead of spinning
+        return torch.cuda.Event(enable_timing=True, blocking=True)  # type: ignore[no-untyped-call]
 
     def _to_device(self, numbers: torch.Tensor) -> torch.Tensor:
         # From pinned memory: a copy from any other is waited for by the host.
         return numbers.pin_memory().to(self._device, non_blocking=True)
-
-    def _settle(self, direction: Direction) -> None:
-        event = self._copied[direction]
-        event.record(self._streams[direction])
-        event.synchronize()
 
     def _let_go(self) -> None:
         super()._let_go()
         self._pinned.release()
 
 
-def _stream(device: torch.device) -> torch.cuda.Stream:
-    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+class _Attributes(ctypes.Structure):
+    """The driver's ``CUmemcpyAttributes``."""
+
+    _fields_ = (
+        ("source_order", ctypes.c_int),
+        ("hints", ctypes.c_int * 4),
+        ("flags", ctypes.c_uint),
+    )
 
 
-def _event() -> torch.cuda.Event:
-    # blocking: a thread that waits sleeps instead of spinning
-    return torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
+_IN_STREAM_ORDER = _Attributes(source_order=1)
+"""Any other order would let a store read pages before the compute that writes them."""
+
+
+def find_driver_batch() -> CopyBatch | None:
+    """``cuMemcpyBatchAsync`` as of CUDA 12.8, which later drivers keep; ``None`` with an older driver or ROCm."""
+    try:
+        call = ctypes.CDLL("libcuda.so.1").cuMemcpyBatchAsync
+    except (OSError, AttributeError):
+        return None
+
+    def copy_batch(sources: Numbers, targets: Numbers, sizes: Numbers) -> None:
+        arrays = [np.ascontiguousarray(array, dtype=np.int64) for array in (targets, sources, sizes)]
+        first, failed = ctypes.c_size_t(0), ctypes.c_size_t(0)
+        stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
+        order = (ctypes.byref(_IN_STREAM_ORDER), ctypes.byref(first), ctypes.c_size_t(1))
+        pointers = [ctypes.c_void_p(array.ctypes.data) for array in arrays]
+        error = call(*pointers, ctypes.c_size_t(len(sizes)), *order, ctypes.byref(failed), stream)
+        if error != 0:
+            raise RuntimeError(
+                f"cuMemcpyBatchAsync: error {error} at copy {failed.value} of {len(sizes)}, of "
+                f"{sizes.sum()} bytes in all"
+            )
+
+    return copy_batch
 
 
 class PinnedRows:

@@ -1,7 +1,8 @@
-"""A device that copies on threads: a lane for each direction. Subclasses say what a copy is.
+"""What all devices share: the numbers, results and control words of their jobs, and a lane for each direction.
 
-A lane carries out its jobs in order, tells the control page, and gives each job one result: done, failed or dropped.
-The interface of devices knows no lanes.
+A lane is a thread that waits for the direction's jobs in order, tells the control page, and gives each job one result:
+done, failed or dropped. On a CPU it copies. Where copies are queued on a stream it sleeps until they are over. Somebody
+has to: while an engine waits in a reset, its threads ask for no results, and the control page must move (C36.3).
 """
 
 import logging
@@ -11,7 +12,9 @@ import traceback
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from functools import partial
+from itertools import takewhile
 from typing import NamedTuple
 
 import numpy as np
@@ -20,27 +23,49 @@ import numpy.typing as npt
 from kvtier_core.transfer.device import TransferResult
 from kvtier_core.transfer.direction import Direction
 from kvtier_core.transfer.layout import PROOF_BYTES, KVLayout
-from kvtier_core.transfer.plan import GroupTransfer, Runs, TransferLimits, copy_parts, plan_transfer
+from kvtier_core.transfer.plan import GroupTransfer, Runs, TransferLimits, plan_transfer
 from kvtier_core.transfer.pool import Pool
 from kvtier_core.transfer.waiting import bounded
 
 _log = logging.getLogger("kvtier.transfer")
 
 
-class _Job(NamedTuple):
-    """One transfer to carry out, after *compute_done* has returned."""
+class Outcome(NamedTuple):
+    """What came of one job's copies. See ``TransferResult``."""
 
+    bytes: int = 0
+    seconds: float = 0.0
+    error: str | None = None
+    dropped: bool = False
+
+
+class Copies(NamedTuple):
+    """One job's copies, once they have begun."""
+
+    end: Callable[[], Outcome]
+    """Returns when none of their bytes moves any more. Copies that are over may be ended by several threads."""
+    is_over: Callable[[], bool] = bool
+    """Whether ``end`` would not wait. Never waits itself."""
+
+
+class _Job(NamedTuple):
     job_id: int
-    parts: Sequence[GroupTransfer]
-    compute_done: Callable[[], object] | None
+    copies: Copies
+
+
+def _is_over(job: _Job) -> bool:
+    try:
+        return job.copies.is_over()
+    except Exception:  # noqa: BLE001 - ``end`` raises it as well, for the job's result
+        return True
 
 
 class LaneDevice(ABC):
     """Implements ``Device`` but for the copies.
 
     *worker* fills its own part of each row: the ``worker``-th stretch of ``payload_bytes`` of the row's group.
-    ``on_finished`` is called on a thread of the device after each result; it should only wake somebody. Methods may be
-    called from any thread. ``shutdown`` must come before the pool's ``close``.
+    ``on_finished`` is called on a lane when there were new results; it should only wake somebody. Methods may be called
+    from any thread. ``shutdown`` must come before the pool's ``close``.
     """
 
     def __init__(
@@ -64,9 +89,10 @@ class LaneDevice(ABC):
         )
         self._control, self._worker, self._on_finished = pool.control, worker, on_finished
         self._control.take_worker(worker)
+        self._beginning = threading.Lock()  # copies begin in the order of their jobs
         self._lock = threading.Lock()  # guards the six below
         self._changed = {direction: threading.Condition(self._lock) for direction in Direction}
-        self._waiting: dict[Direction, deque[_Job]] = {direction: deque() for direction in Direction}
+        self._under_way: dict[Direction, deque[_Job]] = {direction: deque() for direction in Direction}
         self._unfinished: dict[Direction, set[int]] = {direction: set() for direction in Direction}
         self._last = {
             direction: self._control.get_last_announced(worker, direction) for direction in Direction
@@ -90,8 +116,8 @@ class LaneDevice(ABC):
             raise
 
     @abstractmethod
-    def _copy(self, direction: Direction, plan: dict[int, Runs]) -> None:
-        """Copy device blocks to rows, or rows to blocks, wholly before it returns. On the direction's lane."""
+    def _begin(self, direction: Direction, parts: Sequence[GroupTransfer]) -> Copies:
+        """Begin to copy, on the caller's thread: *parts* may be the caller's again after. Raises if nothing began."""
 
     @abstractmethod
     def _let_go(self) -> None:
@@ -101,28 +127,34 @@ class LaneDevice(ABC):
         """The first call of each lane's thread."""
         return
 
-    def _mark_compute(self, _direction: Direction) -> Callable[[], object] | None:
-        """Waits for the compute that the caller has queued, when the lane calls it; ``None``: that is over by now."""
-        return None
-
     def submit(self, direction: Direction, job_id: int, parts: Sequence[GroupTransfer]) -> None:
         """See ``Device``."""
-        job = _Job(job_id, copy_parts(parts), self._mark_compute(direction))
-        with self._lock:
-            if self._is_stopping:
-                raise RuntimeError(f"{direction.value} job {job_id} was submitted after shutdown")
-            if job_id <= self._last[direction]:
-                raise ValueError(
-                    f"{direction.value} job {job_id} must be above the last one, {self._last[direction]}"
-                )
-            self._control.announce(self._worker, direction, job_id)
-            self._last[direction] = job_id
-            self._unfinished[direction].add(job_id)
-            self._waiting[direction].append(job)
-            self._changed[direction].notify_all()
+        with self._beginning:
+            with self._lock:
+                if self._is_stopping:
+                    raise RuntimeError(f"{direction.value} job {job_id} was submitted after shutdown")
+                if job_id <= self._last[direction]:
+                    raise ValueError(
+                        f"{direction.value} job {job_id} must be above the last one, {self._last[direction]}"
+                    )
+                self._control.announce(self._worker, direction, job_id)
+                self._last[direction] = job_id
+                self._unfinished[direction].add(job_id)
+            try:
+                copies = self._begin(direction, parts)
+            except Exception as error:  # noqa: BLE001 - the job's result says it
+                copies = Copies(partial(Outcome, error=describe(error)))
+            with self._lock:
+                self._under_way[direction].append(_Job(job_id, copies))
+                self._changed[direction].notify_all()
 
     def get_finished(self) -> list[TransferResult]:
-        """See ``Device``."""
+        """See ``Device``. Copies that are over need no lane to say so: it may be waiting for the interpreter."""
+        for direction, jobs in self._under_way.items():
+            with self._lock:
+                under_way = tuple(jobs)
+            for job in takewhile(_is_over, under_way):
+                self._end(direction, job)
         with self._lock:
             results, self._results = self._results, []
             return results
@@ -152,7 +184,7 @@ class LaneDevice(ABC):
         return True
 
     def _stop(self) -> None:
-        """Take no more jobs; drop those not begun."""
+        """Take no more jobs."""
         with self._lock:
             self._is_stopping = True
             for changed in self._changed.values():
@@ -165,11 +197,8 @@ class LaneDevice(ABC):
         except BaseException:  # noqa: BLE001 - the copies then say themselves what they lack
             _log.exception("the %s lane could not set up its thread", direction.value)
         while (job := self._next(direction)) is not None:
-            result = self._carry_out(direction, job)
-            with self._lock:
-                self._results.append(result)
-                self._unfinished[direction].discard(job.job_id)
-                self._changed[direction].notify_all()
+            self._end(direction, job)
+            del job  # and with it what it holds, until the next one comes
             if self._on_finished is not None:
                 try:
                     self._on_finished()
@@ -178,27 +207,31 @@ class LaneDevice(ABC):
 
     def _next(self, direction: Direction) -> _Job | None:
         """Wait for a job; ``None`` when none will follow."""
-        queue = self._waiting[direction]
+        jobs, unfinished = self._under_way[direction], self._unfinished[direction]
         with self._lock:
-            self._changed[direction].wait_for(lambda: queue or self._is_stopping)
-            return queue.popleft() if queue else None
+            self._changed[direction].wait_for(lambda: jobs or (self._is_stopping and not unfinished))
+            return jobs[0] if jobs else None
 
-    def _carry_out(self, direction: Direction, job: _Job) -> TransferResult:
-        ended = partial(TransferResult, job_id=job.job_id, direction=direction)
+    def _end(self, direction: Direction, job: _Job) -> None:
+        """Wait for the first job's copies and give it its result, unless another thread has."""
         try:
-            try:
-                if job.compute_done is not None and not self._is_stopping:
-                    job.compute_done()
-                if self._is_stopping:
-                    return ended(ok=False, dropped=True)
-                begun = time.perf_counter()
-                plan = self._plan(direction, job.parts)
-                self._copy(direction, plan)
-                return ended(ok=True, bytes=self._bytes(plan), seconds=time.perf_counter() - begun)
-            finally:
-                self._control.finish(self._worker, direction, job.job_id)
+            outcome = job.copies.end()
         except BaseException as error:  # noqa: BLE001 - the job gets its result, the lane lives on
-            return ended(ok=False, error="".join(traceback.format_exception_only(error)).strip())
+            outcome = Outcome(error=describe(error))
+        ok = outcome.error is None and not outcome.dropped
+        result = TransferResult(job_id=job.job_id, direction=direction, ok=ok, **outcome._asdict())
+        with self._lock:
+            jobs = self._under_way[direction]
+            if not jobs or jobs[0] is not job:
+                return
+            try:
+                self._control.finish(self._worker, direction, job.job_id)
+            except ValueError as error:  # the pool was closed meanwhile
+                result = replace(result, ok=False, error=describe(error))
+            jobs.popleft()
+            self._results.append(result)
+            self._unfinished[direction].discard(job.job_id)
+            self._changed[direction].notify_all()
 
     def _plan(self, direction: Direction, parts: Sequence[GroupTransfer]) -> dict[int, Runs]:
         plan = plan_transfer(direction, parts, self._limits)
@@ -215,6 +248,11 @@ class LaneDevice(ABC):
         return sum(
             self._layout.groups[group].block_bytes * int(runs[3].sum()) for group, runs in plan.items()
         )
+
+
+def describe(error: BaseException) -> str:
+    """What a result says of it."""
+    return "".join(traceback.format_exception_only(error)).strip()
 
 
 def worker_parts(layout: KVLayout, pool: Pool, worker: int) -> list[npt.NDArray[np.uint8]]:

@@ -9,6 +9,7 @@ from kvtier_core.transfer import KVLayout, Pool, PoolGeometry
 
 if TYPE_CHECKING:
     from kvtier_core.transfer import CPUDevice
+    from tests.transfer.simgpu.gpu import GPU
 
 TIMEOUT_S = 60.0
 """Far above anything measured: a test that runs into it is wrong, not slow."""
@@ -48,6 +49,17 @@ def make_device(make_pool: MakePool) -> Iterator[MakeDevice]:
     yield make
     for device in devices:
         assert device.shutdown(TIMEOUT_S)
+
+
+@pytest.fixture
+def gpu() -> "Iterator[GPU]":
+    """A simulated GPU in the place of ``torch.cuda``."""
+    from tests.transfer.simgpu.gpu import GPU  # here, as above
+
+    made = GPU(seed=0)
+    with made.installed():
+        yield made
+    assert made.faults == []
 
 
 def missing(pool: Pool | None) -> list[int]:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from kvtier_core.transfer import Direction, GroupTransfer, KVLayout
-from kvtier_core.transfer.lanes import LaneDevice
+from kvtier_core.transfer.lanes import Copies, LaneDevice, Outcome
 from kvtier_core.transfer.plan import Ids
 from tests.transfer.conftest import TIMEOUT_S
 
@@ -97,8 +97,20 @@ def after(
     parts: Sequence[GroupTransfer],
 ) -> None:
     """Submit a transfer that follows compute which *compute_done* waits for, as on a device with compute of its own."""
-    device._mark_compute = lambda _direction: compute_done  # type: ignore[method-assign]
+    begin = device._begin
+
+    def begin_after(direction: Direction, parts: Sequence[GroupTransfer]) -> Copies:
+        end = begin(direction, parts).end
+
+        def wait_and_end() -> Outcome:
+            if compute_done is not None:
+                compute_done()
+            return end()
+
+        return Copies(wait_and_end)
+
+    device._begin = begin_after  # type: ignore[method-assign]
     try:
         device.submit(direction, job_id, parts)
     finally:
-        del device._mark_compute
+        del device._begin

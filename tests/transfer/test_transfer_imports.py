@@ -8,7 +8,7 @@ import pytest
 
 from kvtier_core import transfer
 
-_DEVICES = {"cpu", "cuda", "selftest", "staged"}
+_DEVICES = {"cpu", "cuda", "selftest", "streams"}
 _ABSENT = ("pluggy", "pydantic", "pydantic_settings", "pydantic_core", "xxhash")
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from kvtier_core.proof import PROOF_BYTES
-from kvtier_core.transfer import CPUDevice, KVGroup, KVLayout, Pool, StagedDevice
+from kvtier_core.transfer import CPUDevice, KVGroup, KVLayout, Pool, StreamDevice
 from tests.transfer.conftest import TIMEOUT_S
 
 
@@ -99,9 +99,9 @@ def test_c43_all_workers_parts_must_fit_a_row(make_pool: Callable[..., Pool]) ->
         CPUDevice(layout, pool)
 
 
-@pytest.mark.parametrize("device_type", [CPUDevice, StagedDevice])
+@pytest.mark.parametrize("device_type", [CPUDevice, StreamDevice])
 def test_c03_c43_the_workers_parts_leave_room_for_the_proof(
-    make_pool: Callable[..., Pool], device_type: type[CPUDevice] | type[StagedDevice]
+    make_pool: Callable[..., Pool], device_type: type[CPUDevice] | type[StreamDevice]
 ) -> None:
     pool = make_pool(row_bytes=4096, num_workers=2)
     most = (4096 - PROOF_BYTES) // 2

@@ -14,7 +14,6 @@ from kvtier_core.transfer import (
     Direction,
     KVLayout,
     SelfTestError,
-    StagedDevice,
     self_test,
 )
 from kvtier_core.transfer.plan import Runs
@@ -155,7 +154,7 @@ def test_what_is_wrong_is_said_to_the_byte(make_pool: MakePool) -> None:
 def test_a_device_that_raises_has_not_passed(make_pool: MakePool) -> None:
     layout = KVLayout([torch.zeros(8, 8)])
     pool = make_pool()
-    device = StagedDevice(layout, pool)
+    device = CPUDevice(layout, pool)
     assert device.shutdown(TIMEOUT_S)
     with pytest.raises(SelfTestError, match="RuntimeError: (store|load) job 1 was submitted after shutdown"):
         self_test(device, layout, pool)

@@ -8,6 +8,7 @@ A copy is never over when its call returns unless the call says that it waits. C
 pinned; the device may not rest on it.
 """
 
+import ctypes
 import queue
 import random
 import threading
@@ -21,6 +22,8 @@ from unittest.mock import patch
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from kvtier_core.transfer import cuda
+from kvtier_core.transfer.streams import Numbers
 from tests.transfer.conftest import TIMEOUT_S
 
 _PACES_S = (0.0, 0.0002, 0.001)
@@ -44,6 +47,11 @@ class SimulatedStream:
     def wait_event(self, event: "SimulatedEvent") -> None:
         self.launch(event.newest_record())
 
+    def wait_stream(self, other: "SimulatedStream") -> None:
+        event = SimulatedEvent()
+        event.record(other)
+        self.wait_event(event)
+
     def finish(self) -> None:
         self._kernels.put(None)
         self._thread.join(TIMEOUT_S)
@@ -58,18 +66,30 @@ class SimulatedStream:
                     kernel()
                 except Exception as error:  # noqa: BLE001 - a GPU reports it later as well
                     self._faults.append(f"a kernel failed: {error}")
+                del kernel  # and the memory that it holds
 
 
 class SimulatedEvent:
     """``torch.cuda.Event``: a wait is for the newest record at the time of the call, if there is any."""
 
-    def __init__(self, *, blocking: bool = False) -> None:
+    def __init__(self, *, enable_timing: bool = False, blocking: bool = False) -> None:
+        self._has_timing = enable_timing
+        self.blocking = blocking
         self._reached = threading.Event()
         self._reached.set()
+        self._reached_at: float | None = None
 
     def record(self, stream: SimulatedStream) -> None:
         self._reached = threading.Event()
-        stream.launch(self._reached.set)
+        self._reached_at = None
+        stream.launch(partial(self._reach, self._reached))
+
+    def _reach(self, reached: threading.Event) -> None:
+        self._reached_at = time.perf_counter()
+        reached.set()
+
+    def query(self) -> bool:
+        return self._reached.is_set()
 
     def newest_record(self) -> Callable[[], None]:
         """Waits until the stream has come to it."""
@@ -77,6 +97,13 @@ class SimulatedEvent:
 
     def synchronize(self) -> None:
         self.newest_record()()
+
+    def elapsed_time(self, end: "SimulatedEvent") -> float:
+        """In milliseconds. As CUDA it refuses events that are not recorded, not reached, or made without timing."""
+        has_timing = self._has_timing and end._has_timing
+        if not has_timing or self._reached_at is None or end._reached_at is None:
+            raise RuntimeError("these events have no time between them")
+        return (end._reached_at - self._reached_at) * 1e3
 
 
 def _wait_for(reached: threading.Event) -> None:
@@ -141,6 +168,7 @@ class GPU:
                     torch.cuda, Event=SimulatedEvent, **{name: getattr(self, name) for name in names}
                 ),
                 patch.object(torch.Tensor, "pin_memory", _pin_memory),
+                patch.object(cuda, "find_driver_batch", lambda: None),
             ):
                 yield
         finally:
@@ -170,6 +198,14 @@ class GPU:
 
     def _sleep(self, cycles: int) -> None:
         self.current_stream(torch.device("cuda")).launch(partial(time.sleep, cycles / 2e9))
+
+    def copy_batch(self, sources: Numbers, targets: Numbers, sizes: Numbers) -> None:
+        """A driver's call for many copies: each runs later. The arrays are read now, as a driver does."""
+        stream = self.current_stream(torch.device("cuda"))
+        assert stream is not self.compute, "a batch may not be queued on the default stream"
+        assert len(sizes), "a driver refuses a batch of none"
+        for source, target, size in zip(sources.tolist(), targets.tolist(), sizes.tolist(), strict=True):
+            stream.launch(partial(ctypes.memmove, target, source, size))
 
     def set_device(self, device: torch.device) -> None:
         return

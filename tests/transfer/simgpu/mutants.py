@@ -12,11 +12,12 @@ from tests.transfer.simgpu.run import Run
 RUNS = 60
 """A mutant that this many runs do not see survives. Most are seen by the first."""
 
-_TO_ROW = "self._row(group, row, slot, length).copy_(piece, non_blocking=self._queues)"
-_FROM_ROW = "piece.copy_(self._row(group, row, slot, length), non_blocking=self._queues)"
-_GATHER = "torch.index_select(pages, 0, batch.blocks, out=places)"
-_SCATTER = "pages.index_copy_(0, batch.blocks, places)"
-_OWN_STREAM = "with torch.cuda.stream(torch.cuda.Stream(self._device)): "
+_WAIT = "stream.wait_stream(self._torch.current_stream(self._layout.device))"
+_OWN_STREAM = "with torch.cuda.stream(torch.cuda.Stream(None)): "
+_CALL = "self._copy_batch(sources[some], targets[some], sizes[some])"
+_GATHER = "torch.index_select(pages, 0, blocks, out=places)"
+_SCATTER = "pages.index_copy_(0, blocks, places)"
+_TO_DEVICE = "return numbers.pin_memory().to(self._device, non_blocking=True)"
 
 
 @dataclass(frozen=True)
@@ -30,151 +31,179 @@ class Mutant:
 
 
 MUTANTS = (
+    Mutant("nothing waits for compute", "streams:StreamDevice._begin", _WAIT, ""),
     Mutant(
         "a store does not wait for compute",
-        "cuda:CUDADevice._mark_compute",
-        "return event.synchronize",
-        "return None",
+        "streams:StreamDevice._begin",
+        _WAIT,
+        f"if direction is Direction.LOAD: {_WAIT}",
     ),
     Mutant(
         "a load does not wait for compute",
-        "cuda:CUDADevice._mark_compute",
-        "return partial(self._streams[direction].wait_event, event)",
-        "return None",
+        "streams:StreamDevice._begin",
+        _WAIT,
+        f"if direction is Direction.STORE: {_WAIT}",
     ),
     Mutant(
-        "compute's event is never recorded",
-        "cuda:CUDADevice._mark_compute",
-        "event.record(torch.cuda.current_stream(self._layout.device))",
+        "the copies' stream waits for itself",
+        "streams:StreamDevice._begin",
+        _WAIT,
+        "stream.wait_stream(stream)",
+    ),
+    Mutant(
+        "the other direction's stream waits for compute",
+        "streams:StreamDevice._begin",
+        _WAIT,
+        _WAIT.replace("stream.", "self._streams[Direction.STORE].", 1),
+    ),
+    Mutant(
+        "the result comes before the copies",
+        "streams:StreamDevice._begin",
+        "return Copies(end, ended.query)",
+        "return Copies(partial(Outcome, bytes=moved))",
+    ),
+    Mutant(
+        "a result does not wait for the event",
+        "streams:StreamDevice._begin",
+        "ended.synchronize()",
         "",
     ),
     Mutant(
-        "compute's event is recorded on the copies' stream",
-        "cuda:CUDADevice._mark_compute",
-        "event.record(torch.cuda.current_stream(self._layout.device))",
-        "event.record(self._streams[direction])",
-    ),
-    Mutant(
-        "the other direction's stream waits for a load's compute",
-        "cuda:CUDADevice._mark_compute",
-        "partial(self._streams[direction].wait_event, event)",
-        "partial(self._streams[Direction.STORE].wait_event, event)",
-    ),
-    Mutant("the result comes before the copies", "cuda:CUDADevice._settle", "event.synchronize()", ""),
-    Mutant(
-        "a store's result comes before its copies",
-        "cuda:CUDADevice._settle",
-        "event.synchronize()",
-        "if direction is Direction.LOAD: event.synchronize()",
-    ),
-    Mutant(
-        "a load's result comes before its copies",
-        "cuda:CUDADevice._settle",
-        "event.synchronize()",
-        "if direction is Direction.STORE: event.synchronize()",
-    ),
-    Mutant(
-        "the event that is waited for was recorded before the copies",
-        "cuda:CUDADevice._settle",
-        "event.record(self._streams[direction])\nevent.synchronize()",
-        "event.synchronize()\nevent.record(self._streams[direction])",
+        "the result waits for the engine's stream",
+        "streams:StreamDevice._begin",
+        "ended.record(stream)",
+        "ended.record(self._torch.current_stream(self._layout.device))",
     ),
     Mutant(
         "the result waits for the other direction's copies",
-        "staged:StagedDevice._copy",
-        "self._settle(direction)",
-        "self._settle(Direction.STORE if direction is Direction.LOAD else Direction.LOAD)",
+        "streams:StreamDevice._begin",
+        "ended.record(stream)",
+        "ended.record(self._streams[Direction.STORE if direction is Direction.LOAD else Direction.LOAD])",
     ),
     Mutant(
         "loads are queued on the stores' stream",
-        "cuda:CUDADevice._on",
-        "self._streams[direction]",
-        "self._streams[Direction.STORE]",
+        "streams:StreamDevice._begin",
+        "self._torch.stream(stream)",
+        "self._torch.stream(self._streams[Direction.STORE])",
     ),
     Mutant(
         "each job's copies have a stream of their own",
-        "cuda:CUDADevice._on",
-        "torch.cuda.stream(self._streams[direction])",
-        "torch.cuda.stream(torch.cuda.Stream(self._device))",
+        "streams:StreamDevice._begin",
+        "self._torch.stream(stream)",
+        "self._torch.stream(self._torch.Stream(self._layout.device))",
     ),
     Mutant(
-        "each copy to a row has a stream of its own",
-        "staged:StagedDevice._store",
-        _TO_ROW,
-        _OWN_STREAM + _TO_ROW,
+        "each call for copies has a stream of its own",
+        "streams:StreamDevice._copy",
+        _CALL,
+        _OWN_STREAM + _CALL,
     ),
+    Mutant("each gather has a stream of its own", "streams:_Group.gather", _GATHER, _OWN_STREAM + _GATHER),
     Mutant(
-        "each copy from a row has a stream of its own",
-        "staged:StagedDevice._load",
-        _FROM_ROW,
-        _OWN_STREAM + _FROM_ROW,
-    ),
-    Mutant(
-        "each gather has a stream of its own", "staged:StagedDevice._store", _GATHER, _OWN_STREAM + _GATHER
-    ),
-    Mutant(
-        "each scatter has a stream of its own", "staged:StagedDevice._load", _SCATTER, _OWN_STREAM + _SCATTER
+        "each scatter has a stream of its own", "streams:_Group.scatter", _SCATTER, _OWN_STREAM + _SCATTER
     ),
     Mutant(
         "the ids' way to the device has a stream of its own",
         "cuda:CUDADevice._to_device",
-        "return numbers.pin_memory().to(self._device, non_blocking=True)",
-        _OWN_STREAM + "return numbers.pin_memory().to(self._device, non_blocking=True)",
+        _TO_DEVICE,
+        _OWN_STREAM + _TO_DEVICE,
     ),
     Mutant(
         "both directions share a staging buffer",
-        "staged:StagedDevice._copy",
+        "streams:StreamDevice._queue",
         "self._staging[direction]",
         "self._staging[Direction.STORE]",
     ),
     Mutant(
-        "a job dropped at shutdown is said to be done",
-        "lanes:LaneDevice._carry_out",
-        "ended(ok=False, dropped=True)",
-        "ended(ok=True)",
+        "rows are said to be free when copies are queued",
+        "lanes:LaneDevice.submit",
+        "self._under_way[direction].append(_Job(job_id, copies))",
+        "self._under_way[direction].append(_Job(job_id, copies))\n"
+        "self._control.finish(self._worker, direction, job_id)",
     ),
     Mutant(
-        "jobs queued at shutdown get no result",
+        "a job whose end two threads see has two results",
+        "lanes:LaneDevice._end",
+        "if not jobs or jobs[0] is not job: return",
+        "if not jobs or jobs[0] is not job:\n    self._results.append(result)\n    return",
+    ),
+    Mutant(
+        "jobs under way at shutdown get no result",
         "lanes:LaneDevice._next",
-        "queue.popleft() if queue else None",
-        "queue.popleft() if queue and not self._is_stopping else None",
+        "jobs[0] if jobs else None",
+        "jobs[0] if jobs and not self._is_stopping else None",
     ),
     Mutant(
         "blocks lie side by side, whatever the stride",
-        "staged:_as_items",
+        "streams:_Group.__init__",
+        "self._strides = np.array([tensor.stride(0) * tensor.element_size() for tensor in group.tensors])",
+        "self._strides = np.array(group.page_bytes)",
+    ),
+    Mutant(
+        "gathered blocks lie side by side, whatever the stride",
+        "streams:_as_items",
         "(tensor.stride(0), 1)",
         "(tensor.numel() // num_blocks, 1)",
     ),
-    Mutant("rows are off by one", "staged:StagedDevice._row", "group.rows[row]", "group.rows[row - 1]"),
+    Mutant(
+        "rows are off by one",
+        "streams:_Group.find",
+        "rows * self._row_bytes",
+        "np.maximum(rows - 1, 0) * self._row_bytes",
+    ),
     Mutant(
         "slots count from the row's first",
-        "staged:StagedDevice._row",
-        "group.rows[row, slot : slot + length]",
-        "group.rows[row, :length]",
+        "streams:_Group.find",
+        "slots * self.block_bytes",
+        "0 * slots",
     ),
     Mutant(
-        "half of each batch stays where it is",
-        "staged:StagedDevice._store",
-        "batch.pieces",
-        "batch.pieces[: len(batch.pieces) // 2]",
-    ),
-    Mutant(
-        "a group has one batch",
-        "staged:StagedDevice._batches_of",
-        "begin = end",
-        "break",
-    ),
-    Mutant(
-        "every group uses the first one's ids",
-        "staged:StagedDevice._batches",
-        "blocks_there = blocks_there[count:]",
-        "",
+        "blocks of neighbouring rows go to the first of these rows",
+        "streams:_Group.find",
+        "self.block_bytes if self._has_slots else self._row_bytes",
+        "self.block_bytes",
     ),
     Mutant(
         "all pages of a block go to the place of its first",
-        "staged:_Group.places",
-        "items[:, offset : offset + pages.shape[1]]",
-        "items[:, : pages.shape[1]]",
+        "streams:_Group.pages",
+        "places[:, None] + self._offsets",
+        "places[:, None] + 0 * self._offsets",
+    ),
+    Mutant(
+        "all gathered pages of a block go to the place of its first",
+        "streams:_Group._places",
+        "offset // pages.element_size()",
+        "0 * offset",
+    ),
+    Mutant(
+        "all pages are as long as the shortest",
+        "streams:_Group.pages",
+        "np.broadcast_to(self._sizes, pages.shape)",
+        "np.broadcast_to(self._sizes.min(), pages.shape)",
+    ),
+    Mutant(
+        "of neighbours the first is copied",
+        "streams:_join",
+        "np.diff(starts, append=len(ones)) * size",
+        "np.full(len(starts), size)",
+    ),
+    Mutant(
+        "a job has one call for copies",
+        "streams:StreamDevice._copy",
+        "range(0, len(sizes), _COPIES_A_CALL)",
+        "range(0, min(len(sizes), _COPIES_A_CALL), _COPIES_A_CALL)",
+    ),
+    Mutant(
+        "a group has one round of gathering",
+        "streams:StreamDevice._queue",
+        "range(0, len(blocks), room)",
+        "range(0, min(len(blocks), room), room)",
+    ),
+    Mutant(
+        "each round gathers the same blocks",
+        "streams:StreamDevice._queue",
+        "numbers[begin : begin + room]",
+        "numbers[: len(places[begin : begin + room])]",
     ),
 )
 

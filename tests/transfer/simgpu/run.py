@@ -6,9 +6,11 @@ gives the rows other bytes. What must be where is kept in copies that follow the
 """
 
 import random
+import time
 from collections import Counter
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 from unittest.mock import patch
 
 import torch
@@ -21,7 +23,7 @@ from kvtier_core.transfer import (
     KVLayout,
     Pool,
     PoolGeometry,
-    StagedDevice,
+    streams,
 )
 from tests.transfer.conftest import TIMEOUT_S
 from tests.transfer.kv import payload, row_bytes, said_to_be_on_a_gpu
@@ -36,9 +38,13 @@ OUTCOMES = frozenset(
         "a load",
         "both directions at once",
         "several groups in a job",
-        "several batches of one group",
+        "pages that are gathered",
+        "pages that are copied straight",
+        "more than fit the staging buffer",
+        "copies by the driver's batch",
+        "copies by torch",
         "a part that begins within a row",
-        "a shutdown that drops a job",
+        "a reset with jobs under way",
         "a shutdown that lets a job end",
     }
 )
@@ -76,7 +82,11 @@ class Run:
         self._layout = said_to_be_on_a_gpu(KVLayout(*self._kv, block_size_factor=self._chance.factor))
         num_workers = self._random.randint(1, 2)
         self._worker = self._random.randrange(num_workers)
-        self._staging_bytes = self._random.randint(1, 3 * max(self._layout.payload_bytes))
+        self._limits: dict[str, Any] = {
+            "_GATHER_BELOW": self._random.choice((0, *_PAGES)),
+            "_STAGING_BYTES": self._random.randint(1, 3 * max(self._layout.payload_bytes)),
+            "_COPIES_A_CALL": self._random.randint(1, 20),
+        }
         self._pool = Pool.create(
             PoolGeometry(
                 num_rows=_ROWS, row_bytes=row_bytes(self._layout, num_workers), num_workers=num_workers
@@ -111,9 +121,10 @@ class Run:
         return self
 
     def _run(self) -> None:
-        small = patch.dict(StagedDevice.__init__.__kwdefaults__, staging_bytes=self._staging_bytes)
-        with self._gpu.installed(), small:
-            device = CUDADevice(self._layout, self._pool, self._worker)
+        copy_batch = self._random.choice((None, self._gpu.copy_batch))
+        self.seen["copies by torch" if copy_batch is None else "copies by the driver's batch"] += 1
+        with self._gpu.installed(), patch.multiple(streams, **self._limits):
+            device = CUDADevice(self._layout, self._pool, self._worker, copy_batch=copy_batch)
             try:
                 self._serve(device)
             finally:
@@ -137,6 +148,10 @@ class Run:
                 direction, waited = self._random.choice(list(self._under_way))
                 assert device.wait(direction, [waited], TIMEOUT_S)
                 self._collect(device)
+            elif kind < 0.84 and self._under_way:
+                self._reset()
+            elif kind < 0.9 and self._under_way:
+                self._collect_next(device)
             else:
                 self._collect(device)
 
@@ -172,12 +187,32 @@ class Run:
             if result.job_id <= self._last_ended[result.direction]:
                 self.wrong.append(f"{result.direction.value} job {result.job_id} ended after a later one")
             self._last_ended[result.direction] = result.job_id
-            if is_shut_down:
-                self.seen[f"a shutdown that {'drops a job' if result.dropped else 'lets a job end'}"] += 1
+            self.seen["a shutdown that lets a job end"] += is_shut_down
             if result.ok:
                 self._check(job)
-            elif not (result.dropped and is_shut_down):
+            else:
                 self.wrong.append(f"a {result.direction.value} failed: {result}")
+
+    def _collect_next(self, device: Device) -> None:
+        """Ask for results until there is one, beside the lanes that wait for the same events."""
+        before, deadline = len(self._under_way), time.monotonic() + TIMEOUT_S
+        while len(self._under_way) == before:
+            assert time.monotonic() < deadline, "no job ended"
+            self._collect(device)
+
+    def _reset(self) -> None:
+        """Wait as an engine in a reset, which asks for no results (C36.3): no row is in use afterwards."""
+        assert self._pool.wait_for_copies(TIMEOUT_S)
+        self.seen["a reset with jobs under way"] += 1
+        for job in self._under_way.values():
+            if job.direction is Direction.STORE and not self._is_stored(job):
+                self.wrong.append("a row was said to be free before its bytes were there")
+
+    def _is_stored(self, job: _Job) -> bool:
+        return all(
+            self._pool.rows_array[self._place(row, slot, group)].tobytes() == job.content[row, slot]
+            for (row, slot), (group, _) in job.moves.items()
+        )
 
     def _check(self, job: _Job) -> None:
         """Look at once at what was stored; let the next kernel look at what was loaded."""
@@ -217,10 +252,14 @@ class Run:
             other.direction is not job.direction for other in self._under_way.values()
         )
         self.seen["several groups in a job"] += len(parts) > 1
-        room = max(self._staging_bytes, *self._layout.payload_bytes)
         for part in parts:
-            size = len(part.block_ids) * self._layout.groups[part.group].block_bytes
-            self.seen["several batches of one group"] += size > room
+            group = self._layout.groups[part.group]
+            is_gathered = len(group.tensors) > 1 and max(group.page_bytes) < self._limits["_GATHER_BELOW"]
+            self.seen[f"pages that are {'gathered' if is_gathered else 'copied straight'}"] += 1
+            room = max(self._limits["_STAGING_BYTES"], *self._layout.payload_bytes)
+            self.seen["more than fit the staging buffer"] += (
+                is_gathered and len(part.block_ids) * group.block_bytes > room
+            )
             self.seen["a part that begins within a row"] += part.first_slot > 0
 
 
