@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from kvtier_core.transfer.device import Device, TransferResult
     from kvtier_core.transfer.direction import Direction
     from kvtier_core.transfer.layout import KVGroup, KVLayout
-    from kvtier_core.transfer.plan import GroupTransfer
+    from kvtier_core.transfer.plan import GroupTransfer, Numbers
     from kvtier_core.transfer.pool import Pool, PoolGeometry
     from kvtier_core.transfer.rounds import SELF_TEST_JOBS, SelfTestError
     from kvtier_core.transfer.selftest import SelfTestReport, self_test
@@ -33,6 +33,7 @@ __all__ = [
     "GroupTransfer",
     "KVGroup",
     "KVLayout",
+    "Numbers",
     "Pool",
     "PoolGeometry",
     "SelfTestError",
@@ -54,6 +55,7 @@ _HOMES = {
     "GroupTransfer": "plan",
     "KVGroup": "layout",
     "KVLayout": "layout",
+    "Numbers": "plan",
     "Pool": "pool",
     "PoolGeometry": "pool",
     "SelfTestError": "rounds",

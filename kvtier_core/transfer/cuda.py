@@ -12,12 +12,12 @@ import logging
 import threading
 from collections.abc import Callable
 
-import numpy as np
 import torch
 
 from kvtier_core.transfer.layout import KVLayout
+from kvtier_core.transfer.plan import Numbers
 from kvtier_core.transfer.pool import Pool
-from kvtier_core.transfer.streams import CopyBatch, Numbers, StreamDevice
+from kvtier_core.transfer.streams import CopyBatch, StreamDevice
 
 _PIN_BYTES = 1 << 30
 """Pinned by one call: a call for hundreds of GiB holds the driver for minutes."""
@@ -84,11 +84,10 @@ def find_driver_batch() -> CopyBatch | None:
         return None
 
     def copy_batch(sources: Numbers, targets: Numbers, sizes: Numbers) -> None:
-        arrays = [np.ascontiguousarray(array, dtype=np.int64) for array in (targets, sources, sizes)]
         first, failed = ctypes.c_size_t(0), ctypes.c_size_t(0)
         stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
         order = (ctypes.byref(_IN_STREAM_ORDER), ctypes.byref(first), ctypes.c_size_t(1))
-        pointers = [ctypes.c_void_p(array.ctypes.data) for array in arrays]
+        pointers = [ctypes.c_void_p(array.ctypes.data) for array in (targets, sources, sizes)]
         error = call(*pointers, ctypes.c_size_t(len(sizes)), *order, ctypes.byref(failed), stream)
         if error != 0:
             raise RuntimeError(

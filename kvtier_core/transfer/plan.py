@@ -21,7 +21,7 @@ from kvtier_core.transfer.direction import Direction
 _SHORT = 1 << 16
 """Numbers below this are sorted in a third of the time, for numpy sorts 16 bits by their digits."""
 
-_Numbers = npt.NDArray[np.int64]
+Numbers = npt.NDArray[np.int64]
 Ids = Sequence[int] | npt.NDArray[np.integer[Any]]
 """Device blocks or rows."""
 
@@ -49,12 +49,12 @@ class TransferLimits:
     factor: int = 1
 
     @cached_property
-    def block_counts(self) -> _Numbers:
+    def block_counts(self) -> Numbers:
         """``num_blocks``, ``(groups,)``."""
         return np.array(self.num_blocks, dtype=np.int64)
 
     @cached_property
-    def first_numbers(self) -> _Numbers:
+    def first_numbers(self) -> Numbers:
         """The number of each group's block 0 among the blocks of all groups, ``(groups,)``."""
         counts = self.block_counts + 1
         return np.cumsum(counts) - counts
@@ -105,7 +105,7 @@ def plan_transfer(
     return _by_group(_merge(direction, numbers, slots, limits), direction, limits)
 
 
-def _pair(parts: Sequence[GroupTransfer], limits: TransferLimits) -> tuple[_Numbers, _Numbers]:
+def _pair(parts: Sequence[GroupTransfer], limits: TransferLimits) -> tuple[Numbers, Numbers]:
     """Each device block, numbered over all groups, and its slot, counted over all rows; ``(n,)`` both."""
     groups = _as_array([part.group for part in parts])  # (parts,)
     firsts = _as_array([part.first_slot for part in parts])
@@ -127,12 +127,12 @@ def _pair(parts: Sequence[GroupTransfer], limits: TransferLimits) -> tuple[_Numb
     return numbers, rows[rows_before + places // factor] * factor + places % factor
 
 
-def _for_each(values: _Numbers, counts: _Numbers) -> _Numbers:
+def _for_each(values: Numbers, counts: Numbers) -> Numbers:
     """Each part's value for each of its blocks; of one part as it is, which numpy spreads by itself."""
     return values if len(values) == 1 else np.repeat(values, counts)
 
 
-def _concatenate(ids: Sequence[Ids]) -> tuple[_Numbers, _Numbers]:
+def _concatenate(ids: Sequence[Ids]) -> tuple[Numbers, Numbers]:
     """The ids of all parts, and how many each part has."""
     if len(ids) > 1 and all(isinstance(values, list) for values in ids):
         return _as_array(list(chain.from_iterable(ids))), _as_array([len(values) for values in ids])
@@ -141,7 +141,7 @@ def _concatenate(ids: Sequence[Ids]) -> tuple[_Numbers, _Numbers]:
     return joined, _as_array([len(values) for values in arrays])
 
 
-def _as_array(values: Ids) -> _Numbers:
+def _as_array(values: Ids) -> Numbers:
     """Whole numbers only: numpy would round a fraction down."""
     if not isinstance(values, np.ndarray):
         try:
@@ -170,7 +170,7 @@ def _first_strange(values: object) -> object:
     return values
 
 
-def _refuse_outside(name: str, values: _Numbers, limits: _Numbers | int) -> None:
+def _refuse_outside(name: str, values: Numbers, limits: Numbers | int) -> None:
     if not len(values):
         return
     unsigned = values.view(np.uint64)  # a negative number is a huge one there
@@ -183,7 +183,7 @@ def _refuse_outside(name: str, values: _Numbers, limits: _Numbers | int) -> None
         raise ValueError(f"{name} {values[first]} is outside 0..{limit - 1}")
 
 
-def _refuse_other_rows(num_blocks: _Numbers, num_rows: _Numbers, firsts: _Numbers, factor: int) -> None:
+def _refuse_other_rows(num_blocks: Numbers, num_rows: Numbers, firsts: Numbers, factor: int) -> None:
     """A part's rows must be just those that its blocks fill or end in; none for no blocks."""
     needed = num_blocks
     if factor > 1:
@@ -195,7 +195,7 @@ def _refuse_other_rows(num_blocks: _Numbers, num_rows: _Numbers, firsts: _Number
         raise ValueError(f"{num_blocks[part]} blocks but {num_rows[part]} rows{'' if factor == 1 else why}")
 
 
-def _merge(direction: Direction, numbers: _Numbers, slots: _Numbers, limits: TransferLimits) -> Runs:
+def _merge(direction: Direction, numbers: Numbers, slots: Numbers, limits: TransferLimits) -> Runs:
     """The runs, with blocks numbered over all groups."""
     factor = limits.factor
     is_store = direction is Direction.STORE
@@ -244,7 +244,7 @@ def _by_group(runs: Runs, direction: Direction, limits: TransferLimits) -> dict[
     return {int(sorted_groups[begin]): runs[:, begin:end] for begin, end in pairwise(edges)}
 
 
-def _find_groups(numbers: _Numbers, limits: TransferLimits) -> _Numbers:
+def _find_groups(numbers: Numbers, limits: TransferLimits) -> Numbers:
     return np.searchsorted(limits.first_numbers, numbers, side="right") - 1
 
 

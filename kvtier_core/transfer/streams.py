@@ -21,14 +21,14 @@ import torch
 from kvtier_core.transfer.direction import Direction
 from kvtier_core.transfer.lanes import Copies, LaneDevice, Outcome, describe, worker_parts
 from kvtier_core.transfer.layout import KVGroup, KVLayout
-from kvtier_core.transfer.plan import GroupTransfer, Runs
+from kvtier_core.transfer.plan import GroupTransfer, Numbers, Runs
 from kvtier_core.transfer.pool import Pool
 
-Numbers = npt.NDArray[np.int64]
 CopyBatch = Callable[[Numbers, Numbers, Numbers], object]
 """Queues copies on torch's current stream: takes the addresses to copy from, those to copy to, and the bytes of each.
 
-It must not read a source before the stream has come to the copy. The arrays are the caller's again when it returns.
+It must not read a source before the stream has come to the copy. The arrays are contiguous, and the caller's again when
+it returns.
 """
 
 _GATHER_BELOW = 64 << 10

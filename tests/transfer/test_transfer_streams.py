@@ -18,7 +18,8 @@ from kvtier_core.transfer import CUDADevice, Direction, KVLayout, Pool, StreamDe
 from kvtier_core.transfer import cpu as cpu_module
 from kvtier_core.transfer import cuda as cuda_module
 from kvtier_core.transfer import streams as streams_module
-from kvtier_core.transfer.streams import CopyBatch, Numbers
+from kvtier_core.transfer.plan import Numbers
+from kvtier_core.transfer.streams import CopyBatch
 from tests.transfer.conftest import TIMEOUT_S
 from tests.transfer.kv import (
     BLOCKS,

@@ -62,3 +62,14 @@ def test_a_worker_on_a_cpu_that_is_only_asked_waits_a_moment_for_the_load(
     now += between_s
     assert worker.get_finished() == []
     assert device.waited_for == waited_for
+
+
+def test_c42_a_gpus_copies_go_to_vllms_own_call(monkeypatch):
+    from kvtier_vllm import worker
+
+    seen = []
+    monkeypatch.setattr(worker, "swap_blocks_batch", lambda *arrays: seen.append(arrays))
+    worker.copy_batch(np.array([1, 2]), np.array([3, 4]), np.array([5, 6]))
+    (arrays,) = seen
+    assert [array.tolist() for array in arrays] == [[1, 2], [3, 4], [5, 6]]
+    assert {str(array.dtype) for array in arrays} == {"torch.int64"}

@@ -19,11 +19,12 @@ from functools import partial
 from types import SimpleNamespace
 from unittest.mock import patch
 
+import numpy as np
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from kvtier_core.transfer import cuda
-from kvtier_core.transfer.streams import Numbers
+from kvtier_core.transfer.plan import Numbers
 from tests.transfer.conftest import TIMEOUT_S
 
 _PACES_S = (0.0, 0.0002, 0.001)
@@ -204,6 +205,9 @@ class GPU:
         stream = self.current_stream(torch.device("cuda"))
         assert stream is not self.compute, "a batch may not be queued on the default stream"
         assert len(sizes), "a driver refuses a batch of none"
+        for array in (sources, targets, sizes):
+            assert array.flags.c_contiguous, "a driver reads one number after the other"
+            assert array.dtype == np.int64
         for source, target, size in zip(sources.tolist(), targets.tolist(), sizes.tolist(), strict=True):
             stream.launch(partial(ctypes.memmove, target, source, size))
 

@@ -63,6 +63,7 @@ _SIGNATURES = {
     f"{_TIERING}:SecondaryTierManager.drain_jobs": "self",
     f"{_TIERING}:SecondaryTierManager.shutdown": "self",
     "vllm.model_executor.layers.attention_layer_base:AttentionLayerBase.get_kv_cache_spec": "self, vllm_config",
+    "vllm._custom_ops:swap_blocks_batch": "src_ptrs, dst_ptrs, sizes, is_src_access_order_any",
     "vllm.envs:compile_factors": "",
     "vllm.v1.core.kv_cache_utils:resolve_none_hash_seed": "hash_fn",
     "vllm.utils.hashing:get_hash_fn_by_name": "hash_fn_name",

@@ -30,7 +30,7 @@ from kvtier_vllm.places import places_of
 from kvtier_vllm.refusals import check_engine, check_persistence
 from kvtier_vllm.sharing import open_as_scheduler, open_as_worker
 from kvtier_vllm.stats import metric_definitions
-from kvtier_vllm.worker import KvtierWorker, make_layout
+from kvtier_vllm.worker import KvtierWorker, copy_batch, make_layout
 
 _log = logging.getLogger("kvtier.vllm")
 
@@ -89,7 +89,8 @@ class KvtierSpec(OffloadingSpec):
             if settings.pool.prefault:
                 pool.prefault()
             layout = make_layout(kv_caches, facts.blocks_per_chunk)
-            device = open_device(layout, pool, worker=rank)
+            batch = copy_batch if layout.device.type == "cuda" else None
+            device = open_device(layout, pool, worker=rank, copy_batch=batch)
             on_failure.pop_all()
         return KvtierWorker(
             device,

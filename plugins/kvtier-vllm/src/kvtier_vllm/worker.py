@@ -8,6 +8,8 @@ import logging
 import time
 from collections.abc import Sequence
 
+import torch
+from vllm._custom_ops import swap_blocks_batch
 from vllm.v1.kv_offload.base import (
     BlockIDsLoadStoreSpec,
     CanonicalKVCaches,
@@ -17,7 +19,7 @@ from vllm.v1.kv_offload.base import (
     TransferResult,
 )
 
-from kvtier_core.transfer import Device, Direction, GroupTransfer, KVGroup, KVLayout, Pool
+from kvtier_core.transfer import Device, Direction, GroupTransfer, KVGroup, KVLayout, Numbers, Pool
 from kvtier_vllm.idle import IDLE_WAIT_S
 
 _log = logging.getLogger("kvtier.vllm")
@@ -61,6 +63,11 @@ def make_parts(blocks: GPULoadStoreSpec, rows: Sequence[int], blocks_per_chunk: 
         block, row = block + size, row + count
     assert (block, row) == (len(ids), len(rows)), "vLLM and kvtier count blocks differently"
     return parts
+
+
+def copy_batch(sources: Numbers, targets: Numbers, sizes: Numbers) -> None:
+    """A GPU's ``CopyBatch``: vLLM's own call, which takes the order of the stream unless told otherwise."""
+    swap_blocks_batch(*map(torch.from_numpy, (sources, targets, sizes)))
 
 
 class KvtierWorker(OffloadingWorker):
