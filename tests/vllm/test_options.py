@@ -58,13 +58,6 @@ def test_timeouts_are_typed():
         read_options({**SPEC, "kvtier_open_timeout": "soon"})
 
 
-def test_an_untested_device_is_allowed_by_true_alone():
-    assert not read_options(SPEC).allows_untested_device
-    assert read_options({**SPEC, "kvtier_untested_device": True}).allows_untested_device
-    with pytest.raises(ConfigError, match="true or false"):
-        read_options({**SPEC, "kvtier_untested_device": "yes"})
-
-
 def test_c02_edges_of_weight_files_are_trusted_by_request_alone():
     assert not read_options(SPEC).trusts_edges
     assert not read_options({**SPEC, "kvtier_weights_digest": "full"}).trusts_edges
@@ -83,7 +76,7 @@ def test_k9_o3_a_tier_behind_vllms_own_tiering_refuses_what_it_does_not_know_or_
     options = read_tier_options({"kvtier_open_timeout": "5s", "kvtier_identity": "m", "locality": "LOCAL"})
     assert (options.open_timeout_s, options.identity) == (5, "m")
     assert read_tier_options({}).identity is None
-    for name in ("cpu_bytes", "kvtier_weights_digest", "kvtier_untested_device", "spec_name"):
+    for name in ("cpu_bytes", "kvtier_weights_digest", "spec_name"):
         with pytest.raises(ConfigError, match=f"knows no '{name}'.*kvtier_identity"):
             read_tier_options({name: "a secret"})
 

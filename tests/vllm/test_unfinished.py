@@ -42,6 +42,19 @@ def test_c36_rows_wait_for_every_worker_and_every_transfer_before_the_reset(cont
     assert not unfinished
 
 
+def test_c36_transfers_are_counted_from_those_of_the_self_test_on(control):
+    for worker in (0, 1):
+        finish(control, worker, Direction.STORE, 7)
+        finish(control, worker, Direction.LOAD, 7)
+    unfinished = Unfinished(control)
+    unfinished.count(Direction.STORE)
+    unfinished.leave({Direction.STORE: [11], Direction.LOAD: []})
+    assert unfinished.take_settled() == []
+    for worker in (0, 1):
+        finish(control, worker, Direction.STORE, 8)
+    assert unfinished.take_settled() == [(Direction.STORE, 11)]
+
+
 def test_a_reset_with_nothing_under_way_leaves_nothing(control):
     unfinished = Unfinished(control)
     unfinished.count(Direction.STORE)

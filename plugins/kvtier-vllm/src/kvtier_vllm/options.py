@@ -19,14 +19,9 @@ OURS = {
     "kvtier_shutdown_timeout": "how long the tiers may take to shut down, such as '10s'",
     "kvtier_weights_digest": "'full' (default), or 'edges': trust the first and last MiB of each file of a local model",
     "kvtier_identity": "a text that no other weights have, where kvtier can't tell them apart by itself",
-    "kvtier_untested_device": "true lets it run on a device on which nobody has tried it yet: any but the CPU",
 }
 _OF_A_TIER = {
-    **{
-        name: what
-        for name, what in OURS.items()
-        if name not in ("kvtier_weights_digest", "kvtier_untested_device")
-    },
+    **{name: what for name, what in OURS.items() if name != "kvtier_weights_digest"},
     "kvtier_identity": "a text that stands for weights, configuration and layout of what is stored",
 }
 """Options of a tier behind vLLM's own tiering, which sees neither weights nor devices."""
@@ -53,7 +48,6 @@ class Options:
     """Whether the first and last MiB of a weight file stand for all of it."""
     identity: str | None = None
     """What the operator calls the weights; of a tier behind vLLM's own tiering, all that its bytes depend on."""
-    allows_untested_device: bool = False
 
     def load(self) -> Settings:
         """The settings: the table in the options over the environment over the file.
@@ -81,9 +75,6 @@ def read_options(extra_config: Mapping[str, Any]) -> Options:
         ),
         trusts_edges=_trusts_edges(extra_config.get("kvtier_weights_digest", "full")),
         identity=_identity(extra_config.get("kvtier_identity")),
-        allows_untested_device=_truth(
-            "kvtier_untested_device", extra_config.get("kvtier_untested_device", False)
-        ),
     )
 
 
@@ -130,12 +121,6 @@ def _identity(value: object) -> str | None:
             f"kvtier_identity must be a text that no other model or configuration has, not {value!r}: leave it out, "
             "and what kvtier can't identify is reused by no other run"
         )
-    return value
-
-
-def _truth(name: str, value: object) -> bool:
-    if not isinstance(value, bool):
-        raise ConfigError(f"{name} must be true or false, not a {type(value).__name__}")
     return value
 
 

@@ -20,7 +20,7 @@ from vllm.v1.kv_offload.config import OffloadingConfig
 
 from kvtier_core import PoolError, UnsupportedModelError
 from kvtier_core.engine import lasting_tiers, open_manager, plan_geometry, why_nothing_lasts
-from kvtier_core.transfer import open_device
+from kvtier_core.transfer import SelfTestError, open_device, self_test
 from kvtier_vllm.facts import make_namespace
 from kvtier_vllm.failed_start import leaving_nothing
 from kvtier_vllm.inspection import read_facts, read_weights_digest
@@ -70,7 +70,7 @@ class KvtierSpec(OffloadingSpec):
     def _make_worker(self, kv_caches: CanonicalKVCaches) -> OffloadingWorker:
         facts = read_facts(self.config, kv_caches)
         check_engine(facts)
-        self._check_device(kv_caches)
+        device_type = _check_device(kv_caches)
         digest = read_weights_digest(edges=self._options.trusts_edges)
         facts = replace(facts, weights_digest=digest, identity=self._options.identity)
         settings = self._options.load()
@@ -89,25 +89,25 @@ class KvtierSpec(OffloadingSpec):
             if settings.pool.prefault:
                 pool.prefault()
             layout = make_layout(kv_caches, facts.blocks_per_chunk)
-            batch = copy_batch if layout.device.type == "cuda" else None
+            batch = copy_batch if device_type == "cuda" else None
             device = open_device(layout, pool, worker=rank, copy_batch=batch)
+            on_failure.callback(device.shutdown, self._options.shutdown_timeout_s)
+            try:
+                report = self_test(device, layout, pool, rank)
+            except SelfTestError as error:
+                raise UnsupportedModelError(f"kvtier-vllm can't serve this engine: {error}") from None
             on_failure.pop_all()
-        return KvtierWorker(
-            device,
-            pool,
+        _log.log(
+            logging.INFO if device_type == "cpu" else logging.WARNING,
+            "worker %d on %s passed kvtier's self-test%s: %s",
             rank,
-            facts.blocks_per_chunk,
-            self._options.shutdown_timeout_s,
-            layout.device.type,
+            layout.device,
+            "" if device_type == "cpu" else " (kvtier's authors have no GPU: please report how it goes)",
+            report.describe(),
         )
-
-    def _check_device(self, kv_caches: CanonicalKVCaches) -> None:
-        device = kv_caches.tensors[0].tensor.device
-        if device.type != "cpu" and not self._options.allows_untested_device:
-            raise UnsupportedModelError(
-                f"kvtier-vllm was never run with KV on {device}: run vLLM on the CPU, or set kvtier_untested_device to "
-                "true where wrong answers do no harm, and report what you find"
-            )
+        return KvtierWorker(
+            device, pool, rank, facts.blocks_per_chunk, self._options.shutdown_timeout_s, device_type
+        )
 
     def get_manager(self) -> OffloadingManager:
         """The manager; the tiers are open when it returns. Nothing of the engine is left here when it raises."""
@@ -138,3 +138,15 @@ class KvtierSpec(OffloadingSpec):
             has_lora=facts.has_lora,
             tells_events=self.kv_events_config.enable_kv_cache_events,
         )
+
+
+def _check_device(kv_caches: CanonicalKVCaches) -> str:
+    """The type of the device that the KV is on; CUDA's is that of ROCm as well."""
+    device = kv_caches.tensors[0].tensor.device
+    if device.type not in ("cpu", "cuda"):
+        raise UnsupportedModelError(
+            f"kvtier-vllm can't serve KV on {device}: it copies from CPUs and from GPUs that torch calls cuda (NVIDIA, "
+            "ROCm). Run this engine without kvtier"
+        )
+    device_type: str = device.type
+    return device_type

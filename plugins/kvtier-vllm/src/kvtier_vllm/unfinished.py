@@ -1,9 +1,9 @@
 """Device transfers that a reset left behind: their rows stay out of use until every worker is done with them (C36).
 
 vLLM forgets its transfers at a reset and drops the workers' reports about them, so the control page has to tell. Each
-worker numbers its transfers of a direction 1, 2, 3... as vLLM hands them over, and vLLM hands over all transfers of one
-step before those of the next. So when a worker's count has reached the number of transfers issued before the reset,
-it is done with all of those.
+worker numbers its transfers of a direction one after another, those of its self-test first, then the others as vLLM
+hands them over. vLLM hands over all transfers of one step before those of the next. So when a worker's count has
+reached the number of transfers issued before the reset, it is done with all of those.
 """
 
 from collections import deque
@@ -24,7 +24,7 @@ class Unfinished:
 
     def __init__(self, control: ControlPage) -> None:
         self._control = control
-        self._issued = dict.fromkeys(Direction, 0)
+        self._issued = {direction: _count(control, direction) for direction in Direction}
         self._left: deque[_Left] = deque()
 
     def __bool__(self) -> bool:
@@ -50,3 +50,10 @@ class Unfinished:
 
     def _is_over(self, left: _Left) -> bool:
         return all(self._control.is_settled(direction, count) for direction, count in left.issued.items())
+
+
+def _count(control: ControlPage, direction: Direction) -> int:
+    """How many transfers each worker had in its self-test."""
+    counts = {control.get_last_finished(worker, direction) for worker in range(control.num_workers)}
+    assert len(counts) == 1, f"the workers' self-tests had {counts} transfers"
+    return counts.pop()

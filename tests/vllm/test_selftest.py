@@ -1,0 +1,60 @@
+"""Every worker tests its device before vLLM serves a request."""
+
+import re
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from tests.vllm.engines import EngineError, connector, disk, needs_vllm, prompt
+
+pytestmark = [needs_vllm, pytest.mark.timeout(1800)]
+_TELLING = {"VLLM_LOGGING_CONFIG_PATH": str(Path(__file__).with_name("logging.json"))}
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_each_worker_of_a_real_engine_passes_and_the_answers_are_right(start, tmp_path, plain, workers):
+    options: dict[str, Any] = {"tensor_parallel_size": workers, "processes": 2 * workers}
+    engine = start(connector(disk(tmp_path)), environment=_TELLING, **options)
+    passed = re.findall(
+        r"worker (\d) on cpu passed kvtier's self-test: stores .* took \d+\.\d\d s", engine.log()
+    )
+    assert sorted(passed) == [str(worker) for worker in range(workers)]
+    wanted = prompt(1)
+    assert engine.store(wanted) == plain.generate(wanted)
+    assert engine.call("reset")
+    assert engine.generate(wanted) == plain.generate(wanted)
+    assert engine.call("metrics")["vllm:external_prefix_cache_hits"] > 0
+    assert engine.close() == 0
+
+
+def test_a_device_that_copies_wrong_stops_a_real_engine_at_its_start(start, tmp_path):
+    here = {"PYTHONPATH": str(Path(__file__).parent)}
+    with pytest.raises(EngineError) as raised:
+        start(connector(disk(tmp_path), spec_module_path="lying_spec"), environment=here)
+    assert re.search(
+        r"UnsupportedModelError: kvtier-vllm can't serve this engine: "
+        r"cpu \(worker 0\) did not pass kvtier's self-test: in round 1 of 7, "
+        r".*byte 3 of block \d+'s page in tensor 1 of KV group 0",
+        str(raised.value),
+    )
+    assert not list(tmp_path.iterdir()), "a tier was opened"
+
+
+@pytest.mark.filterwarnings("ignore")  # what vLLM imports may warn
+@pytest.mark.parametrize(
+    ("device", "is_served"), [("cpu", True), ("cuda:1", True), ("xpu:0", False), ("meta", False)]
+)
+def test_devices_that_kvtier_can_not_copy_from_are_refused_by_name(device, is_served):
+    from kvtier_core import UnsupportedModelError
+    from kvtier_vllm.spec import _check_device
+
+    tensor = SimpleNamespace(device=torch.device(device))
+    kv_caches: Any = SimpleNamespace(tensors=[SimpleNamespace(tensor=tensor)])
+    if is_served:
+        assert _check_device(kv_caches) == torch.device(device).type
+    else:
+        with pytest.raises(UnsupportedModelError, match=f"KV on {device}:.*Run this engine without kvtier"):
+            _check_device(kv_caches)
