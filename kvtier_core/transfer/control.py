@@ -4,6 +4,7 @@ The scheduler's process learns from it when the rows of a transfer may be handed
 
 Each word is a 64-bit counter with one writer. Every member writes that it came, and each worker for each direction the
 last job that it *announced*, and that it *finished*. Job ids of one direction grow, and its jobs complete in order.
+A worker also writes that it can't copy any more.
 
 A worker announces a job when that is handed to it, before it touches a row, and writes *finished* after its last byte,
 with a full fence in between. ``_fence`` acquires and releases a lock twice. On x86-64 each of these is a locked
@@ -24,6 +25,7 @@ _SLOT_WORDS = 16
 """Two 64-byte cache lines for the scheduler and two for each worker, so that writers do not slow each other down."""
 
 _CAME = 4
+_FAILED = 5
 _ANNOUNCED = {Direction.STORE: 0, Direction.LOAD: 2}
 _FINISHED = {Direction.STORE: 1, Direction.LOAD: 3}
 
@@ -81,6 +83,16 @@ class ControlPage:
             return False
         self._fence()  # the next reader of the rows must see what the workers wrote before they said "finished"
         return True
+
+    def note_failure(self, worker: int) -> None:
+        """Say that this worker can't copy any more, before it reports the job that failed. Worker side."""
+        self._words[self._index(worker, _FAILED)] = 1
+        self._fence()
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether any worker can't copy any more. Scheduler side."""
+        return any(self._words[self._index(worker, _FAILED)] for worker in range(self.num_workers))
 
     @property
     def is_idle(self) -> bool:

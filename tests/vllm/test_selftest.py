@@ -1,4 +1,4 @@
-"""Every worker tests its device before vLLM serves a request."""
+"""Every worker tests its device before vLLM serves a request; and a copy that fails later."""
 
 import re
 from pathlib import Path
@@ -12,6 +12,10 @@ from tests.vllm.engines import EngineError, connector, disk, needs_vllm, prompt
 
 pytestmark = [needs_vllm, pytest.mark.timeout(1800)]
 _TELLING = {"VLLM_LOGGING_CONFIG_PATH": str(Path(__file__).with_name("logging.json"))}
+
+
+def _bad(kind: str) -> dict[str, str]:
+    return {"PYTHONPATH": str(Path(__file__).parent), "BAD_DEVICE": kind}
 
 
 @pytest.mark.parametrize("workers", [1, 2])
@@ -31,9 +35,8 @@ def test_each_worker_of_a_real_engine_passes_and_the_answers_are_right(start, tm
 
 
 def test_a_device_that_copies_wrong_stops_a_real_engine_at_its_start(start, tmp_path):
-    here = {"PYTHONPATH": str(Path(__file__).parent)}
     with pytest.raises(EngineError) as raised:
-        start(connector(disk(tmp_path), spec_module_path="lying_spec"), environment=here)
+        start(connector(disk(tmp_path), spec_module_path="bad_device_spec"), environment=_bad("lies"))
     assert re.search(
         r"UnsupportedModelError: kvtier-vllm can't serve this engine: "
         r"cpu \(worker 0\) did not pass kvtier's self-test: in round 1 of 7, "
@@ -41,6 +44,43 @@ def test_a_device_that_copies_wrong_stops_a_real_engine_at_its_start(start, tmp_
         str(raised.value),
     )
     assert not list(tmp_path.iterdir()), "a tier was opened"
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_store_that_fails_ends_offloading_and_the_engine_goes_on(start, tmp_path, plain, workers):
+    settings = connector(disk(tmp_path), spec_module_path="bad_device_spec")
+    options: dict[str, Any] = {"tensor_parallel_size": workers, "processes": 2 * workers}
+    engine = start(settings, environment=_bad("store"), **options)
+    for seed in (1, 2, 1):
+        wanted = prompt(seed)
+        assert engine.store(wanted) == plain.generate(wanted)
+        assert engine.call("reset")  # of the device's cache alone: what is not offloaded is computed
+    metrics = engine.call("metrics")
+    assert metrics.get("vllm:external_prefix_cache_hits", 0) == 0
+    assert metrics.get('vllm:kvtier_tier_stored_blocks{"tier": "disk"}', 0) == 0
+    assert engine.close() == 0
+    errors = [line for line in engine.log().splitlines() if "the bus is on fire" in line]
+    assert len(errors) == 1, errors
+    assert re.search(
+        rf"worker {workers - 1}: a device store failed \(OSError: the bus is on fire\): nothing is offloaded or loaded "
+        "any more, and the engine goes on without. Start it again to offload; if this comes again",
+        errors[0],
+    )
+
+
+def test_a_load_that_fails_stops_the_engine_and_the_log_says_what_to_do(start, tmp_path):
+    settings = connector(disk(tmp_path), spec_module_path="bad_device_spec")
+    engine = start(settings, environment=_bad("load"))
+    wanted = prompt(1)
+    engine.store(wanted)
+    assert engine.call("reset")
+    with pytest.raises(EngineError):
+        engine.generate(wanted)
+    assert re.search(
+        r"worker 0: a device load failed \(OSError: the bus is on fire\): vLLM can't compute these blocks instead, and "
+        "stops. Start it again; if this comes again, run it without kvtier and report this line",
+        engine.log(),
+    )
 
 
 @pytest.mark.filterwarnings("ignore")  # what vLLM imports may warn

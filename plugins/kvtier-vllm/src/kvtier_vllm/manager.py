@@ -102,6 +102,8 @@ class KvtierManager(OffloadingManager):
         self._step = 0
         self._holder = CALLS.watch(tiers)
         self._waiters = Waiters()
+        self._has_ended = False
+        """Whether a worker can't copy any more: then nothing is stored or loaded."""
         self._is_closed = False
 
     # -- requests
@@ -165,6 +167,8 @@ class KvtierManager(OffloadingManager):
         return _RESULTS[state]
 
     def _answer(self, key: OffloadKey, request: _Request, req_context: ReqContext) -> LookupState:
+        if self._has_ended:
+            return LookupState.MISS
         if not request.wait.is_known:
             return LookupState.RETRY if request.wait.must_wait else LookupState.MISS
         asked = self._asked(request, req_context)
@@ -209,10 +213,11 @@ class KvtierManager(OffloadingManager):
         """Rows for those of *keys* that are new, in their order; ``None`` when the room can't be made.
 
         Nothing is new of a request that a reset or a preemption met, before it asks again (C04). vLLM offers all of it
-        then, and of what a window left behind, the device blocks are others' by now. Nor while its adapter is unknown.
+        then, and of what a window left behind, the device blocks are others' by now. Nor while its adapter is unknown,
+        nor once a worker can't copy any more.
         """
         request = _request(req_context)
-        if self._asked(request, req_context) is None:
+        if self._has_ended or self._asked(request, req_context) is None:
             return PrepareStoreOutput(keys_to_store=[], store_spec=PoolRows([]), evicted_keys=[])
         assert request.name is not None
         offered = self._in_prompt_order(keys, req_context)
@@ -233,7 +238,12 @@ class KvtierManager(OffloadingManager):
     def complete_store(
         self, keys: Collection[OffloadKey], req_context: ReqContext, success: bool = True
     ) -> None:
-        """All workers have stored, with the adapter that its files hold if these prove to be the same still."""
+        """All workers have stored, with the adapter that its files hold if these prove to be the same still.
+
+        A worker whose copy failed has said so by now, on the control page alone: vLLM knows no failed transfer.
+        """
+        self._has_ended = self._has_ended or self._pool.control.has_failed
+        success = success and not self._has_ended
         request = _request(req_context)
         name = request, frozenset(keys)
         jobs = self._stores[name]

@@ -84,6 +84,7 @@ class KvtierWorker(OffloadingWorker):
     ) -> None:
         self._device = device
         self._pool = pool
+        self._rank = rank
         self._blocks_per_chunk = blocks_per_chunk
         self._device_type = device_type
         self._shutdown_timeout = shutdown_timeout_s
@@ -91,6 +92,7 @@ class KvtierWorker(OffloadingWorker):
         self._numbers: dict[int, tuple[Direction, int]] = {}
         self._jobs: dict[tuple[Direction, int], int] = {}
         self._asked_at = 0.0
+        self._has_failed = False
 
     def submit_store(self, job_id: int, src_spec: GPULoadStoreSpec, dst_spec: LoadStoreSpec) -> bool:
         """Copy device blocks to rows. Returns at once."""
@@ -115,23 +117,44 @@ class KvtierWorker(OffloadingWorker):
         return True
 
     def get_finished(self) -> list[TransferResult]:
-        """The jobs that ended since the last call. A failed one makes vLLM stop the engine: no wrong KV."""
+        """The jobs that ended since the last call. Of a failed load vLLM stops the engine: no wrong KV.
+
+        A failed store is over for vLLM like any other. The control page says to the scheduler what came of it, which
+        then throws its rows away and ends offloading.
+        """
         self._wait_if_idle()
         results = []
         for result in self._device.get_finished():
             job_id = self._jobs.pop((result.direction, result.job_id))
             del self._numbers[job_id]
             if not result.ok:
-                _log.error("a device %s failed: %s", result.direction.value, result.error or "it was dropped")
+                self._tell_failure(result.direction, result.error or "it was dropped")
             results.append(
                 TransferResult(
                     job_id=job_id,
-                    success=result.ok,
+                    success=result.ok or result.direction is Direction.STORE,
                     transfer_size=result.bytes,
                     transfer_time=result.seconds,
                 )
             )
         return results
+
+    def _tell_failure(self, direction: Direction, why: str) -> None:
+        if direction is Direction.STORE:
+            what = "nothing is offloaded or loaded any more, and the engine goes on without. Start it again to offload"
+        else:
+            what = "vLLM can't compute these blocks instead, and stops. Start it again"
+        if not self._has_failed:
+            _log.error(
+                "worker %d: a device %s failed (%s): %s; if this comes again, run it without kvtier and report this "
+                "line",
+                self._rank,
+                direction.value,
+                why,
+                what,
+            )
+        self._has_failed = True
+        self._pool.control.note_failure(self._rank)
 
     def _wait_if_idle(self) -> None:
         """Wait a moment for the oldest load, where vLLM does nothing but ask for it."""
