@@ -9,6 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from kvtier_core.transfer.accelerators import AcceleratorReport, examine_accelerators
     from kvtier_core.transfer.choice import open_device
     from kvtier_core.transfer.control import SCHEDULER, ControlPage
     from kvtier_core.transfer.cpu import CPUDevice
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 __all__ = [
     "SCHEDULER",
     "SELF_TEST_JOBS",
+    "AcceleratorReport",
     "CPUDevice",
     "CUDADevice",
     "ControlPage",
@@ -40,6 +42,7 @@ __all__ = [
     "SelfTestReport",
     "StreamDevice",
     "TransferResult",
+    "examine_accelerators",
     "open_device",
     "self_test",
 ]
@@ -47,6 +50,7 @@ __all__ = [
 _HOMES = {
     "SCHEDULER": "control",
     "SELF_TEST_JOBS": "rounds",
+    "AcceleratorReport": "accelerators",
     "CPUDevice": "cpu",
     "CUDADevice": "cuda",
     "ControlPage": "control",
@@ -62,6 +66,7 @@ _HOMES = {
     "SelfTestReport": "selftest",
     "StreamDevice": "streams",
     "TransferResult": "device",
+    "examine_accelerators": "accelerators",
     "open_device": "choice",
     "self_test": "selftest",
 }

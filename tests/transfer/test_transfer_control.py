@@ -33,6 +33,13 @@ def test_c36_the_directions_do_not_share_counters(control: ControlPage) -> None:
     assert not control.is_settled(STORE, 1)
 
 
+def test_a_worker_that_can_not_copy_any_more_is_seen_by_the_scheduler(make_pool: MakePool) -> None:
+    control = make_pool(num_workers=3).control
+    assert not control.has_failed
+    control.note_failure(2)
+    assert control.has_failed
+
+
 def test_c36_c43_a_job_is_settled_when_every_worker_has_finished(make_pool: MakePool) -> None:
     control = make_pool(num_workers=3).control
     for worker in (2, 0, 1):

@@ -30,7 +30,10 @@ class KvtierSpec(spec.KvtierSpec):
     """The same, on a bad device."""
 
     def _make_worker(self, kv_caches):
-        with patch.object(spec, "open_device", _Bad):
+        def open_device(layout, pool, worker, copy_batch):
+            return _Bad(layout, pool, worker)
+
+        with patch.object(spec, "open_device", open_device):
             worker = super()._make_worker(kv_caches)
         worker._device.is_tested = True
         return worker

@@ -158,10 +158,18 @@ class GPU:
         self._current = threading.local()
         self.compute = SimulatedStream(self._random.random(), self.faults)
         self._streams: list[SimulatedStream] = []
+        self.pins = True
+        """Whether there is room to lock memory in."""
+        self._registered: dict[int, int] = {}
 
     @contextmanager
     def installed(self) -> Iterator[None]:
         """At the end every stream has run all that was queued."""
+
+        def is_pinned(tensor: torch.Tensor) -> bool:
+            at = tensor.data_ptr()
+            return any(address <= at < address + size for address, size in self._registered.items())
+
         names = ("Stream", "current_stream", "stream", "device", "set_device", "cudart", "_sleep")
         try:
             with (
@@ -170,6 +178,7 @@ class GPU:
                 ),
                 patch.object(torch.Tensor, "pin_memory", _pin_memory),
                 patch.object(cuda, "find_driver_batch", lambda: None),
+                patch.object(torch.Tensor, "is_pinned", is_pinned),
             ):
                 yield
         finally:
@@ -215,6 +224,13 @@ class GPU:
         return
 
     def cudart(self) -> SimpleNamespace:
-        return SimpleNamespace(
-            cudaHostRegister=lambda address, size, flags: 0, cudaHostUnregister=lambda address: 0
-        )
+        return SimpleNamespace(cudaHostRegister=self._register, cudaHostUnregister=self._unregister)
+
+    def _register(self, address: int, size: int, flags: int) -> int:
+        if self.pins:
+            self._registered[address] = size
+        return 0 if self.pins else 2
+
+    def _unregister(self, address: int) -> int:
+        del self._registered[address]
+        return 0

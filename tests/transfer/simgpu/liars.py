@@ -344,6 +344,7 @@ class Scene:
     def __init__(self, seed: int) -> None:
         chance = random.Random(seed)
         self.gpu = GPU(seed)
+        self._copy_batch = self.gpu.copy_batch if seed % 2 else None
         self.factor = chance.randint(1, 3) if seed else 3
         far = torch.frombuffer(mmap.mmap(-1, _FAR_STEP * _FAR_BLOCKS), dtype=torch.uint8)
         self.kv = [
@@ -362,7 +363,7 @@ class Scene:
         """A device of this kind, at work until the end; the pool can be closed then."""
         with self.gpu.installed():
             device = (
-                kind(self.layout, self.pool, 1)
+                CUDADevice(self.layout, self.pool, 1, copy_batch=self._copy_batch)
                 if kind is CUDADevice
                 else kind(self.layout, self.pool, 1, self.gpu)
             )

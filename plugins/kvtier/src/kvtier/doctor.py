@@ -1,4 +1,7 @@
-"""``kvtier doctor``: whether every configured tier opens, stores, loads and deletes, and what to do if not."""
+"""``kvtier doctor``: whether every configured tier opens, stores, loads and deletes, and what to do if not.
+
+And whether kvtier copies right from every accelerator that torch sees.
+"""
 
 import argparse
 import json
@@ -9,9 +12,10 @@ from pathlib import Path
 from kvtier.examination import TierReport, examine_tier
 from kvtier_core.errors import ConfigError
 from kvtier_core.settings import load_settings
+from kvtier_core.transfer import AcceleratorReport, examine_accelerators
 from kvtier_core.units import parse_duration
 
-help = "Try every configured tier with one block of its own, and say what to do where one fails."  # noqa: A001 - the command protocol
+help = "Try every accelerator, and every configured tier with one block of its own; say what to do where one fails."  # noqa: A001 - the command protocol
 
 
 def _duration(text: str) -> float:
@@ -43,13 +47,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Examine the tiers one after another; 1 when one failed.
+    """Examine the accelerators, then the tiers, one after another; 1 when one failed.
 
-    Raises ``ConfigError``, also when there is no tier to examine, or ``PluginError``.
+    Raises ``ConfigError``, also when there is nothing to examine, or ``PluginError``.
     """
     settings = load_settings(file=args.config)
+    accelerators = []
+    for accelerator in examine_accelerators():
+        accelerators.append(accelerator)
+        if not args.json:
+            print(_accelerator_as_text(accelerator), flush=True)
     without = settings.why_without_tiers()
-    if without is not None:
+    if without is not None and not accelerators:
         raise ConfigError(f"there is nothing to examine: {without}")
     reports = []
     for name in settings.enabled_tiers:
@@ -58,16 +67,29 @@ def run(args: argparse.Namespace) -> int:
             print(_as_text(reports[-1]), flush=True)
     disabled = [name for name in settings.tiers if name not in settings.enabled_tiers]
     disabled += settings.unavailable
-    ok = all(report.ok for report in reports)
+    ok = all(report.ok for report in reports) and all(map(_is_fine, accelerators))
     if args.json:
-        print(
-            json.dumps(
-                {"ok": ok, "tiers": [asdict(item) for item in reports], "disabled": disabled}, indent=2
-            )
-        )
+        found = {
+            "ok": ok,
+            "accelerators": [{"ok": _is_fine(item), **asdict(item)} for item in accelerators],
+            "tiers": [asdict(item) for item in reports],
+            "disabled": disabled,
+        }
+        print(json.dumps(found, indent=2))
     else:
-        print(_summary(reports, disabled))
+        print(_summary(reports, disabled) if without is None else f"no tier was tried: {without}")
     return 0 if ok else 1
+
+
+def _is_fine(report: AcceleratorReport) -> bool:
+    return report.passed is not None or not report.is_served
+
+
+def _accelerator_as_text(report: AcceleratorReport) -> str:
+    who = f"accelerator {report.device} ({report.name})"
+    if report.passed is not None:
+        return f"{who}: ok ({report.passed.describe()})"
+    return f"{who}: {'FAILED' if report.is_served else 'not served'}\n  why: {report.problem}"
 
 
 def _as_text(report: TierReport) -> str:

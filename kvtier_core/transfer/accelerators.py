@@ -1,0 +1,81 @@
+"""Which accelerators torch sees, and whether kvtier copies right from each: for a person who asks."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from kvtier_core.transfer.choice import open_device
+from kvtier_core.transfer.layout import PROOF_BYTES, KVLayout
+from kvtier_core.transfer.pool import Pool, PoolGeometry
+from kvtier_core.transfer.rounds import SelfTestError
+
+if TYPE_CHECKING:
+    import torch
+
+    from kvtier_core.transfer.selftest import SelfTestReport
+
+_TENSORS = 4
+_BLOCKS = 32
+_PAGE_BYTES = 256 << 10
+_NUM_ROWS = 32
+_SHUTDOWN_S = 10.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class AcceleratorReport:
+    """What came of one accelerator: a self-test that was passed, or a problem. kvtier serves no KV on some types."""
+
+    device: str
+    name: str
+    is_served: bool
+    passed: "SelfTestReport | None" = None
+    problem: str | None = None
+
+
+def examine_accelerators() -> Iterator[AcceleratorReport]:
+    """The self-test on every accelerator that torch sees, on 32 MiB of its memory; nothing where there is no torch.
+
+    Takes a second each, and 33 MiB of the machine's memory.
+    """
+    try:
+        import torch  # noqa: PLC0415 - only here, and only if it is there
+    except ImportError:
+        return
+    for index in range(torch.cuda.device_count()):
+        yield _examine(torch.device("cuda", index), torch.cuda.get_device_name(index))
+    others = torch.accelerator.current_accelerator() if hasattr(torch, "accelerator") else None
+    if others is not None and others.type != "cuda":
+        for index in range(torch.accelerator.device_count()):
+            device = f"{others.type}:{index}"
+            problem = "kvtier serves KV on CPUs and on GPUs that torch calls cuda (NVIDIA, ROCm)"
+            yield AcceleratorReport(device=device, name=others.type, is_served=False, problem=problem)
+
+
+def _examine(device: "torch.device", name: str) -> AcceleratorReport:
+    passed = problem = None
+    try:
+        passed = _try(_make_layout(device))
+    except SelfTestError as error:
+        problem = str(error)
+    except Exception as error:  # noqa: BLE001 - whatever the driver says is the answer
+        problem = f"{type(error).__name__}: {error}"
+    return AcceleratorReport(device=str(device), name=name, is_served=True, passed=passed, problem=problem)
+
+
+def _try(layout: KVLayout) -> "SelfTestReport":
+    from kvtier_core.transfer.selftest import self_test  # noqa: PLC0415 - brings in torch
+
+    row_bytes = -(-(max(layout.payload_bytes) + PROOF_BYTES) // 4096) * 4096
+    with Pool.create(PoolGeometry(num_rows=_NUM_ROWS, row_bytes=row_bytes)) as pool:
+        device = open_device(layout, pool)
+        try:
+            return self_test(device, layout, pool)
+        finally:
+            device.shutdown(_SHUTDOWN_S)
+
+
+def _make_layout(device: "torch.device") -> KVLayout:
+    import torch  # noqa: PLC0415
+
+    size = (_BLOCKS, _PAGE_BYTES)
+    return KVLayout([torch.zeros(size, dtype=torch.uint8, device=device) for _ in range(_TENSORS)])
