@@ -34,7 +34,7 @@ class Device(Protocol):
     """
 
     def submit(self, direction: Direction, job_id: int, parts: Sequence[GroupTransfer]) -> None:
-        """Copy blocks to rows (a store) or rows to blocks (a load). Returns at once.
+        """Copy blocks to rows (a store) or rows to blocks (a load). Returns at once, on a GPU if rows are pinned.
 
         Either follows all compute that the caller has queued by now, such as what writes the blocks of a store, or
         zeroes those of a load. Raises ``ValueError`` when the job id does not grow or the pool is closed,
@@ -55,7 +55,7 @@ class Device(Protocol):
         ...
 
     def shutdown(self, timeout_s: float) -> bool:
-        """Drop what is queued, let what runs end; True when nothing touches pool or device any more.
+        """Drop what has not begun, let the rest end; True when nothing touches pool or device any more.
 
         May be called again. Every submitted job still gets its result. Not to be called from ``on_finished``.
         """

@@ -45,7 +45,7 @@ class Copies(NamedTuple):
     end: Callable[[], Outcome]
     """Returns when none of their bytes moves any more. Copies that are over may be ended by several threads."""
     is_over: Callable[[], bool] = bool
-    """Whether ``end`` would not wait. Never waits itself."""
+    """Whether ``end`` would not wait. Never waits itself. The default says no."""
 
 
 class _Job(NamedTuple):

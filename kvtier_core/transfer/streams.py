@@ -1,12 +1,12 @@
 """Copies between rows and tensors on an accelerator with streams: queued at submission, over when an event says so.
 
 A job is arrays of (source, destination, bytes), made by numpy. The copy stream of its direction waits for the compute
-that the caller has queued. One call then takes the whole batch, and one event follows it. All of that is in the
-device's streams, so whoever waits for the whole device waits for these copies.
+that the caller has queued. One call then takes the whole batch, and one event follows it. Nothing waits outside the
+device's streams, so waiting for the whole device waits for these copies.
 
 A block that is one piece on the device, or has large pages, goes straight from its pages to its row. Small pages would
-cost one copy each: the device gathers them, because its own memory is ten times as fast as the way to the host. Then
-one piece a block crosses. Loads go the other way round.
+cost one copy each. The device gathers them first, because its own memory is ten times as fast as the way to the host.
+Then one piece a block crosses. Loads go the other way round.
 """
 
 from bisect import bisect
@@ -46,9 +46,8 @@ class _Group:
 
     def __init__(self, group: KVGroup, rows: npt.NDArray[np.uint8]) -> None:
         self.block_bytes = group.block_bytes
-        self._pages = np.array(
-            group.read_addresses(), dtype=np.int64
-        )  # (tensors,), here and below: of block 0
+        # (tensors,), all four; the addresses are those of block 0
+        self._pages = np.array(group.read_addresses(), dtype=np.int64)
         self._strides = np.array([tensor.stride(0) * tensor.element_size() for tensor in group.tensors])
         self._sizes = np.array(group.page_bytes)
         self._offsets = np.array(group.page_offsets)
@@ -119,6 +118,7 @@ class StreamDevice(LaneDevice):
         self._rows = rows  # a mapping that they are in stays
         self._groups = [_Group(group, part) for group, part in zip(layout.groups, rows, strict=True)]
         self._device = layout.groups[0].device
+        # Of torch's default priority, which is CUDA's lowest.
         self._streams = {direction: self._torch.Stream(layout.device) for direction in Direction}
         self._staging: dict[Direction, torch.Tensor] = {}
         if gathered := [group.block_bytes for group in self._groups if group.is_gathered]:

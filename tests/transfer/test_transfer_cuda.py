@@ -8,6 +8,7 @@ import torch
 
 from kvtier_core.transfer import CUDADevice, Direction, KVLayout, Pool
 from kvtier_core.transfer import cuda as cuda_module
+from kvtier_core.transfer import streams as streams_module
 from tests.transfer.conftest import TIMEOUT_S
 from tests.transfer.kv import DTYPES, one, payload
 from tests.transfer.round_trip import round_trip
@@ -45,12 +46,26 @@ def pool(make_pool: Callable[..., Pool]) -> Pool:
     return make_pool()
 
 
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize(
+    ("seed", "gather_below", "call"),
+    [(0, 1 << 20, "driver"), (1, 0, "driver"), (2, 1 << 20, "torch"), (3, 0, "torch")],
+)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("factor", range(1, 9))
 def test_c41_c42_every_byte_goes_to_its_slot_and_comes_back(
-    make_pool: Callable[..., Pool], make_cuda: MakeCUDA, factor: int, dtype: torch.dtype, seed: int
+    make_pool: Callable[..., Pool],
+    make_cuda: MakeCUDA,
+    monkeypatch: pytest.MonkeyPatch,
+    factor: int,
+    dtype: torch.dtype,
+    seed: int,
+    gather_below: int,
+    call: str,
 ) -> None:
+    monkeypatch.setattr(streams_module, "_GATHER_BELOW", gather_below)
+    monkeypatch.setattr(streams_module, "_STAGING_BYTES", 3000)
+    if call == "torch":
+        monkeypatch.setattr(cuda_module, "find_driver_batch", lambda: None)
     round_trip(make_pool, make_cuda, factor=factor, dtype=dtype, seed=seed, place="cuda")
 
 
