@@ -1,14 +1,20 @@
 """What ``kvtier certify`` decides, tried without a real engine: cuts, verdicts, damaged rows, exit status."""
 
 import json
+import os
+import re
+import signal
+import subprocess
 import sys
 import textwrap
+import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from kvtier.certify.document import least_tokens, make_document
+from kvtier.certify.scenarios import SCENARIOS
 from kvtier.certify.storage import Storage, find_rows
 from kvtier.certify.verdicts import Row, difference, judge, make_reference, why_not_certified
 from kvtier.main import main
@@ -230,6 +236,8 @@ def test_rows_of_another_namespace_take_the_place_of_those_of_the_same_keys(stor
 
 FAKE = """
     import os
+    import signal
+    from pathlib import Path
     import numpy as np
     from kvtier_core import PoolError, UnsupportedModelError
 
@@ -241,6 +249,9 @@ FAKE = """
             self.opening = opening
 
         def ask(self, token_ids, first=0):
+            if os.environ.get("FAKE") == "hangs":
+                Path(os.environ["FAKE_PID"]).write_text(f"{os.getpid()}\\n")
+                signal.pause()
             if os.environ.get("FAKE") == "dies" and self.opening.has_kvtier:
                 os.abort()
             if os.environ.get("FAKE") == "fails" and self.opening.has_kvtier:
@@ -351,7 +362,7 @@ def test_an_engine_that_does_not_is_not_certified(fake, monkeypatch, capsys, how
     ("change", "message"),
     [
         (["--engine", "fakf"], "unknown engine 'fakf'; did you mean 'fake'?"),
-        (["--model", "nowhere"], "nowhere: no such model"),
+        (["--model", "nowhere"], "nowhere: no such model: give"),
         (["--tokens", "36"], "--tokens 36: at least 37 are needed, for two blocks of 16"),
     ],
 )
@@ -364,6 +375,25 @@ def test_an_engine_that_refuses_the_model_is_status_2(fake, monkeypatch, capsys)
     monkeypatch.setenv("FAKE", "refused")
     assert main(fake) == 2
     assert "no such layers" in capsys.readouterr().err
+
+
+def test_a_killed_certify_leaves_neither_processes_nor_files(fake, tmp_path):
+    temporary, number = tmp_path / "temporary", tmp_path / "pid"
+    temporary.mkdir()
+    environment = {**os.environ, "FAKE": "hangs", "FAKE_PID": str(number), "TMPDIR": str(temporary)}
+    program = [sys.executable, "-m", "kvtier.main", *fake]
+    with subprocess.Popen(program, stderr=subprocess.PIPE, env=environment) as process:
+        deadline = time.monotonic() + 100
+        while not (number.exists() and number.read_text().endswith("\n")):
+            assert process.poll() is None
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        process.terminate()
+        process.communicate()
+    assert process.returncode == 128 + signal.SIGTERM
+    assert list(temporary.iterdir()) == []
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(number.read_text()), 0)
 
 
 @pytest.mark.parametrize(
@@ -380,6 +410,15 @@ def test_c54_nonsense_arguments_of_certify_are_refused(fake, capsys, arguments, 
         main([*fake, *arguments])
     assert caught.value.code == 2
     assert message in capsys.readouterr().err
+
+
+def test_the_page_has_every_scenario_and_option(fake, capsys):
+    page = (Path(__file__).parents[2] / "docs/howto/certify.md").read_text()
+    assert [name for name in SCENARIOS if f"| `{name}`" not in page] == []
+    with pytest.raises(SystemExit):
+        main([*fake, "--help"])
+    options = set(re.findall(r"--[a-z-]+", capsys.readouterr().out)) - {"--help"}
+    assert options == set(re.findall(r"^\| `(--[a-z-]+)", page, re.MULTILINE))
 
 
 def test_an_engine_that_is_not_installed_is_told_with_its_package(fake, capsys, monkeypatch):

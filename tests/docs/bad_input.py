@@ -149,6 +149,18 @@ COMMAND_LINE = [
             "./kvtier.toml is there and was not read",
         ),
     ),
+    Case(
+        title="an engine that nobody offers",
+        command="kvtier certify --engine vlm --model model",
+        status=2,
+        says=("unknown engine 'vlm'", "did you mean 'vllm'?", "there are transformers, vllm"),
+    ),
+    Case(
+        title="a model to certify that is not there",
+        command="kvtier certify --engine transformers --model absent",
+        status=2,
+        says=("absent: no such model", "give a directory"),
+    ),
 ]
 MODELS_AND_PROMPTS = [
     Case(

@@ -1,7 +1,7 @@
 """``kvtier [--debug] [--version] COMMAND``: finds the command, runs it, and turns errors into one message.
 
-Exit status: 0 done, 1 failed, 2 wrong usage or configuration, 130 interrupted. Only the chosen command is imported;
-torch never is, unless the command needs it.
+Exit status: 0 done, 1 failed, 2 wrong usage or configuration, 130 interrupted, 143 terminated. Only the chosen command
+is imported; torch never is, unless the command needs it.
 """
 
 import argparse
@@ -10,8 +10,11 @@ import importlib
 import io
 import logging
 import os
+import signal
 import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from kvtier.commands import Command, list_commands, load_command
@@ -30,6 +33,7 @@ OWN_COMMANDS = {
 FAILURE = 1
 USAGE = 2
 INTERRUPTED = 130
+TERMINATED = 128 + signal.SIGTERM
 _USER_ERRORS = (ConfigError, PluginError, UnsupportedModelError)
 _LEVELS = ("debug", "info", "warning", "error")
 
@@ -58,11 +62,35 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("kvtier: interrupted", file=sys.stderr)
         return INTERRUPTED
+    except _Terminated:
+        print("kvtier: terminated", file=sys.stderr)
+        return TERMINATED
     except BrokenPipeError:
         # The reader went away (``kvtier list | head``). Keep the interpreter's last flush from complaining about it.
         with contextlib.suppress(OSError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FAILURE
+
+
+class _Terminated(BaseException):
+    """A plain kill. Not ``SystemExit``: while a plugin is imported, that would be taken for the plugin's own."""
+
+
+def _terminate(_number: int, _frame: object) -> None:
+    raise _Terminated
+
+
+@contextmanager
+def _unwinding_on_sigterm() -> Iterator[None]:
+    """Let a plain kill end a command's processes and remove its directories, as Ctrl-C does."""
+    if threading.current_thread() is not threading.main_thread():  # no other one gets signals
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, _terminate)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 class _Version(argparse.Action):
@@ -124,7 +152,8 @@ def _run(name: str, arguments: Sequence[str], *, debug: bool) -> int:
     command.add_arguments(parser)
     args = parser.parse_args(arguments)
     args.debug = debug
-    status = command.run(args)
+    with _unwinding_on_sigterm():
+        status = command.run(args)
     sys.stdout.flush()  # here, where a reader that went away is handled, and not when the interpreter ends
     return status
 

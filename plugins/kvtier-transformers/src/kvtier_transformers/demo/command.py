@@ -6,8 +6,6 @@ an empty pool and the disk's page cache dropped. Imports nothing heavy until it 
 
 import argparse
 import json
-import signal
-import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -73,26 +71,6 @@ def _pairs(args: argparse.Namespace) -> int:
     return _OVERHEAD_PAIRS if args.json else 0
 
 
-class _Terminated(BaseException):
-    """A plain kill. Not ``SystemExit``: while a plugin is imported, that would be taken for the plugin's own."""
-
-
-def _terminate(_number: int, _frame: object) -> None:
-    raise _Terminated
-
-
-@contextmanager
-def _unwinding_on_sigterm() -> Iterator[None]:
-    """Let a plain kill end the worker and remove the directory, as Ctrl-C does."""
-    before = signal.signal(signal.SIGTERM, _terminate)
-    try:
-        yield
-    except _Terminated:
-        sys.exit(128 + signal.SIGTERM)
-    finally:
-        signal.signal(signal.SIGTERM, before)
-
-
 @contextmanager
 def _workplace(keep: Path | None) -> Iterator[Path]:
     if keep is None:
@@ -116,7 +94,7 @@ def run(args: argparse.Namespace) -> int:
 
     from kvtier_transformers.demo.show import Show  # noqa: PLC0415
 
-    with _unwinding_on_sigterm(), _workplace(args.keep) as directory:
+    with _workplace(args.keep) as directory:
         show = Show(
             directory,
             Console(stderr=True),

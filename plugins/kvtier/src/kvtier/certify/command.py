@@ -89,9 +89,9 @@ def run(args: argparse.Namespace) -> int:
     """
     settings = load_settings(file=args.config)
     blocked = read_blocklist(args.config)
-    find_driver(args.engine, blocked)
     if not args.model.exists():
-        raise ConfigError(f"{args.model}: no such model")
+        raise ConfigError(f"{args.model}: no such model: give a directory with config.json or a .gguf file")
+    find_driver(args.engine, blocked)
     with tempfile.TemporaryDirectory(prefix="kvtier-certify-") as name:
         storage = Storage(Path(name), settings)
         opening = Opening(
@@ -161,7 +161,7 @@ def _as_text(certification: Certification, rows: Sequence[Row], problem: str | N
             "from": ", ".join(row.restored or ()) or "-",
             "difference": "-" if row.difference is None else f"{row.difference:.1e} at {row.at}",
             "tolerance": "-" if row.tolerance is None else f"{row.tolerance:.1e}",
-            "verdict": _verdict(row),
+            "verdict": _verdict(row).partition("\n")[0],  # all of it was said when it was known
         }
         for row in rows
     ]

@@ -5,6 +5,7 @@ engine that ends by itself. Nothing that it started is left when it is over.
 """
 
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -86,20 +87,19 @@ class EngineProcess:
 
     def close(self) -> None:
         """End the engine and its process. Twice is fine."""
-        if self._process.poll() is None and not self._connection.closed:
+        if self._process.returncode is None:
             try:
                 self._call("close")
-                self._process.wait(_END_S)
-            except (EngineError, subprocess.TimeoutExpired):
+                self._await_end()
+            finally:
                 self.kill()
-                raise
-        self.kill()
 
     def kill(self) -> None:
         """SIGKILL to the process and whatever it started. Twice is fine."""
-        with suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait()
+        if self._process.returncode is None:  # until it is waited for, its number is no other's
+            with suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
         self._connection.close()
 
     def __enter__(self) -> Self:
@@ -137,11 +137,20 @@ class EngineProcess:
         return answer
 
     def _ended(self) -> EngineError:
-        with suppress(subprocess.TimeoutExpired):
-            self._process.wait(_END_S)
+        self._await_end()
+        self.kill()
+        status = self._process.returncode
         return EngineError(
-            f"the engine's process ended by itself, with status {self._process.poll()}; its log ends:\n{self._tail()}"
+            f"the engine's process ended by itself, with status {status}; its log ends:\n{self._tail()}"
         )
+
+    def _await_end(self) -> None:
+        """Give the process time to end, without waiting for its status: ``kill`` needs its number."""
+        descriptor = os.pidfd_open(self._process.pid)
+        try:
+            select.select([descriptor], [], [], _END_S)
+        finally:
+            os.close(descriptor)
 
     def _tail(self) -> str:
         return self._log.read_text(errors="replace")[-_TAIL_CHARACTERS:].strip()
