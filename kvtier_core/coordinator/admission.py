@@ -80,10 +80,6 @@ class KeyMemory:
         if len(self._young) >= self._limit:
             self._young, self._old, self._leaving = set(), self._young, self._old
 
-    def __len__(self) -> int:
-        """How many keys are remembered, those in both generations twice."""
-        return len(self._young) + len(self._old)
-
     def __contains__(self, key: OffloadKey) -> bool:
         """Whether *key* is remembered."""
         return key in self._young or key in self._old

@@ -29,10 +29,6 @@ class PresenceSet:
         with self._lock:
             return self._complete
 
-    def __contains__(self, key: object) -> bool:
-        with self._lock:
-            return key in self._keys
-
     def __len__(self) -> int:
         with self._lock:
             return len(self._keys)
