@@ -146,10 +146,11 @@ def simgpu(session: nox.Session) -> None:
     _run(session, "python", "-m", "tests.transfer.simgpu", *session.posargs)
 
 
-@nox.session(default=False, venv_backend="none", requires=["env"])
+@nox.session(default=False, venv_backend="none", requires=["env", "vllm_env"])
 def models(session: nox.Session) -> None:
-    """Every architecture, tiny and random, in transformers' engine: served or refused by name."""
-    _run(session, "python", "-m", "tests.transformers.architectures", *session.posargs)
+    """Every architecture, tiny and random, in transformers' engine and in vLLM: served or refused by name."""
+    in_vllm = ("--vllm", str(_shared(session, "vllm_env") / "python"))
+    _run(session, "python", "-m", "tests.transformers.architectures", *in_vllm, *session.posargs)
 
 
 @nox.session(default=False, venv_backend="none", requires=["env"])

@@ -35,7 +35,6 @@ from kvtier_core.units import exact_size, format_size
 if TYPE_CHECKING:
     from kvtier_core.transfer.layout import KVLayout
 
-_MAX_WASTE = 0.25
 _TOLD_WASTE = 0.1
 _TOLD_WASTE_BYTES = 64 << 20
 """Less is worth no line."""
@@ -48,19 +47,10 @@ _log = logging.getLogger("kvtier")
 def plan_geometry(settings: Settings, namespace: Namespace) -> PoolGeometry:
     """The pool's shape for this model: as many rows as ``[pool] capacity`` holds.
 
-    Groups that take no part in prefix caching have no rows. Raises ``ConfigError`` when not one block fits, or when the
-    groups' blocks differ so much in size that more than a quarter of a row would be wasted (C29).
+    Every row has room for the largest group's block (C29). Groups that take no part in prefix caching have no rows.
+    Raises ``ConfigError`` when not one block fits.
     """
-    groups = list(namespace.cached_groups.values())
-    sizes = payload_sizes(groups)
-    row_bytes = row_bytes_for(max(sizes))
-    for group, size in zip(groups, sizes, strict=True):
-        if 1 - row_bytes_for(size) / row_bytes > _MAX_WASTE:
-            raise ConfigError(
-                f"the KV group of layer {group.layers[0]!r} has blocks of {format_size(size)}, but a row takes "
-                f"{format_size(row_bytes)}: more than {_MAX_WASTE:.0%} of the pool would be wasted; choose block "
-                "sizes that bring the groups closer together"
-            )
+    row_bytes = row_bytes_for(max(payload_sizes(list(namespace.cached_groups.values()))))
     num_rows = settings.pool.capacity // row_bytes
     if num_rows < 1:
         raise ConfigError(

@@ -66,3 +66,9 @@ def test_b21_groups_of_different_sizes_are_told_to_come_closer(caplog):
     [line] = told_at_start(caplog, 1 << 30, 80 << 10, 108 << 10)
     assert line.startswith("16% of the pool (")
     assert line.endswith("choose block sizes that bring the groups closer together")
+
+
+def test_i17_groups_of_any_sizes_share_rows_of_the_largest_and_the_waste_is_told(caplog):
+    [line] = told_at_start(caplog, 1 << 30, 8 << 10, 188 << 10)
+    assert line.startswith("49% of the pool (")
+    assert line.endswith("choose block sizes that bring the groups closer together")

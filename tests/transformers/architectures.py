@@ -6,6 +6,7 @@ logits are those of transformers' own cache: computed, from the pool, and from d
 
 import argparse
 import json
+import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping
@@ -312,6 +313,9 @@ def main(arguments: list[str] | None = None) -> int:
     """Try all; the exit status says whether there was a fault."""
     parser = argparse.ArgumentParser(prog="python -m tests.transformers.architectures", description=__doc__)
     parser.add_argument("--json", action="store_true", help="print one JSON object, alone on the last line")
+    parser.add_argument(
+        "--vllm", metavar="PYTHON", help="an interpreter with vLLM, to try vLLM's models after these"
+    )
     given = parser.parse_args(arguments)
     report: dict[str, dict[str, str]] = {"served": {}, "refused": {}, "fault": {}}
     tried = SERVED | {name: (model_type, settings) for name, (model_type, settings, _) in REFUSED.items()}
@@ -328,9 +332,20 @@ def main(arguments: list[str] | None = None) -> int:
         "refused": len(report["refused"]),
         "faults": len(report["fault"]),
     }
+    found: dict[str, Any] = {"transformers": counts, "faults": report["fault"]}
+    if given.vllm:
+        program = [given.vllm, "-m", "tests.vllm.architectures", "--json"]
+        said = json.loads(
+            subprocess.run(program, stdout=subprocess.PIPE, check=False).stdout.splitlines()[-1]
+        )
+        found = {
+            "transformers": counts,
+            "vllm": said["vllm"],
+            "faults": {**report["fault"], **said["faults"]},
+        }
     if given.json:
-        sys.stdout.write(f"{json.dumps({'transformers': counts, 'faults': report['fault']})}\n")
-    return 1 if report["fault"] else 0
+        sys.stdout.write(f"{json.dumps(found)}\n")
+    return 1 if found["faults"] else 0
 
 
 if __name__ == "__main__":

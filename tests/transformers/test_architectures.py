@@ -8,6 +8,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from tests.docs.pages import update_or_compare
 from tests.transformers.architectures import REFUSED, SERVED, try_out
+from tests.vllm.architectures import MODELS as IN_VLLM
 
 PAGE = Path(__file__).parents[2] / "docs/reference/models.md"
 
@@ -43,14 +44,33 @@ def test_the_page_of_models_lists_them():
     rows += [
         f"| {name} | `{model_type}` | refused: {named} |" for name, (model_type, _, named) in REFUSED.items()
     ]
-    text = f"""# Models that the transformers engine was tried with
+    in_vllm = [
+        f"| {name} | `{model.type}` | {f'refused: {model.refused}' if model.refused else 'served'} |"
+        for name, model in IN_VLLM.items()
+    ]
+    text = f"""# Models that were tried
 
-A test makes a tiny random model of each row and compares it with transformers' own cache: computed, loaded from the
-pool, and loaded from disk by another engine. Served means the same 12 greedy tokens, and first logits within 1e-3. A
-model that is not in the table is decided by the same rule: its layers are read when the engine opens.
+`nox -s models` makes a tiny random model of each row and tries it. A model that is not in the table is decided by the
+same rule: its layers are read when the engine opens.
+
+## In transformers
+
+Each model is compared with transformers' own cache: computed, loaded from the pool, and loaded from disk by another
+engine. Served means the same 12 greedy tokens, and first logits within 1e-3.
 
 | model | `model_type` | |
 |---|---|---|
 {chr(10).join(rows)}
+
+## In vLLM
+
+Each model is compared with vLLM 0.32 without a connector, on a CPU: computed, loaded from the pool, and loaded from
+disk by another engine. Served means the same 8 greedy tokens, and hits in both. After a load these are the tokens that
+vLLM's own prefix cache gives. vLLM turns that cache off for latent attention on a CPU without AMX, where its kernels
+round cached and new tokens differently. To try the copies, the test turns it on.
+
+| model | `model_type` | |
+|---|---|---|
+{chr(10).join(in_vllm)}
 """
     update_or_compare(PAGE, text)

@@ -9,6 +9,7 @@ from the tests because vLLM sets up its process for good.
 import json
 import os
 import sys
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -86,19 +87,20 @@ def make_caches(config, groups):
 def kv_spec(kind, block_size):
     """One of vLLM's own."""
     import torch
-    from vllm.v1.kv_cache_interface import FullAttentionSpec, MambaSpec, SlidingWindowSpec
+    from vllm.v1 import kv_cache_interface as vllms
 
-    sizes: dict[str, Any] = {
-        "block_size": block_size,
-        "num_kv_heads": 2,
-        "head_size": 32,
-        "dtype": torch.float32,
+    if kind == "state":
+        return vllms.MambaSpec(
+            block_size=block_size, shapes=((2, 32),), dtypes=(torch.float32,), mamba_cache_mode="align"
+        )
+    sizes: dict[str, Any] = {"num_kv_heads": 2, "head_size": 32, "dtype": torch.float32}
+    of_kind = {
+        "full": vllms.FullAttentionSpec,
+        "latent": vllms.MLAAttentionSpec,
+        "window": partial(vllms.SlidingWindowSpec, sliding_window=64),
+        "chunks": partial(vllms.ChunkedLocalAttentionSpec, attention_chunk_size=64),
     }
-    if kind == "full":
-        return FullAttentionSpec(**sizes)
-    if kind == "window":
-        return SlidingWindowSpec(**sizes, sliding_window=64)
-    return MambaSpec(block_size=block_size, shapes=((2, 32),), dtypes=(torch.float32,))
+    return of_kind[kind](block_size=block_size, **sizes)
 
 
 def layer(spec):

@@ -53,6 +53,23 @@ def schedule_asynchronously():
     patch.object(CpuPlatform, "check_and_update_config", classmethod(check_and_update_config)).start()
 
 
+def cache_prefixes_of_mla():
+    """Let vLLM cache the prefixes of latent attention on any CPU.
+
+    It does so with AMX alone: elsewhere its kernels for cached and for new tokens round differently.
+    """
+    from vllm.platforms.cpu import CpuPlatform
+
+    update = CpuPlatform.check_and_update_config
+
+    def check_and_update_config(cls, config):
+        update(config)
+        config.cache_config.enable_prefix_caching = True
+        config.scheduler_config.enable_chunked_prefill = True
+
+    patch.object(CpuPlatform, "check_and_update_config", classmethod(check_and_update_config)).start()
+
+
 def refusal(llm, options):
     """What was said to *options*, which can't be served, and what of kvtier's is still there afterwards."""
     try:
@@ -107,6 +124,8 @@ class Engine:
 
         if options.pop("asynchronous", False):
             schedule_asynchronously()
+        if options.pop("prefix_caching_of_mla", False):
+            cache_prefixes_of_mla()
         self.refusals = [refusal(LLM, {**options, **changes}) for changes in options.pop("refused_first", ())]
         self.options = options
         self.llm = LLM(**options)

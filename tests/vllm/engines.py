@@ -66,6 +66,25 @@ def disk(root: Path, *, pool: str = "4MiB", layout: str = "extents", **settings:
     }
 
 
+def engine_options(
+    model: Path, kv_transfer_config: dict[str, Any] | None = None, **options: Any
+) -> dict[str, Any]:
+    """vLLM's options for a tiny model."""
+    return {
+        "model": str(model),
+        "skip_tokenizer_init": True,
+        "dtype": "float32",
+        "enforce_eager": True,
+        "block_size": BLOCK,
+        "num_gpu_blocks_override": 40,
+        "max_model_len": 1024,
+        "max_num_seqs": 8,
+        "disable_log_stats": False,
+        "kv_transfer_config": kv_transfer_config,
+        **options,
+    }
+
+
 def assert_all_is_over(books: dict[str, Any]) -> None:
     """Nothing is held by anybody any more."""
     held = {name: books[name] for name in ("pins", "leases", "jobs", "detached", "requests")}
@@ -90,19 +109,6 @@ class EngineProcess:
         **options: Any,
     ) -> None:
         self._log = log
-        settings = {
-            "model": str(model),
-            "skip_tokenizer_init": True,
-            "dtype": "float32",
-            "enforce_eager": True,
-            "block_size": BLOCK,
-            "num_gpu_blocks_override": 40,
-            "max_model_len": 1024,
-            "max_num_seqs": 8,
-            "disable_log_stats": False,
-            "kv_transfer_config": kv_transfer_config,
-            **options,
-        }
         own = dict(environment or {})
         if (
             "PYTHONPATH" in own and "PYTHONPATH" in os.environ
@@ -118,7 +124,7 @@ class EngineProcess:
                 env={**os.environ, **QUIET, **multi, **own},
                 start_new_session=True,
             )
-        self._write(settings)
+        self._write(engine_options(model, kv_transfer_config, **options))
         assert self._read() == {"ready": True}
 
     def _write(self, message: dict[str, Any]) -> None:

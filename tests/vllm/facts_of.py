@@ -19,6 +19,7 @@ PLAIN = EngineFacts(
     groups=(GROUP,),
     blocks_per_chunk=1,
     layout="vllm 0.32 cpu LBHNC CPU_ATTN/amx",
+    has_prefix_caching=True,
     hash_algorithm="sha256",
     hash_seed_digest="s",
     has_lora=False,

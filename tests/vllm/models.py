@@ -65,6 +65,52 @@ def save_hybrid_model(directory: Path, *, seed: int = 0) -> Path:
     )
 
 
+def save_states_model(directory: Path, *, seed: int = 0) -> Path:
+    """A Granite 4 of four layers, every other one with the state of a Mamba 2."""
+    return save_model(
+        directory,
+        "GraniteMoeHybridForCausalLM",
+        seed=seed,
+        **{**SIZES, "num_hidden_layers": 4},
+        layer_types=["mamba", "attention"] * 2,
+        num_local_experts=4,
+        num_experts_per_tok=2,
+        shared_intermediate_size=32,
+        mamba_d_state=16,
+        mamba_d_head=32,
+        mamba_n_heads=4,
+        mamba_n_groups=1,
+        mamba_chunk_size=BLOCK,
+    )
+
+
+def save_whisper(directory: Path) -> Path:
+    """A model that listens, with a token a byte."""
+    from transformers import WhisperFeatureExtractor, WhisperTokenizer
+
+    WhisperFeatureExtractor(feature_size=16).save_pretrained(directory)
+    WhisperTokenizer(vocab={chr(33 + number): number for number in range(90)}, merges=[]).save_pretrained(
+        directory
+    )
+    return save_model(
+        directory,
+        "WhisperForConditionalGeneration",
+        vocab_size=VOCAB,
+        pad_token_id=0,
+        bos_token_id=None,
+        eos_token_id=None,
+        decoder_start_token_id=1,
+        num_mel_bins=16,
+        d_model=64,
+        encoder_layers=1,
+        decoder_layers=1,
+        encoder_attention_heads=2,
+        decoder_attention_heads=2,
+        encoder_ffn_dim=96,
+        decoder_ffn_dim=96,
+    )
+
+
 def save_adapter(directory: Path, *, seed: int) -> Path:
     """A random LoRA adapter of rank 4 for the tiny Llama's values, or another one in its place."""
     import torch

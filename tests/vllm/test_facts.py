@@ -58,3 +58,10 @@ def test_k12_o2_a_group_that_is_not_cached_is_left_out_and_the_others_keep_their
     namespace = make_namespace(scratch_first)
     assert list(namespace.cached_groups) == [1]
     assert namespace.cached_groups[1].window == 64
+
+
+def test_i17_groups_may_have_blocks_of_different_sizes():
+    wide = replace(GROUP, group_id=1, tokens_per_block=96)
+    namespace = make_namespace(replace(PLAIN, groups=(replace(GROUP, tokens_per_block=64), wide)))
+    assert namespace.tokens_per_block == 32
+    assert [namespace.tokens_of(group) for group in namespace.groups] == [64, 96]

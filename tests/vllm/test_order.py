@@ -165,3 +165,70 @@ def test_windows_alone_are_asked_for_from_their_end_in_one_lookup():
     asked = Asked(dict.fromkeys(window, 0), [0], [WINDOW], ask)
     assert [asked.answer(key, 1) for key in reversed(window)] == [HIT, HIT, MISS, MISS]
     assert len(ask.calls) == 1
+
+
+STATE, WIDE = GroupShape(BLOCK, 1), GroupShape(2 * BLOCK, 2 * BLOCK)
+
+
+class AskAll:
+    """Finds every block that it is asked about."""
+
+    def __init__(self):
+        self.calls = []
+
+    def __call__(self, wanted):
+        self.calls.append(wanted)
+        return Found(len(wanted[0]) * BLOCK, HIT)
+
+
+def beside_full(count, other, shape, ask):
+    """Group 0 sees everything in *count* blocks, group 3 has *other* blocks of this shape."""
+    full, others = keys(count), keys(other, group=3)
+    positions = {key: (index + 1) * BLOCK for index, key in enumerate(full)}
+    positions |= {key: (index + 1) * shape.tokens_per_block for index, key in enumerate(others)}
+    return full, others, positions, Asked(positions, [0, 3], [FULL, shape], ask)
+
+
+def test_i17_groups_with_blocks_of_different_sizes_hit_up_to_one_token():
+    ask = Ask(4)
+    full, wide, _, asked = beside_full(7, 3, WIDE, ask)
+    assert [asked.answer(key, 1) for key in full] == [HIT] * 4 + [MISS] * 3
+    assert [asked.answer(key, 1) for key in reversed(wide)] == [MISS, HIT, MISS]
+    assert ask.calls == [(tuple(full[:6]), tuple(wide))]
+
+
+def test_i17_a_lookup_of_different_sizes_begins_at_a_block_of_each():
+    ask = Ask(2)
+    full, wide, _, asked = beside_full(6, 3, WIDE, ask)
+    assert [asked.answer(key, 1) for key in full[2:5]] == [HIT, HIT, MISS]
+    assert [asked.answer(key, 1) for key in reversed(wide[1:])] == [MISS, HIT]
+    assert ask.calls == [(tuple(full[2:]), tuple(wide[1:]))]
+
+
+def test_i17_an_end_beyond_what_vllm_may_load_is_looked_for_again():
+    ask = AskAll()
+    full, states, _, asked = beside_full(4, 4, STATE, ask)
+    for step in (1, 2):
+        assert [asked.answer(key, step) for key in full[:3]] == [HIT] * 3
+        assert [asked.answer(key, step) for key in reversed(states[:3])] == [HIT, MISS, MISS]
+    assert ask.calls[:2] == [(tuple(full), tuple(states)), (tuple(full[:3]), tuple(states[:3]))]
+    assert len(ask.calls) == 3  # the second step knows
+    assert ask.calls[2] is ask.calls[1]
+
+
+def test_i17_states_alone_are_asked_for_from_where_vllm_may_load():
+    states = keys(4)
+    ask = AskAll()
+    asked = Asked({key: (index + 1) * BLOCK for index, key in enumerate(states)}, [0], [STATE], ask)
+    assert [asked.answer(key, 1) for key in reversed(states[:3])] == [HIT, MISS, MISS]
+
+
+def test_i17_keys_within_a_block_are_misses_and_move_no_other():
+    ask = AskAll()
+    full, _, positions, asked = beside_full(3, 3, STATE, ask)
+    tails = [*keys(1, start=70), *keys(1, start=71, group=3)]
+    positions |= dict.fromkeys(tails, 3 * BLOCK + 8)
+    positions |= dict.fromkeys((*keys(1, start=3), *keys(1, start=3, group=3)), 4 * BLOCK)
+    assert [asked.answer(key, 1) for key in (*full, *tails)] == [HIT] * 3 + [MISS] * 2
+    assert asked.answer(keys(1, start=3, group=3)[0], 1) is HIT
+    assert ask.calls == [(tuple(keys(4)), tuple(keys(4, group=3)))]

@@ -32,10 +32,16 @@ def test_a_plain_engine_is_served():
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ({"groups": (GROUP, replace(GROUP, group_id=1, tokens_per_block=64))}, "blocks of 32 and 64 tokens"),
         (
-            {"groups": (replace(GROUP, kinds=("FullAttentionSpec", "MambaSpec")),)},
-            "'layers.1' keeps MambaSpec",
+            {"groups": (replace(GROUP, kinds=("FullAttentionSpec", "CrossAttentionSpec")),)},
+            "'layers.1' keeps CrossAttentionSpec, a layout kvtier does not know",
+        ),
+        (
+            {
+                "groups": (replace(GROUP, kinds=("FullAttentionSpec", "MambaSpec")),),
+                "has_prefix_caching": False,
+            },
+            "'layers.1' keeps MambaSpec, and vLLM's prefix caching is off",
         ),
         ({"groups": (replace(GROUP, window=64),), "blocks_per_chunk": 2}, "sliding windows"),
         ({"canonical_layout": True}, "canonical_layout"),
@@ -145,11 +151,13 @@ CASES = {
         {"engine": {"tensor_parallel_size": 2, "nnodes": 2, "distributed_executor_backend": "mp"}},
         BOTH,
     ),
-    "layers whose KV is not full or sliding-window attention": Case(
-        "'layer.0' keeps MambaSpec", {"groups": [["mamba", BLOCK]]}, SPEC
+    "layers that keep neither full, sliding-window or latent attention nor a state": Case(
+        "'layer.0' keeps ChunkedLocalAttentionSpec", {"groups": [["chunks", BLOCK]]}, SPEC
     ),
-    "KV groups with blocks of different sizes": Case(
-        "blocks of 32 and 64 tokens", {"groups": [["full", 32], ["full", 64]]}, SPEC
+    "latent attention and states without vLLM's prefix caching": Case(
+        "'layer.0' keeps MambaSpec, and vLLM's prefix caching is off",
+        {"groups": [["state", BLOCK]], "engine": {"enable_prefix_caching": False}},
+        SPEC,
     ),
     "sliding windows in blocks joined into larger ones": Case(
         "blocks_per_chunk = 2 with sliding windows",
@@ -178,6 +186,8 @@ SERVED: dict[str, dict[str, Any]] = {
     "v8 LoRA": {"engine": {"enable_lora": True}},
     "v8 suffix": {"engine": {"speculative_config": {"method": "suffix", **PROPOSE}}},
     "v16 a streamer of the model's own files": {"engine": {"load_format": "runai_streamer"}},
+    "i17 blocks of different sizes": {"groups": [["full", BLOCK], ["window", 2 * BLOCK]]},
+    "i17 states beside latent attention": {"groups": [["latent", BLOCK], ["state", BLOCK]]},
     "v14 each engine on a host of its own": {
         "engine": {
             "nnodes": 2,

@@ -100,6 +100,7 @@ _NAMES = {
     f"{_BASE}:CanonicalKVCaches": "tensors, group_data_refs",
     f"{_BASE}:CanonicalKVCacheTensor": "tensor, page_size_bytes",
     f"{_BASE}:CanonicalKVCacheRef": "tensor_idx, page_size_bytes",
+    "vllm.v1.kv_cache_interface:MambaSpec": "",
     "vllm.v1.metrics.cache_hit_source:CacheHitSource": "DISK, HOST, EXTERNAL_UNSPECIFIED",
     f"{_TIERING}:SecondaryTierManager": "block_size_bytes",
     f"{_TIERING}:TransferJob": "job_id, keys, chunk_ids, req_context",
@@ -118,7 +119,7 @@ _NAMES = {
     "vllm.config:ModelConfig": (
         "model, model_weights, revision, code_revision, hf_config, hf_config_path, trust_remote_code, max_model_len"
     ),
-    "vllm.config:CacheConfig": "cache_dtype, prefix_caching_hash_algo",
+    "vllm.config:CacheConfig": "cache_dtype, enable_prefix_caching, prefix_caching_hash_algo",
     "vllm.config:ParallelConfig": (
         "world_size, nnodes_within_dp, tensor_parallel_size, pipeline_parallel_size, prefill_context_parallel_size, "
         "decode_context_parallel_size"

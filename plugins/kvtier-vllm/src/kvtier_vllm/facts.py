@@ -5,6 +5,7 @@ tiers, gets these facts from it. Pure: nothing here reads vLLM or the machine.
 """
 
 import json
+import math
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -64,6 +65,7 @@ class EngineFacts:
     groups: tuple[GroupFacts, ...]
     blocks_per_chunk: int
     layout: str
+    has_prefix_caching: bool
     hash_algorithm: str
     hash_seed_digest: str | None
     has_lora: bool
@@ -95,7 +97,7 @@ def make_namespace(facts: EngineFacts) -> Namespace:
         revision=facts.revision,
         weights_digest="-".join([*weights, f"config-{facts.config_digest}"]) if is_known else None,
         kv_dtype=facts.kv_dtype,
-        tokens_per_block=facts.groups[0].tokens_per_block,
+        tokens_per_block=_tokens_per_hash(facts),
         block_size_factor=facts.blocks_per_chunk,
         groups=_group_specs(facts),
         layout=facts.layout,
@@ -108,10 +110,20 @@ def _group_specs(facts: EngineFacts) -> tuple[GroupSpec, ...]:
     """The groups by their number in vLLM's keys; those that take no part in prefix caching keep their place."""
     known = {group.group_id: group for group in facts.groups}
     left_out = GroupSpec(layers=("not cached",), block_bytes=0, cacheable=False)
-    factor = facts.blocks_per_chunk * facts.workers.count
+    factor, smallest = facts.blocks_per_chunk * facts.workers.count, _tokens_per_hash(facts)
     return tuple(
-        GroupSpec(layers=group.layers, block_bytes=group.block_bytes * factor, window=group.window)
+        GroupSpec(
+            layers=group.layers,
+            block_bytes=group.block_bytes * factor,
+            tokens_per_block=None if group.tokens_per_block == smallest else group.tokens_per_block,
+            window=group.window,
+        )
         if (group := known.get(number)) is not None
         else left_out
         for number in range(max(known) + 1)
     )
+
+
+def _tokens_per_hash(facts: EngineFacts) -> int:
+    """The tokens that every group's blocks are whole multiples of."""
+    return math.gcd(*(group.tokens_per_block for group in facts.groups))

@@ -14,6 +14,7 @@ from vllm.envs import compile_factors
 from vllm.platforms import current_platform
 from vllm.utils.hashing import get_hash_fn_by_name
 from vllm.v1.core.kv_cache_utils import resolve_none_hash_seed
+from vllm.v1.kv_cache_interface import MambaSpec
 from vllm.v1.kv_offload.base import CanonicalKVCaches
 from vllm.v1.kv_offload.config import OffloadingConfig, OffloadingGroupConfig
 
@@ -45,6 +46,7 @@ def read_facts(config: OffloadingConfig, kv_caches: CanonicalKVCaches) -> Engine
         ),
         blocks_per_chunk=config.cache.blocks_per_chunk,
         layout=_layout(vllm_config, config),
+        has_prefix_caching=cache.enable_prefix_caching,
         hash_algorithm=cache.prefix_caching_hash_algo,
         hash_seed_digest=_hash_seed_digest(cache.prefix_caching_hash_algo),
         has_lora=vllm_config.lora_config is not None,
@@ -117,7 +119,12 @@ def _group(
 
 
 def _window(vllm_config: VllmConfig, specs: Sequence[Any]) -> int | None:
-    """How many tokens a group's layers look back; ``None`` where one sees all, or vLLM treats them as if it did."""
+    """How many tokens a group's layers look back; ``None`` where one sees all, or vLLM treats them as if it did.
+
+    Of states only the one after the last token counts.
+    """
+    if all(isinstance(spec, MambaSpec) for spec in specs):
+        return 1
     windows = [getattr(spec, "sliding_window", None) for spec in specs]
     if None in windows or vllm_config.scheduler_config.disable_hybrid_kv_cache_manager:
         return None

@@ -6,17 +6,23 @@ lookup is about; what it answers is the coordinator's.
 
 from collections.abc import Callable, Mapping, Sequence
 from itertools import count, islice
+from math import lcm
 from typing import Protocol
 
 from kvtier_core.engine import LookupState, OffloadKey, get_offload_group_idx
 from kvtier_vllm.adapters import KeyName, vllms_own
 
 Positions = Mapping[OffloadKey, int]
-"""vLLM's own map of a request's keys, which grows in prompt order, group by group."""
+"""vLLM's own map of a request's keys to the tokens they end at, which grows in prompt order, group by group."""
 
 
 class GroupShapeLike(Protocol):
     """How one group's blocks cover the tokens."""
+
+    @property
+    def tokens_per_block(self) -> int:
+        """Tokens in a block."""
+        ...
 
     @property
     def window(self) -> int | None:
@@ -50,6 +56,9 @@ class Asked:
     how they cover tokens; *ask* answers for each group's keys from a common token on. With one shape all keys are of
     one prefix, whatever their groups. *name* gives kvtier's key for vLLM's.
 
+    Where vLLM begins with a window it says how far it may load: it keeps tokens back to compute, a whole block of them
+    for a state. An end point beyond that is looked for again.
+
     Without *positions* the keys are learnt as they are asked for: a key seen for the first time answers RETRY, so that
     vLLM goes on to the next, and all of them are looked up in one batch in the step after.
     """
@@ -63,45 +72,80 @@ class Asked:
         name: KeyName = vllms_own,
     ) -> None:
         self._positions = positions
+        self._seen = 0
+        """Of *positions*."""
         self._number = {group: number for number, group in enumerate(groups)}
         self._shapes = shapes
+        self._unit = lcm(*(shape.tokens_per_block for shape in shapes))
         self._ask = ask
         self._name = name
         self._keys: list[list[OffloadKey]] = [[] for _ in shapes]
         self._index: dict[OffloadKey, int] = {}
         """Which of its group's each key is."""
         self._begins_anywhere = all(shape.window is not None for shape in shapes)
+        self._bound: int | None = None
+        """The token up to which vLLM may load, where that was seen to be less than the keys reach."""
         self._step = -1
-        self._start = 0
+        self._start = self._end = 0
+        """The tokens that the last lookup was about."""
         self._asked: tuple[tuple[OffloadKey, ...], ...] = ()
         """Kept as long as it is the same: the coordinator knows it again while its answer is pending."""
+        self._met: set[int] = set()
+        """The groups that vLLM has asked for since that lookup."""
+        self._found = 0
+        """The end point."""
         self._needed: list[range] = []
-        """Of each group, the blocks that the end point needs."""
+        """Of each group, the blocks that the end point needs, from where the lookup began."""
         self._state = LookupState.MISS
         """What these answer."""
 
     def answer(self, key: OffloadKey, step: int) -> LookupState:
-        """What *key* answers in *step*. The coordinator is asked once a step, or when an earlier key is asked for."""
-        if self._positions is not None and len(self._positions) != len(self._index):
-            self._add(list(islice(self._positions, len(self._index), None)))
+        """What *key* answers in *step*.
+
+        The coordinator is asked once a step, or when an earlier key is asked for, or vLLM may load less than was found.
+        """
+        if self._positions is not None and len(self._positions) != self._seen:
+            self._learn(self._positions)
         index = self._index.get(key)
         if index is None:
             return self._answer_stranger(key)
+        group = self._group_of(key)
+        shape = self._shapes[group]
+        begin = index * shape.tokens_per_block
         # Windows are asked for from their end: where there is nothing else, nothing says where the lookup begins.
-        if self._step != step or (index < self._start and not self._begins_anywhere):
-            self._look_up(step, 0 if self._begins_anywhere else index)
-        if index - self._start in self._needed[self._group_of(key)]:
+        if self._step != step or (begin < self._start and not self._begins_anywhere):
+            self._look_up(step, 0 if self._begins_anywhere else begin // self._unit * self._unit)
+        if (
+            shape.window is not None
+            and group not in self._met
+            and begin + shape.tokens_per_block < self._found
+        ):
+            self._bound = begin + shape.tokens_per_block
+            self._look_up(step, self._start)
+        self._met.add(group)
+        if index - self._start // shape.tokens_per_block in self._needed[group]:
             return self._state
-        if len(self._asked[0]) <= index - self._start and index < min(map(len, self._keys)):
+        if self._bound is None and self._end <= begin < self._reach():
             return LookupState.RETRY  # seen since the lookup
         return LookupState.MISS
 
+    def _reach(self) -> int:
+        """The token up to which every group has keys."""
+        return min(
+            len(keys) * shape.tokens_per_block for keys, shape in zip(self._keys, self._shapes, strict=True)
+        )
+
     def _look_up(self, step: int, start: int) -> None:
-        end = min(map(len, self._keys))
-        if start != self._start or not self._asked or len(self._asked[0]) != end - start:
-            self._asked = tuple(tuple(keys[start:end]) for keys in self._keys)
-        self._step, self._start = step, start
+        end = self._reach() if self._bound is None else self._bound
+        if (start, end) != (self._start, self._end) or not self._asked:
+            self._asked = tuple(
+                tuple(keys[start // shape.tokens_per_block : end // shape.tokens_per_block])
+                for keys, shape in zip(self._keys, self._shapes, strict=True)
+            )
+        self._step, self._start, self._end = step, start, end
+        self._met.clear()
         found = self._ask(self._asked)
+        self._found = start + found.tokens
         is_settled = found.state in (LookupState.HIT, LookupState.MISS)
         self._state = LookupState.HIT if is_settled else found.state
         self._needed = [shape.needed(found.tokens) for shape in self._shapes]
@@ -111,6 +155,16 @@ class Asked:
             return LookupState.MISS  # not a key of this request: any doubt is a miss
         self._add([key])
         return LookupState.RETRY
+
+    def _learn(self, positions: Positions) -> None:
+        """Take in the keys that vLLM has added. Those of a block's beginning alone are left out (a partial tail)."""
+        new = list(islice(positions.items(), self._seen, None))
+        self._seen += len(new)
+        self._bound = None
+        self._add([key for key, end in new if len(self._keys) == 1 or self._is_whole(key, end)])
+
+    def _is_whole(self, key: OffloadKey, end: int) -> bool:
+        return end % self._shapes[self._group_of(key)].tokens_per_block == 0
 
     def _add(self, new: Sequence[OffloadKey]) -> None:
         for group, keys in enumerate(self._keys):

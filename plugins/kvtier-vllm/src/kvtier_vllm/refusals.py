@@ -10,7 +10,8 @@ from kvtier_core import UnsupportedModelError
 from kvtier_vllm.facts import EngineFacts, Workers
 
 CRYPTOGRAPHIC_HASHES = ("sha256", "sha256_cbor")
-SUPPORTED_KINDS = ("FullAttentionSpec", "SlidingWindowSpec")
+SUPPORTED_KINDS = ("FullAttentionSpec", "MLAAttentionSpec", "MambaSpec", "SlidingWindowSpec")
+NEED_PREFIX_CACHING = ("MLAAttentionSpec", "MambaSpec")
 _TOKENS_OF_WORKERS = "which worker keeps which tokens is not part of a block's name"
 
 
@@ -47,16 +48,20 @@ def _hosts(workers: Workers) -> Iterator[str]:
         )
 
 
-def _block_sizes(facts: EngineFacts) -> Iterator[str]:
-    sizes = sorted({group.tokens_per_block for group in facts.groups})
-    if len(sizes) > 1:
-        yield f"its KV groups have blocks of {' and '.join(map(str, sizes))} tokens, and kvtier needs the same in all"
-
-
 def _kinds(facts: EngineFacts) -> Iterator[str]:
     for group in facts.groups:
         for kind in sorted(set(group.kinds) - set(SUPPORTED_KINDS)):
             yield f"its layer {group.layers[group.kinds.index(kind)]!r} keeps {kind}, a layout kvtier does not know"
+
+
+def _without_prefix_caching(facts: EngineFacts) -> Iterator[str]:
+    for group in facts.groups if not facts.has_prefix_caching else ():
+        for kind in sorted(set(group.kinds) & set(NEED_PREFIX_CACHING)):
+            yield (
+                f"its layer {group.layers[group.kinds.index(kind)]!r} keeps {kind}, and vLLM's prefix caching is off: "
+                "without it vLLM keeps no state to go on from, and on some CPUs turns it off for MLA because answers "
+                "after cached tokens differ there; set enable_prefix_caching"
+            )
 
 
 def _joined_windows(facts: EngineFacts) -> Iterator[str]:
@@ -102,8 +107,8 @@ WORKERS: Mapping[str, Callable[[Workers], Iterator[str]]] = {
     "workers of one engine on several hosts": _hosts,
 }
 KV: Mapping[str, Callable[[EngineFacts], Iterator[str]]] = {
-    "layers whose KV is not full or sliding-window attention": _kinds,
-    "KV groups with blocks of different sizes": _block_sizes,
+    "layers that keep neither full, sliding-window or latent attention nor a state": _kinds,
+    "latent attention and states without vLLM's prefix caching": _without_prefix_caching,
     "sliding windows in blocks joined into larger ones": _joined_windows,
     "vLLM's canonical layout": _canonical,
 }
