@@ -115,8 +115,7 @@ MODELS: dict[str, Model] = {
             **SIZES,
             **_WINDOWS,
             "query_pre_attn_scalar": 32,
-            "final_logit_softcapping": None,
-            "initializer_range": 0.1,
+            "initializer_range": 0.05,
         },
     ),
     "Gemma 3": Model(
