@@ -1,7 +1,8 @@
 """The self-test: right devices pass, devices that lie do not, and the engine's memory is left as it was."""
 
 import re
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from kvtier_core.transfer import (
     SELF_TEST_JOBS,
     CPUDevice,
     Direction,
+    GroupTransfer,
     KVLayout,
     SelfTestError,
     self_test,
@@ -36,6 +38,24 @@ def test_a_device_that_lies_is_refused(liar: type[Honest]) -> None:
 def test_a_device_that_copies_right_passes_on_a_gpu(kind: type, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(liars, "TRIES", 3)
     assert find_out(kind) is None
+
+
+def test_compute_is_late_when_a_transfer_is_submitted() -> None:
+    """Else a device that does not wait for it would be found by chance."""
+    scene = liars.Scene(0)
+    scene.gpu.compute._pace_s = 0
+    late = []
+
+    class Watches(Honest):
+        def submit(self, direction: Direction, job_id: int, parts: Sequence[GroupTransfer]) -> None:
+            computed = threading.Event()
+            self._gpu.compute.launch(computed.set)
+            late.append(not computed.wait(0.002))
+            super().submit(direction, job_id, parts)
+
+    with scene.device(Watches) as device:
+        self_test(device, scene.layout, scene.pool, 1)
+    assert any(late)
 
 
 def test_the_page_about_testing_counts_the_liars() -> None:

@@ -7,6 +7,7 @@ its steps. The honest one must pass, or a liar that is caught proves nothing.
 import mmap
 import random
 import threading
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -15,7 +16,9 @@ from typing import NamedTuple
 import torch
 
 from kvtier_core.transfer import (
+    SELF_TEST_JOBS,
     CUDADevice,
+    Device,
     Direction,
     GroupTransfer,
     KVLayout,
@@ -32,6 +35,7 @@ from tests.transfer.simgpu.gpu import GPU
 STORE, LOAD = Direction.STORE, Direction.LOAD
 TRIES = 6
 """A liar that passes the self-test in this many scenes is not caught. Most are caught in the first."""
+_LATE_S = 0.005
 _FAR_STEP = 1 << 26
 _FAR_BLOCKS = 80  # the last ones begin beyond 2**32 bytes
 
@@ -66,6 +70,7 @@ class Honest:
             stream.launch(partial(computed.wait, TIMEOUT_S))
         if self.is_early(direction):
             stream.launch(ended.set)
+            stream.launch(partial(time.sleep, _LATE_S))
         for page in self.chosen(direction, list(self._pages(parts))):
             stream.launch(partial(self.copy, direction, page))
         stream.launch(ended.set)
@@ -180,45 +185,49 @@ class SwappedPages(Honest):
 
 
 class LateWrite(Honest):
-    """Writes what it loaded again, when the next load comes."""
+    """Writes what the first load wrote again, when the last one comes."""
 
-    def __init__(self, *args: object) -> None:
-        super().__init__(*args)  # type: ignore[arg-type]
-        self._again: list[tuple[torch.Tensor, torch.Tensor]] = []
+    late = LOAD
+
+    def __init__(self, layout: KVLayout, pool: Pool, worker: int, gpu: GPU) -> None:
+        super().__init__(layout, pool, worker, gpu)
+        self._first: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self._jobs = 0
 
     def copy(self, direction: Direction, page: Page) -> None:
         super().copy(direction, page)
-        if direction is LOAD:
-            self._again.append((self.at_device(page), self.at_row(page).clone()))
+        if direction is self.late and self._jobs == 1:
+            written = self.at_device(page) if direction is LOAD else self.at_row(page)
+            self._first.append((written, written.clone()))
 
     def chosen(self, direction: Direction, pages: list[Page]) -> list[Page]:
-        if direction is LOAD:
-            for place, content in self._again:
+        self._jobs += direction is self.late
+        if self._jobs == SELF_TEST_JOBS:
+            for place, content in self._first:
                 place.copy_(content)
-            self._again.clear()
+            self._first.clear()
         return pages
 
 
 class LateRow(LateWrite):
-    """Writes what it stored again, when the next store comes."""
+    """Writes what the first store wrote again, when the last one comes."""
 
-    def copy(self, direction: Direction, page: Page) -> None:
-        Honest.copy(self, direction, page)
-        if direction is STORE:
-            self._again.append((self.at_row(page), self.at_row(page).clone()))
-
-    def chosen(self, direction: Direction, pages: list[Page]) -> list[Page]:
-        return super().chosen(LOAD if direction is STORE else STORE, pages)
+    late = STORE
 
 
 class TouchesNextBlock(Honest):
-    """Writes 8 bytes more than it should behind the last page of a load."""
+    """Writes 8 bytes of the blocks behind those of a load."""
+
+    def chosen(self, direction: Direction, pages: list[Page]) -> list[Page]:
+        self._ids = {(page.group, page.block) for page in pages}
+        return pages
 
     def copy(self, direction: Direction, page: Page) -> None:
         super().copy(direction, page)
-        at = self.at_device(page)
-        if direction is LOAD and at.storage_offset() + page.size + 8 <= at.untyped_storage().nbytes():
-            at.as_strided((8,), (1,), at.storage_offset() + page.size).fill_(0)
+        behind = page.group, page.block + 1
+        is_there = behind[1] < self._layout.groups[page.group].num_blocks
+        if direction is LOAD and is_there and behind not in self._ids:
+            self.at_device(page._replace(block=behind[1]))[:8] = 0
 
 
 class TouchesNextRow(Honest):
@@ -348,18 +357,18 @@ class Scene:
         self.factor = chance.randint(1, 3) if seed else 3
         far = torch.frombuffer(mmap.mmap(-1, _FAR_STEP * _FAR_BLOCKS), dtype=torch.uint8)
         self.kv = [
-            [torch.full((24, 40), 7, dtype=torch.uint8)]
-            + [torch.full((24, size + 32), 7, dtype=torch.uint8)[:, :size] for size in (24, 13, 64)],
+            [torch.full((200, 40), 7, dtype=torch.uint8)]
+            + [torch.full((200, size + 32), 7, dtype=torch.uint8)[:, :size] for size in (24, 13, 64)],
             [far.as_strided((_FAR_BLOCKS, 24), (_FAR_STEP, 1))],
         ]
         if seed % 2:
             self.kv.reverse()
         self.layout = said_to_be_on_a_gpu(KVLayout(*self.kv, block_size_factor=self.factor))
-        geometry = PoolGeometry(num_rows=64, row_bytes=row_bytes(self.layout, 2), num_workers=2)
+        geometry = PoolGeometry(num_rows=400, row_bytes=row_bytes(self.layout, 2), num_workers=2)
         self.pool = Pool.create(geometry)
 
     @contextmanager
-    def device(self, kind: type) -> Iterator[object]:
+    def device(self, kind: type) -> Iterator[Device]:
         """A device of this kind, at work until the end; the pool can be closed then."""
         with self.gpu.installed():
             device = (
@@ -380,7 +389,7 @@ def find_out(kind: type) -> str | None:
         scene = Scene(seed)
         try:
             with scene.device(kind) as device:
-                self_test(device, scene.layout, scene.pool, 1)  # type: ignore[arg-type]
+                self_test(device, scene.layout, scene.pool, 1)
         except SelfTestError as error:
             return str(error)
     return None
