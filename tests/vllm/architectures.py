@@ -115,7 +115,9 @@ MODELS: dict[str, Model] = {
             **SIZES,
             **_WINDOWS,
             "query_pre_attn_scalar": 32,
-            "initializer_range": 0.05,
+            # with fewer layers its embeddings, which are tied, decide alone
+            "num_hidden_layers": 12,
+            "layer_types": ["sliding_attention", "full_attention"] * 6,
         },
     ),
     "Gemma 3": Model(
