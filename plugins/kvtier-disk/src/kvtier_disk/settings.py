@@ -22,7 +22,7 @@ class DiskSettings(TierSettings):
     layout: Literal["extents", "files"] = "extents"
     """How blocks lie on disk: `"extents"` are large files with an index, `"files"` one file a block, as NFS needs."""
     extent_size: Annotated[Size, Field(ge=1 << 20, le=64 << 30)] = 64 << 20
-    """Most bytes of an extent. The first has 4 MiB, later ones double what there is, up to an eighth of `capacity`."""
+    """Most bytes of an extent: the first has 4 MiB, later ones double what there is, up to an eighth of `capacity`."""
     min_free: Size | None = None
     """Bytes of the file system that stay free; unset: a twentieth of it, at most 1 GiB."""
     refresh: Annotated[Duration, Field(gt=0)] = 1.0
