@@ -13,6 +13,8 @@ from contextlib import nullcontext, suppress
 from pathlib import Path
 from unittest.mock import patch
 
+sys.path.append(str(Path(__file__).parents[2]))  # this program runs apart from the tests
+
 
 def main() -> None:
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w")
@@ -27,11 +29,11 @@ def main() -> None:
     engine.close()
 
 
-def schedule_asynchronously():
+def schedule_asynchronously(*, has_streams=False):
     """Let vLLM schedule asynchronously on a CPU, as it does on GPUs: each step is scheduled before the last one's end.
 
     It switches that off there, though only the order of CUDA's streams and events needs a GPU: on a CPU every copy is
-    over when its call returns.
+    over when its call returns, so that streams and events have nothing to wait for. A simulated GPU *has_streams*.
     """
     from vllm.platforms.cpu import CpuPlatform
 
@@ -43,7 +45,8 @@ def schedule_asynchronously():
         def synchronize(self): ...
         def wait_stream(self, stream): ...
 
-    patch.multiple("torch.cuda", Event=Over, Stream=Over, current_stream=Over, stream=nullcontext).start()
+    if not has_streams:
+        patch.multiple("torch.cuda", Event=Over, Stream=Over, current_stream=Over, stream=nullcontext).start()
     update = CpuPlatform.check_and_update_config
 
     def check_and_update_config(cls, config):
@@ -122,8 +125,12 @@ class Engine:
     def __init__(self, options):
         from vllm import LLM
 
+        if simulated_gpu := options.pop("simulated_gpu", None):
+            from tests.vllm.on_a_gpu import put_kv_on_a_gpu
+
+            put_kv_on_a_gpu(**simulated_gpu)
         if options.pop("asynchronous", False):
-            schedule_asynchronously()
+            schedule_asynchronously(has_streams=simulated_gpu is not None)
         if options.pop("prefix_caching_of_mla", False):
             cache_prefixes_of_mla()
         self.refusals = [refusal(LLM, {**options, **changes}) for changes in options.pop("refused_first", ())]
@@ -314,7 +321,6 @@ class Engine:
     def books(self, tiers=None):
         tiers = tiers or self.manager._tiers
         state = tiers.coordinator.state
-        sys.path.append(str(Path(__file__).parents[2]))  # this program runs apart from the tests
         from tests.sim.books import check_books
 
         check_books(state)

@@ -5,8 +5,9 @@
 log-probabilities; resets of all four kinds, with and without running requests, alone and in bursts. Half of the
 requests go to a tiny Llama, half to a tiny Gemma 3 with sliding windows. Device and pool are small, and every few
 hundred requests a new engine goes on with the same disk. How fast tiers are is not drawn: a seed replays the same
-requests and resets, not quite the same steps. The last line is JSON. A wrong answer, an engine that stops, and one that
-holds blocks when all is over, make the exit status 1.
+requests and resets, not quite the same steps. With ``--simulated-gpu`` the KV is taken to be on one (see ``on_a_gpu``),
+and every other engine schedules asynchronously, as vLLM does on GPUs. The last line is JSON. A wrong answer, an engine
+that stops, and one that holds blocks when all is over, make the exit status 1.
 """
 
 import argparse
@@ -26,6 +27,8 @@ from tests.vllm.models import save_hybrid_model, save_tiny_model
 
 PART = 250
 """Requests served by one engine."""
+_PART_ON_GPU = 150
+"""Fewer, because a simulated GPU takes its time."""
 LOGPROB_TOLERANCE = 0.01
 KINDS = [
     {"running": running, "connector": connector} for running in (False, True) for connector in (False, True)
@@ -55,6 +58,8 @@ class Tally:
     stops: int = 0
     preemptions: int = 0
     aborts: int = 0
+    asynchronous: int = 0
+    """Answers of engines that schedule so."""
     hit_blocks: Counter[str] = field(default_factory=Counter)
     resets: Counter[str] = field(default_factory=Counter)
 
@@ -62,7 +67,7 @@ class Tally:
         return {
             **{
                 name: getattr(self, name)
-                for name in ("answers", "mismatches", "stops", "preemptions", "aborts")
+                for name in ("answers", "mismatches", "stops", "preemptions", "aborts", "asynchronous")
             },
             "resets": self.resets.total(),
             "hit_blocks": self.hit_blocks.total(),
@@ -148,9 +153,10 @@ def differ(said: dict[str, Any], expected: dict[str, Any]) -> str | None:
 class Soak:
     """One model's engine with kvtier, beside one without connector."""
 
-    def __init__(self, name: str, seed: int, directory: Path) -> None:
+    def __init__(self, name: str, seed: int, directory: Path, gpu: dict[str, Any] | None = None) -> None:
+        """*gpu*: for ``put_kv_on_a_gpu``, but for its seed."""
         self.tally = Tally()
-        self._name, self._seed = name, seed
+        self._name, self._seed, self._gpu = name, seed, gpu
         self._directory = directory / name
         self._directory.mkdir()
         self._model = MODELS[name]
@@ -165,9 +171,16 @@ class Soak:
     def close(self) -> None:
         self._plain.close()
 
-    def serve(self, part: int, count: int, only: set[int] | None = None) -> None:
+    def serve(self, part: int, count: int) -> None:
         """Serve part *part* of *count* requests."""
         draw = Draw(f"{self._seed} {self._name} {part}", self._model, count)
+        if self._gpu is not None:
+            draw.options["simulated_gpu"] = {"seed": part, **self._gpu}
+        if is_asynchronous := self._gpu is not None and part % 2 > 0:
+            draw.options["asynchronous"] = True
+            draw.resets = [
+                {**reset, "idle": True} for reset in draw.resets
+            ]  # vLLM refuses them during a step
         with ThreadPoolExecutor(1) as other:
             right = other.submit(
                 self._plain.call, "soak", requests=draw.requests, at_once=8, aborts={}, resets=[]
@@ -179,6 +192,7 @@ class Soak:
                 self.tally.aborts += 1
                 continue
             self.tally.answers += 1
+            self.tally.asynchronous += is_asynchronous
             if (where := differ(answer, expected[number])) is not None:
                 self.tally.mismatches += 1
                 print(f"{self._name}, part {part}, request {number}: {where}", flush=True)
@@ -207,15 +221,18 @@ class Soak:
         return said
 
 
-def soak(requests: int, seed: int, models: Sequence[str], directory: Path) -> dict[str, Tally]:
-    """Serve *requests*, shared out evenly among *models*; what came of it, by model."""
+def soak(
+    requests: int, seed: int, models: Sequence[str], directory: Path, gpu: dict[str, Any] | None = None
+) -> dict[str, Tally]:
+    """Serve *requests*, shared out evenly among *models*; what came of it, by model. *gpu* as ``Soak`` takes it."""
     tallies = {}
+    size = PART if gpu is None else _PART_ON_GPU
     for name in models:
-        one = Soak(name, seed, directory)
+        one = Soak(name, seed, directory, gpu)
         try:
             left = requests // len(models)
-            for part in range(-(-left // PART)):
-                one.serve(part, min(PART, left - part * PART))
+            for part in range(-(-left // size)):
+                one.serve(part, min(size, left - part * size))
                 print(f"{name}, part {part}: {json.dumps(one.tally.report())}", flush=True)
         finally:
             one.close()
@@ -228,14 +245,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--requests", type=int, default=4000, help="in all (%(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="all is drawn from it (%(default)s)")
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
+    parser.add_argument("--simulated-gpu", action="store_true", help="the KV is taken to be on one")
     parser.add_argument("--json", action="store_true", help="end with one line of JSON")
     options = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory() as directory:
-        tallies = soak(options.requests, options.seed, options.models, Path(directory))
+        gpu: dict[str, Any] | None = {} if options.simulated_gpu else None
+        tallies = soak(options.requests, options.seed, options.models, Path(directory), gpu)
     reports = {name: tally.report() for name, tally in tallies.items()}
     totals = {
         key: sum(report[key] for report in reports.values())
-        for key in ("answers", "mismatches", "stops", "resets", "preemptions", "aborts", "hit_blocks")
+        for key in (
+            "answers",
+            "mismatches",
+            "stops",
+            "resets",
+            "preemptions",
+            "aborts",
+            "asynchronous",
+            "hit_blocks",
+        )
     }
     result = {"seed": options.seed, **totals, "models": reports}
     print(json.dumps(result) if options.json else json.dumps(result, indent=2))

@@ -80,10 +80,10 @@ class SimulatedEvent:
         self._reached.set()
         self._reached_at: float | None = None
 
-    def record(self, stream: SimulatedStream) -> None:
+    def record(self, stream: SimulatedStream | None = None) -> None:
         self._reached = threading.Event()
         self._reached_at = None
-        stream.launch(partial(self._reach, self._reached))
+        (stream or torch.cuda.current_stream()).launch(partial(self._reach, self._reached))
 
     def _reach(self, reached: threading.Event) -> None:
         self._reached_at = time.perf_counter()
@@ -185,16 +185,16 @@ class GPU:
             for stream in (*self._streams, self.compute):
                 stream.finish()
 
-    def Stream(self, device: torch.device) -> SimulatedStream:  # noqa: N802 - torch's name
+    def Stream(self, device: torch.device | None = None) -> SimulatedStream:  # noqa: N802 - torch's name
         self._streams.append(SimulatedStream(self._random.random(), self.faults))
         return self._streams[-1]
 
-    def current_stream(self, device: torch.device) -> SimulatedStream:
+    def current_stream(self, device: torch.device | None = None) -> SimulatedStream:
         return getattr(self._current, "stream", self.compute)
 
     @contextmanager
     def stream(self, stream: SimulatedStream) -> Iterator[None]:
-        before = self.current_stream(torch.device("cuda"))
+        before = self.current_stream()
         self._current.stream = stream
         try:
             with _Queueing(stream):
@@ -207,11 +207,11 @@ class GPU:
         yield
 
     def _sleep(self, cycles: int) -> None:
-        self.current_stream(torch.device("cuda")).launch(partial(time.sleep, cycles / 2e9))
+        self.current_stream().launch(partial(time.sleep, cycles / 2e9))
 
     def copy_batch(self, sources: Numbers, targets: Numbers, sizes: Numbers) -> None:
         """A driver's call for many copies: each runs later. The arrays are read now, as a driver does."""
-        stream = self.current_stream(torch.device("cuda"))
+        stream = self.current_stream()
         assert stream is not self.compute, "a batch may not be queued on the default stream"
         assert len(sizes), "a driver refuses a batch of none"
         for array in (sources, targets, sizes):
