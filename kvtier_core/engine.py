@@ -1,6 +1,7 @@
 """All that the author of an engine adapter imports, with ``kvtier_core.transfer`` for the copies."""
 
 from kvtier_core.coordinator import Lookup, PreparedTransfer, RecomputeCost
+from kvtier_core.hints import Hints, read_hints
 from kvtier_core.keys import (
     MultimodalInput,
     OffloadKey,
@@ -23,6 +24,7 @@ __all__ = [
     "Direction",
     "EngineSession",
     "GroupSpec",
+    "Hints",
     "Lookup",
     "LookupState",
     "MissReason",
@@ -46,6 +48,7 @@ __all__ = [
     "open_session",
     "parse_duration",
     "plan_geometry",
+    "read_hints",
     "root_hash",
     "why_nothing_lasts",
 ]

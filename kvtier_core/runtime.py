@@ -25,7 +25,7 @@ from kvtier_core.proof import row_bytes_for
 from kvtier_core.session import EngineSession
 from kvtier_core.settings import Settings, load_settings
 from kvtier_core.settings.fields import find_secrets
-from kvtier_core.settings.model import MAX_LOADING
+from kvtier_core.settings.model import MAX_LOADING, MAX_PINNED
 from kvtier_core.tier_settings import TierSettings
 from kvtier_core.transfer.choice import open_device
 from kvtier_core.transfer.pool import Pool, PoolGeometry
@@ -90,6 +90,7 @@ def _limits(settings: Settings, num_rows: int) -> PoolLimits:
         max_promotion_rows=max(1, int(num_rows * settings.pool.max_promotion)),
         max_loading_rows=max(1, int(num_rows * MAX_LOADING)),
         max_cascade_rows=max(1, int(num_rows * settings.pool.max_cascade)),
+        max_pinned_rows=int(num_rows * MAX_PINNED),
         store_threshold=settings.pool.store_threshold,
     )
 

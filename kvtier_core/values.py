@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from kvtier_core.hints import NO_HINTS, Hints
 from kvtier_core.keys import OffloadKey
 from kvtier_core.transfer.direction import Direction as Direction  # noqa: PLC0414 - one enum, re-exported
 
@@ -143,6 +144,7 @@ class RequestInfo:
     ``chain`` is this request's own number in this process, above 0: a tier that bounds itself hands it to its eviction
     policy with the request's blocks (``Entry.chain``), so that the end of a prompt leaves before its beginning. It also
     tells when the request began (``begin_of``).
+    ``hints`` say what the client knows about the use of its blocks. The core honours them in the pool.
     ``not_stored`` is filled for ``on_request_finished`` alone, and for a tier that gets whole requests
     (``OffloadPolicy.REQUEST_LEVEL``): the keys of this request that it should have got and was never given.
     """
@@ -151,6 +153,7 @@ class RequestInfo:
     num_tokens: int = 0
     params: Mapping[str, Any] = field(default_factory=dict)
     not_stored: Sequence[OffloadKey] = ()
+    hints: Hints = NO_HINTS
     chain: int = field(default_factory=_next_chain, init=False, repr=False, compare=False)
 
     @property

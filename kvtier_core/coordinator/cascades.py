@@ -83,6 +83,10 @@ class Cascades:
         state.counters.below_threshold += len(absent) - len(new)
         if not new:
             return NOTHING_TO_DO
+        if state.holds:
+            state.holds.make_room(
+                len(new) + sum(map(state.ledger.is_idle, state.ledger.blocks_of(keys_held)))
+            )
         reserved = state.ledger.reserve(
             new, keys_held, state.next_job, chain=request.info.chain, depths=_some(depths, keys, new)
         )

@@ -17,9 +17,11 @@ from kvtier_core.coordinator.actions import (
 from kvtier_core.coordinator.break_even import RecomputeCost
 from kvtier_core.coordinator.cascades import Cascades
 from kvtier_core.coordinator.endpoints import GroupShape
+from kvtier_core.coordinator.holds import holds_of
 from kvtier_core.coordinator.jobs import Job, JobKind
 from kvtier_core.coordinator.limits import PoolLimits
 from kvtier_core.coordinator.lookups import Lookups
+from kvtier_core.coordinator.prefetches import Prefetches
 from kvtier_core.coordinator.presence import ResidentPresence
 from kvtier_core.coordinator.promotions import Promotions
 from kvtier_core.coordinator.request_level import RequestLevel
@@ -29,7 +31,7 @@ from kvtier_core.coordinator.state import State
 from kvtier_core.coordinator.stats import Counters
 from kvtier_core.coordinator.tier_record import TierSpec
 from kvtier_core.keys import OffloadKey
-from kvtier_core.ledger import Block, Ledger
+from kvtier_core.ledger import READY, Block, Ledger
 from kvtier_core.policies.base import EvictionPolicy
 from kvtier_core.values import Lookup, MissReason, PreparedTransfer, RequestInfo
 
@@ -50,6 +52,7 @@ class Coordinator:
     ) -> None:
         self._state = State(Ledger(num_rows, policy), tiers, limits)
         self._lookups = Lookups(self._state, groups)
+        self._prefetches = Prefetches(self._state, self._lookups)
         self._promotions = Promotions(self._state)
         self._cascades = Cascades(self._state)
         self._request_level = RequestLevel(self._state, self._cascades)
@@ -68,13 +71,20 @@ class Coordinator:
         *,
         load_tiers: Collection[str] | None = None,
         store_tiers: Collection[str] | None = None,
+        pin_rows: int | None = None,
     ) -> None:
-        """A request begins. Raises ``ValueError`` while another one of that id is not wholly over."""
+        """A request begins. *pin_rows* are the rows that the bytes fill which its hints pin.
+
+        Raises ``ValueError`` while another one of that id is not wholly over.
+        """
         state = self._state
         if info.request_id in state.requests:
             raise ValueError(f"request {info.request_id!r} is still known: request ids must be unique")
         info = replace(info)  # this very object tells the request from later ones of its id
-        request = RequestState(info, load_tiers, store_tiers, now)
+        if info.hints.drop and not info.wants_remote_decode:
+            store_tiers = ()
+        request = RequestState(info, load_tiers, store_tiers, now, holds=holds_of(info.hints, pin_rows))
+        state.counters.hints.update(info.hints.count())
         state.requests[info.request_id] = request
         if info.wants_remote_decode:
             for name in state.tiers:
@@ -111,8 +121,10 @@ class Coordinator:
         """A request ended or was aborted: its leases go back. Tiers learn of it once its last store has left."""
         request = self._state.known(request_id)
         request.finished = True
+        self._prefetches.end(request)
         self._request_level.lost(self._promotions.hand_over_planned(request))
         leases.give_back(self._state, request)
+        self._drop(request)
         self._state.forget_if_over(request)
 
     # -- lookups and device transfers
@@ -123,7 +135,13 @@ class Coordinator:
         ``keys[i]`` are the loadable blocks of the i-th group, from the prompt's beginning. Equal tuples are not looked
         at again while the answer is pending.
         """
-        return self._lookups.lookup(self._state.going_on(request_id), keys, now)
+        request = self._state.going_on(request_id)
+        self._prefetches.end(request)
+        return self._lookups.lookup(request, keys, now)
+
+    def prefetch(self, request_id: str, keys: Sequence[Sequence[OffloadKey]]) -> None:
+        """Bring the prompt *keys* from tiers to the pool, step by step, until the request looks up by itself."""
+        self._prefetches.add(self._state.going_on(request_id), keys)
 
     def loadable(self, keys: Sequence[Sequence[OffloadKey]]) -> int:
         """The longest end point of the prompt *keys* that could be loaded at once."""
@@ -142,6 +160,7 @@ class Coordinator:
             return PreparedTransfer(0, (), ())
         blocks = state.ledger.blocks_of(held)
         state.ledger.pin(blocks)
+        self._keep(request, held, request.last_lookup)
         if leases.end(state, request, held) < len(held):
             leases.use(state, request, blocks, range(-len(blocks), 0))
         job = state.start_job(JobKind.DEVICE_LOAD, request, held, blocks, float("inf"))
@@ -184,6 +203,7 @@ class Coordinator:
             for key in keys:
                 lost.pop(key, None)
         prepared = self._cascades.prepare(request, keys, now, admit_all=bool(request.whole))
+        self._keep(request, keys, now)
         self._request_level.offer(request, keys, prepared.keys if prepared is not None else (), now)
         return prepared
 
@@ -194,7 +214,30 @@ class Coordinator:
         self._cascades.complete(job, success=success, now=now)
         if not job.overdue:
             self._request_level.arrived(job.blocks, job.request, now)
+        if job.request.info.hints.drop:
+            ready = [block.key for block in job.blocks if block.state is READY]
+            job.request.to_drop.update(dict.fromkeys(ready))
+            if job.request.finished:
+                self._drop(job.request)
         self._state.forget_if_over(job.request)
+
+    # -- hints
+
+    def _keep(self, request: RequestState, keys: Sequence[OffloadKey], now: float) -> None:
+        if request.holds:
+            self._state.counters.not_kept += self._state.holds.take(request.holds, keys, now)
+
+    def _drop(self, request: RequestState) -> None:
+        """Take out of the pool what *request* has stored and no other request has used."""
+        state = self._state
+        dropped = [
+            block
+            for block in state.ledger.find_all(request.to_drop)
+            if block is not None and state.ledger.is_idle(block) and block.chain == request.info.chain
+        ]
+        request.to_drop.clear()
+        state.note_evicted([block.key for block in dropped])
+        state.detach(dropped)
 
     # -- time
 
@@ -203,6 +246,7 @@ class Coordinator:
 
         Tiers that got a job in this step get a ``TellStepEnd``.
         """
+        self._prefetches.go_on(now)
         self._promotions.submit_planned(now)
         for tier in self._state.tiers.values():
             if tier.has_jobs_this_step:
@@ -215,6 +259,7 @@ class Coordinator:
             self._state.give_up(job)
             self._results.expire(job, arrived, now)
         leases.expire(self._state, now)
+        self._state.holds.expire(now)
         self._cascades.make_up(now)
 
     # -- results

@@ -34,6 +34,13 @@ class GroupLookup:
                 self.verdicts = self.verdicts[: index + 1]
                 return
 
+    def count_rows(self, is_idle: Callable[[Block], bool]) -> int:
+        """The rows that all of it would take: of blocks that may leave, and of those that a tier may have."""
+        return sum(
+            not isinstance(verdict, MissReason) if block is None else is_idle(block)
+            for block, verdict in zip(self.blocks, self.verdicts, strict=True)
+        )
+
     def count_costs(self, is_idle: Callable[[Block], bool]) -> None:
         """Work out ``costs`` from blocks and verdicts: a key that no tier has denied yet may be had."""
         blocked = [isinstance(verdict, MissReason) for verdict in self.verdicts]

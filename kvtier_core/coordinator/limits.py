@@ -12,6 +12,8 @@ class PoolLimits:
     max_cascade_rows: int
     max_loading_rows: float = math.inf
     """Rows that loads from all tiers may hold, those that are overdue included."""
+    max_pinned_rows: float = math.inf
+    """Rows that hints may pin."""
     store_threshold: int = 1
     """Offers from which on the pool stores a block."""
     lease_timeout_s: float = 30.0
@@ -22,6 +24,10 @@ class PoolLimits:
     """Threads that check the proofs of loaded rows: one checks faster than a disk reads."""
     max_events: int = 65_536
     """Changes of the pool's contents kept for a taker of events: some MiB."""
+    max_holds: int = 1_000
+    """Hints that keep blocks at a time: when room is short, those to give way are sorted."""
+    max_prefetches: int = 1_000
+    """Prompts that wait to be brought from tiers at a time: each costs memory."""
     max_tracker_size: int = 64_000
     """Keys whose offers are counted: some MiB."""
     break_even_margin: float = 1.25

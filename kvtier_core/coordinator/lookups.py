@@ -177,7 +177,9 @@ class Lookups:
 
     def _find_end(self, groups: Sequence[GroupLookup]) -> int:
         """The longest end point, were every key there that a tier has not denied yet."""
-        ledger = self._state.ledger
+        ledger, holds = self._state.ledger, self._state.holds
+        if holds:
+            holds.make_room(sum(group.count_rows(ledger.is_idle) for group in groups))
         for group in groups:
             group.count_costs(ledger.is_idle)
         return find_end([group.costs for group in groups], ledger.room)

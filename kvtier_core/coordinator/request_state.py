@@ -3,6 +3,7 @@
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
+from kvtier_core.coordinator.holds import Hold
 from kvtier_core.keys import OffloadKey
 from kvtier_core.values import Lookup, MissReason, RequestInfo
 
@@ -67,6 +68,10 @@ class RequestState:
     """By tier that gets the whole request: each key offered, and whether the tier was or will be given it."""
     late: int = 0
     """Blocks that such tiers get later: those on their way into the pool, or waiting for a tier that is behind."""
+    holds: Sequence[Hold] = ()
+    """What its hints keep in the pool."""
+    to_drop: dict[OffloadKey, None] = field(default_factory=dict)
+    """What it has stored and nobody will need again."""
     may_store: bool = True
     """False from a reset or a preemption until it begins again."""
     finished: bool = False

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Sequence
 
 from kvtier_core.coordinator.actions import Action, SubmitJob, TellRequestFinished
 from kvtier_core.coordinator.admission import Admission, KeyMemory
+from kvtier_core.coordinator.holds import Holds
 from kvtier_core.coordinator.jobs import Job, JobKind, JobTable
 from kvtier_core.coordinator.limits import PoolLimits
 from kvtier_core.coordinator.request_state import RequestState
@@ -28,6 +29,7 @@ class State:
         self.tiers = {
             spec.name: TierRecord(spec, ledger.num_rows, limits, self.slowest_lookup_s) for spec in tiers
         }
+        self.holds = Holds(ledger, limits)
         self.requests: dict[str, RequestState] = {}
         self.jobs = JobTable()
         self.outbox: list[Action] = []
@@ -189,6 +191,7 @@ class State:
         promised = frozenset(self.ledger.detach(blocks))
         for request in self.requests.values() if promised else ():
             request.leases -= promised
+        self.holds.lost(promised)
 
     def note_evicted(self, keys: Sequence[OffloadKey]) -> None:
         """Remember keys whose blocks were evicted from the pool."""

@@ -52,6 +52,10 @@ class Counters:
     device_stored: int = 0
     device_loaded: int = 0
     evicted: int = 0
+    hints: Counter[str] = field(default_factory=Counter)
+    """Hints of requests, by kind; ``unknown`` ones were not understood."""
+    not_kept: int = 0
+    """Blocks that a hint was to keep and that found no place: too much was pinned, or kept by too many hints."""
     below_threshold: int = 0
     """Blocks that the pool did not take: offered for storing less often than its ``store_threshold``."""
     tiers: dict[str, TierCounters] = field(default_factory=dict)

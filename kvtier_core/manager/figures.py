@@ -17,6 +17,9 @@ def figures(coordinator: Coordinator, ports: Mapping[str, TierPort], row_bytes: 
             "free_rows": ledger.num_free,
             "detached_rows": ledger.num_detached,
             "row_bytes": row_bytes,
+            "held_rows": len(coordinator.state.holds),
+            "pinned_rows": coordinator.state.holds.num_pinned,
+            "not_kept_blocks": counters.not_kept,
             "evicted_blocks": counters.evicted,
             "below_threshold_blocks": counters.below_threshold,
             "stored_blocks": counters.device_stored,
@@ -24,6 +27,7 @@ def figures(coordinator: Coordinator, ports: Mapping[str, TierPort], row_bytes: 
         },
         "hit_blocks": dict(counters.hits),
         "misses": {reason.value: n for reason, n in counters.misses.items()},
+        "hints": dict(counters.hints),
         "tiers": {
             name: {"identity": str(ports[name].identity), **_of_tier(tier, row_bytes)}
             for name, tier in coordinator.state.tiers.items()

@@ -159,7 +159,11 @@ class TierManager:
         """
         self._ensure_open()
         load, store = resolve_filters(info.params, load_tiers, store_tiers, list(self._tiers.ports))
-        self._coordinator.new_request(info, self._clock(), load_tiers=load, store_tiers=store)
+        bytes_to_pin = info.hints.pin_bytes
+        pin_rows = None if bytes_to_pin is None else bytes_to_pin // self._pool.geometry.row_bytes
+        self._coordinator.new_request(
+            info, self._clock(), load_tiers=load, store_tiers=store, pin_rows=pin_rows
+        )
         self._act()
 
     def is_request_level(self, request_id: str) -> bool:
@@ -194,6 +198,10 @@ class TierManager:
         answer = self._coordinator.lookup(request_id, keys, self._clock())
         self._act()
         return answer
+
+    def prefetch(self, request_id: str, keys: Sequence[Sequence[OffloadKey]]) -> None:
+        """Bring the prompt *keys* from tiers to the pool in the steps that follow, until the request asks itself."""
+        self._coordinator.prefetch(request_id, keys)
 
     def loadable(self, keys: Sequence[Sequence[OffloadKey]]) -> int:
         """Up to which token of a prompt all groups could be loaded at once."""

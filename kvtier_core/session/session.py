@@ -18,6 +18,7 @@ from typing import Any, Self
 
 from kvtier_core.coordinator import Lookup, RecomputeCost
 from kvtier_core.errors import ClosedError, UnknownRequestError
+from kvtier_core.hints import NO_HINTS, Hints
 from kvtier_core.keys import RequestIdentity
 from kvtier_core.manager.manager import TierManager
 from kvtier_core.prompts import HashedPrompt
@@ -73,20 +74,26 @@ class EngineSession:
         *,
         load_tiers: Collection[str] | None = None,
         store_tiers: Collection[str] | None = None,
+        hints: Hints = NO_HINTS,
     ) -> None:
         """Begin a request with its prompt. *params* are the engine's ``kv_transfer_params`` (a mapping, or ``None``).
 
         It loads from *load_tiers* and stores to *store_tiers* alone, all tiers by default; *params* may narrow either
         with ``{"kvtier": {"load_tiers": [...], "store_tiers": [...]}}``. The pool serves every request.
-        ``{"do_remote_decode": True}`` gives every tier it may store to the whole request (C25). Raises ``ValueError``
-        when the id is in use, or a tier of that name is not there.
+        ``{"do_remote_decode": True}`` gives every tier it may store to the whole request (C25). *hints* say
+        what else is known about the use of its blocks. Raises ``ValueError`` when the id is in use, or a tier of that
+        name is not there.
         """
         self._poll()
-        info = RequestInfo(request_id=request_id, num_tokens=len(token_ids), params=dict(params or {}))
+        info = RequestInfo(
+            request_id=request_id, num_tokens=len(token_ids), params=dict(params or {}), hints=hints
+        )
         prompt = HashedPrompt(identity, self._tokens_per_block, self._shapes, self._groups)
         prompt.extend(token_ids)
         self._manager.new_request(info, load_tiers=load_tiers, store_tiers=store_tiers)
         self._requests[request_id] = Request(info, prompt)
+        if hints.prefetch:
+            self._manager.prefetch(request_id, prompt.loadable_keys)
 
     def append(self, request_id: str, token_ids: Sequence[int]) -> None:
         """Add generated tokens. Raises ``ValueError`` for what is no token ids, and nothing has changed then."""

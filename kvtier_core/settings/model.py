@@ -18,6 +18,8 @@ _USUAL_FILE = Path("kvtier.toml")
 OnReset = Literal["all", "pool"]
 MAX_LOADING = 0.75
 """Share of the pool that loads may hold, late ones included: the rest is for stores, whatever tiers do."""
+MAX_PINNED = 0.125
+"""Share of the pool that hints may pin: half of what loads leave, so that stores always find room."""
 
 
 class PoolSettings(BaseModel):

@@ -20,6 +20,7 @@ from tests.coordinator import (
     test_faults,
     test_filters,
     test_groups,
+    test_hints,
     test_late_loads,
     test_missed,
     test_primary,
@@ -52,6 +53,44 @@ def _m(name: str, place: str, old: str, new: str, killer: Callable[[], None] | N
 
 
 MUTANTS: Sequence[Mutant] = (
+    # -- hints
+    _m(
+        "a pin gives way",
+        "coordinator.holds:Holds.make_room",
+        "hold.rank < _PINNED",
+        "True",
+        test_hints.test_pinned_blocks_stay_when_others_need_the_room,
+    ),
+    _m("pins have no share", "coordinator.holds:Holds._has_place", "not is_more", "True"),
+    _m("a hold outlives its block", "coordinator.state:State.detach", "self.holds.lost(promised)", ""),
+    _m(
+        "a hold never ends",
+        "coordinator.coordinator:Coordinator.tick",
+        "self._state.holds.expire(now)",
+        "",
+        test_hints.test_pinned_blocks_leave_when_their_time_is_over,
+    ),
+    _m(
+        "retained blocks leave by chance",
+        "coordinator.holds:Holds.make_room",
+        'sorted(self._holds, key=attrgetter("rank", "until"))',
+        "[*self._holds]",
+        test_hints.test_retained_blocks_leave_last_the_lowest_priority_and_the_ends_first,
+    ),
+    _m(
+        "what others used is dropped",
+        "coordinator.coordinator:Coordinator._drop",
+        "block.chain == request.info.chain",
+        "True",
+        test_hints.test_what_another_request_used_is_not_dropped,
+    ),
+    _m(
+        "a prefetch keeps its promises",
+        "coordinator.prefetches:Prefetches.go_on",
+        "leases.give_back(self._state, request)",
+        "",
+        test_hints.test_a_prefetch_brings_blocks_that_nobody_asks_for,
+    ),
     # -- pins, leases, rows
     _m(
         "a device load is never unpinned",

@@ -5,6 +5,7 @@ from collections import Counter
 from kvtier_core.coordinator.jobs import JobKind
 from kvtier_core.coordinator.state import State
 from kvtier_core.ledger import ARRIVING, DETACHED, READY, Ledger
+from tests.sim.holding import check_holds
 
 
 def check_books(state: State) -> None:
@@ -38,6 +39,8 @@ def check_books(state: State) -> None:
     late.update(r for tier in state.tiers.values() for r, _ in tier.late)
     assert late == Counter({r: r.late for r in state.requests.values() if r.late})
     granted = Counter(key for request in state.requests.values() for key in request.leases)
+    granted.update(state.holds)
+    check_holds(state)
     assert state.ledger.leases == granted.keys(), "what is promised is not what requests were promised"
     assert all(state.ledger.num_leases(key) == count for key, count in granted.items())
     assert all(request.leases <= set(request.promised) for request in state.requests.values())

@@ -32,6 +32,11 @@ OUTCOMES = frozenset(
         "a lease lapsed",
         "a load brought only a part",
         "a part of an overdue load had come",
+        "a hint kept a block",
+        "a kept block found no place",
+        "a prefetch brought a block",
+        "a retained block gave way",
+        "what a request stored was dropped",
         "a lookup was answered in part",
         "a planned promotion was handed over",
         "a promotion was shared",
@@ -128,6 +133,7 @@ class Watcher:
         """A step is over."""
         state = self._world.coordinator.state
         loading = state.promoting_rows + state.quarantined_rows
+        self.note("a hint kept a block", bool(state.holds))
         self.note("loads of all tiers hold what they may", loading == state.limits.max_loading_rows)
         for name, tier in state.tiers.items():
             for index, breaker in enumerate(service.breaker for service in tier.services):
@@ -154,6 +160,9 @@ class Watcher:
         for outcome, count in self._world.hooks.seen.items():
             self.note(outcome, count > 0)
         counters = self._world.coordinator.counters
+        self.note("a retained block gave way", self._world.gave_way > 0)
+        self.note("a prefetch brought a block", self._world.prefetched > 0)
+        self.note("a kept block found no place", counters.not_kept > 0)
         self.note("the pool evicted", counters.evicted > 0)
         self.note("a chain lost its end and kept its beginning", self._world.shortened > 0)
         for reason, count in counters.misses.items():

@@ -13,13 +13,14 @@ from operator import itemgetter
 from random import Random
 
 from kvtier_core.coordinator import GroupShape
+from kvtier_core.hints import NO_HINTS, Hints
 from kvtier_core.keys import OffloadKey, make_offload_key
 from kvtier_core.ledger import BlockState
 from tests.sim.hook_order import InvariantError
 from tests.sim.outcomes import Watcher
 from tests.sim.scripted import LOOKUP_ANSWERS, MOVE_ANSWERS, Answer, JobHook, RunningJob
 from tests.sim.shapes import Shape
-from tests.sim.world import World
+from tests.sim.world import MAX_HOLD_S, World
 
 
 @dataclass(eq=False, slots=True)
@@ -129,8 +130,21 @@ class Simulation:
             load_tiers=names[1:] if restricted else None,
             store_tiers=names[:1] if restricted else None,
             remote_decode=self.random.random() < 0.1,
+            hints=self._draw_hints() if self.random.random() < 0.3 else NO_HINTS,
         )
+        if self.random.random() < 0.2:
+            self.world.prefetch(name, request.keys)
         return True
+
+    def _draw_hints(self) -> Hints:
+        """Some of each kind. One that drops is to keep nothing."""
+        return Hints(
+            retain_s=self.random.choice((0.0, 5.0, MAX_HOLD_S)),
+            priority=self.random.choice((0, 1, 100)),
+            pin_s=self.random.choice((0.0, 0.0, 5.0, MAX_HOLD_S)),
+            pin_bytes=self.random.choice((None, 1, 2)),
+            drop=self.random.random() < 0.3,
+        )
 
     def _ask_for_whole(self) -> bool:
         """A tier asks for a whole request, soon or late."""
@@ -256,7 +270,10 @@ class Simulation:
         planned = [block for blocks in state.planned.get(known, {}).values() for block in blocks]
         self.watcher.note("a finish waited for a device store", known.device_stores > 0)
         self.watcher.note("a finish waited for late blocks", known.late > 0)
+        to_drop = [key for key in known.to_drop if self.world.ledger.find(key) is not None]
         self.world.finish(request.name)
+        dropped = any(self.world.ledger.find(key) is None for key in to_drop)
+        self.watcher.note("what a request stored was dropped", dropped)
         kept = any(block.state is BlockState.ARRIVING for block in planned)
         self.watcher.note("a planned promotion was handed over", kept)
         del self._requests[request.name]

@@ -31,12 +31,13 @@ from kvtier_core.coordinator import (
     is_prefix,
 )
 from kvtier_core.coordinator.endpoints import unit_of
+from kvtier_core.hints import NO_HINTS, Hints
 from kvtier_core.keys import OffloadKey, make_offload_key
 from kvtier_core.ledger import READY, Block, Ledger
 from kvtier_core.policies import make_policy
 from kvtier_core.values import JobResult, LookupState, MissReason, RequestInfo, TierJob
 from tests.policies.every import FROM_PLUGINS
-from tests.sim import chain_order, invariants
+from tests.sim import chain_order, holding, invariants
 from tests.sim.books import check_books
 from tests.sim.hook_order import HookOrder, InvariantError
 from tests.sim.scripted import (
@@ -51,6 +52,8 @@ from tests.sim.scripted import (
     TierScript,
 )
 
+MAX_HOLD_S = 30.0
+"""No hint of a simulated request keeps a block for longer."""
 Tell = TellNewRequest | TellRequestFinished | CancelJobs | TellStepEnd | TellTouched
 
 
@@ -162,6 +165,10 @@ class World:
         """The hooks that the tiers have seen called."""
         self.shortened = 0
         """How often a chain lost its end and kept its beginning."""
+        self.gave_way = 0
+        """How often retained blocks left because nothing else could."""
+        self.prefetched = 0
+        """How often a step's end had a prompt brought that its request had not asked for."""
         self._infos: dict[str, RequestInfo] = {}
         self._step = 0
         self._check_every = check_every
@@ -182,16 +189,23 @@ class World:
         load_tiers: Collection[str] | None = None,
         store_tiers: Collection[str] | None = None,
         remote_decode: bool = False,
+        hints: Hints = NO_HINTS,
     ) -> None:
         """Requests begin; with *remote_decode* another node goes on with them."""
         for request_id in request_ids:
-            info = RequestInfo(request_id=request_id, params={"do_remote_decode": remote_decode})
-            self.coordinator.new_request(info, self.now, load_tiers=load_tiers, store_tiers=store_tiers)
+            info = RequestInfo(request_id=request_id, params={"do_remote_decode": remote_decode}, hints=hints)
+            self.coordinator.new_request(
+                info, self.now, load_tiers=load_tiers, store_tiers=store_tiers, pin_rows=hints.pin_bytes
+            )
             self._infos[request_id] = self.coordinator.state.requests[request_id].info
             for name in self.tiers if remote_decode else ():
                 if store_tiers is None or name in store_tiers:
                     self.hooks.whole(name, request_id)
         self._act()
+
+    def prefetch(self, request_id: str, keys: Sequence[Sequence[OffloadKey]]) -> None:
+        """A request's prompt is to be brought to the pool. Of the bytes that hints pin, one is a row."""
+        self.coordinator.prefetch(request_id, keys)
 
     def begin(self, request_id: str) -> None:
         """A request has nothing on the device, and is about to compute."""
@@ -271,7 +285,10 @@ class World:
         held = {key for key in keys if self.ledger.find(key) is not None}
         self._note_offers(request_id, keys, held)
         standing = chain_order.standing(self.ledger, held)
+        before = holding.look(self.coordinator.state, held)
         prepared = self.coordinator.prepare_store(request_id, keys, self.now)
+        if prepared is not None:
+            self.gave_way += holding.check_left(before, self.ledger, prepared.evicted)
         if prepared is not None:
             self.shortened += chain_order.check_left(standing, self.ledger, prepared.evicted)
         if prepared is not None and list(prepared.keys) != self._to_store(request_id, keys, held):
@@ -365,7 +382,10 @@ class World:
 
     def end_step(self) -> None:
         """The engine's step ends."""
+        lent, loading = self._lent(), self.coordinator.state.promoting_rows
         self.coordinator.end_step(self._step, self.now)
+        self._check_lent(lent)
+        self.prefetched += self.coordinator.state.promoting_rows > loading
         self._step += 1
         loads = Counter(
             (action.tier, action.job.request.request_id)
@@ -617,5 +637,6 @@ class World:
                 self.complete_load(job_id)
         requests = self.coordinator.state.requests
         self.finish(*[name for name, request in requests.items() if not request.finished])
+        self.advance(MAX_HOLD_S)
         while self.running:
             self.answer(next(iter(self.running)))
