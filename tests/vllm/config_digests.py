@@ -12,13 +12,12 @@ def main() -> None:
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # vLLM prints; the answers must stay clean
     from vllm.engine.arg_utils import EngineArgs
-    from vllm.envs import compile_factors
 
-    from kvtier_vllm.fingerprint import config_digest
+    from kvtier_vllm.inspection import read_config_digest
 
     for line in sys.stdin:
         config = EngineArgs(**json.loads(line)).create_engine_config()
-        print(json.dumps(config_digest(config, compile_factors())), file=answers, flush=True)
+        print(json.dumps(read_config_digest(config)), file=answers, flush=True)
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ import threading
 import time
 from collections import Counter
 from contextlib import nullcontext, suppress
+from hashlib import sha256
 from pathlib import Path
 from unittest.mock import patch
 
@@ -302,6 +303,20 @@ class Engine:
         """The last 64 bits of the block hashes of what can be loaded from the pool, as vLLM's events have them."""
         blocks = self.manager._tiers.coordinator.state.ledger.blocks
         return [str(int.from_bytes(block.key[24:32])) for block in blocks if block.state.value == "ready"]
+
+    def layers_in_pool(self):
+        """Of each block that can be loaded from the pool, what stands for the bytes of each layer."""
+        manager = self.manager
+        (group,) = json.loads(manager._pool.note)["groups"]
+        size = group["block_bytes"] // len(group["layers"])
+        return {
+            block.key.hex(): {
+                layer: sha256(manager._pool.row(block.row)[index * size : (index + 1) * size]).hexdigest()
+                for index, layer in enumerate(group["layers"])
+            }
+            for block in manager._tiers.coordinator.state.ledger.blocks
+            if block.state.value == "ready"
+        }
 
     def settle_bridge(self):
         """As ``settle``, of kvtier behind vLLM's own tiering."""

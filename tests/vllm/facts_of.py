@@ -23,7 +23,7 @@ PLAIN = EngineFacts(
     hash_algorithm="sha256",
     hash_seed_digest="s",
     has_lora=False,
-    has_draft_model=False,
+    strange_speculation=None,
     canonical_layout=False,
     workers=Workers(count=1, tensor=1),
 )

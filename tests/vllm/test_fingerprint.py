@@ -111,6 +111,9 @@ SAME: dict[str, dict[str, Any]] = {
     "batches": {"max_num_seqs": 3, "max_num_batched_tokens": 1024},
     "name": {"served_model_name": "other"},
     "seen": {"disable_log_stats": True},
+    "proposals from the text": {
+        "speculative_config": {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 4}
+    },
 }
 
 

@@ -45,6 +45,10 @@ def test_a_plain_engine_is_served():
         ),
         ({"groups": (replace(GROUP, window=64),), "blocks_per_chunk": 2}, "sliding windows"),
         ({"canonical_layout": True}, "canonical_layout"),
+        (
+            {"strange_speculation": "method = 'custom_class'"},
+            "speculative_config has method = 'custom_class'",
+        ),
     ],
 )
 def test_c43_what_is_unsafe_is_refused_by_name(change, says):
@@ -86,7 +90,6 @@ def test_every_reason_is_told_at_once():
             {"weights_elsewhere": "load_format = 'tensorizer'"},
             "load_format = 'tensorizer': kvtier does not see",
         ),
-        ({"has_draft_model": True}, "draft model.*ngram, suffix"),
     ],
 )
 def test_k1_what_could_mix_up_the_blocks_of_two_runs_needs_tiers_that_die_with_the_engine(change, says):
@@ -167,22 +170,34 @@ CASES = {
     "vLLM's canonical layout": Case(
         "canonical_layout is set", {"connector": {"canonical_layout": True}}, SPEC
     ),
+    "speculative decoding that is not lossless, or by code that kvtier does not know": Case(
+        "speculative_config has rejection_sample_method = 'synthetic'",
+        {
+            "engine": {
+                "speculative_config": {
+                    "method": "draft_model",
+                    "num_speculative_tokens": 2,
+                    "rejection_sample_method": "synthetic",
+                    "synthetic_acceptance_rates": [0.5, 0.25],
+                }
+            }
+        },
+        SPEC,
+    ),
     "a prefix hash that is not cryptographic": Case(
         "'xxhash' is not cryptographic", {"engine": {"prefix_caching_hash_algo": "xxhash"}}, KEPT
     ),
     "weights from elsewhere than the model's own files": Case(
         "load_format = 'tensorizer'", {"engine": {"load_format": "tensorizer"}}, KEPT
     ),
-    "speculative decoding with a draft model": Case(
-        "speculative decoding has a draft model",
-        {"engine": {"speculative_config": {"method": "draft_model", "num_speculative_tokens": 3}}},
-        KEPT,
-    ),
 }
 PROPOSE = {"num_speculative_tokens": 3, "model": None}
 SERVED: dict[str, dict[str, Any]] = {
     "plain": {},
     "v8 ngram": {"engine": {"speculative_config": {"method": "ngram", "prompt_lookup_max": 4, **PROPOSE}}},
+    "v8 draft model": {
+        "engine": {"speculative_config": {"method": "draft_model", "num_speculative_tokens": 3}}
+    },
     "v8 LoRA": {"engine": {"enable_lora": True}},
     "v8 suffix": {"engine": {"speculative_config": {"method": "suffix", **PROPOSE}}},
     "v16 a streamer of the model's own files": {"engine": {"load_format": "runai_streamer"}},

@@ -1,10 +1,14 @@
-"""Speculative decoding that has no draft model, with a disk: what is accepted is stored, what is not never is (V8)."""
+"""Speculative decoding in real vLLM with a disk: what is accepted is stored, what is not never is (V8).
+
+That every kind of drafter gives right answers, from pool and disk, is shown in ``features``.
+"""
 
 import random
 
 import pytest
 
-from tests.vllm.engines import BLOCK, connector, disk, needs_vllm
+from tests.vllm import drafters
+from tests.vllm.engines import BLOCK, connector, disk, needs_vllm, prompt
 from tests.vllm.models import save_tiny_model
 
 pytestmark = [needs_vllm, pytest.mark.timeout(1800)]
@@ -47,4 +51,88 @@ def test_v8_ngram_speculation_is_served_with_a_disk_over_a_restart(start, tmp_pa
     second = start(transfer, **options)
     assert second.generate(*longer) == then
     assert second.call("books")["hits"]["disk"] >= hits
+    assert second.close() == 0
+
+
+DRAFTED = "vllm:spec_decode_num_draft_tokens"
+ACCEPTED = "vllm:spec_decode_num_accepted_tokens"
+SAVE = {
+    "draft_model": drafters.save_same,
+    "eagle": drafters.save_eagle,
+    "eagle3": drafters.save_eagle3,
+    "medusa": drafters.save_medusa,
+}
+
+
+def speculating(drafter, method="draft_model"):
+    return {
+        "speculative_config": {"method": method, "model": str(drafter), "num_speculative_tokens": 3},
+        "num_gpu_blocks_override": 100,
+    }
+
+
+@pytest.mark.parametrize("method", ["ngram", *SAVE])
+def test_v8_the_models_kv_is_the_same_byte_by_byte_whatever_proposes(
+    start, model, tmp_path, plain_layers, method
+):
+    if method == "ngram":
+        options = {"speculative_config": NGRAM}
+    else:
+        options = speculating(SAVE[method](tmp_path / "drafter", model), method)
+    found = prompt_layers(start, **options)
+    assert found.keys() == plain_layers.keys()
+    for key, layers in plain_layers.items():
+        assert {layer: found[key][layer] for layer in layers} == layers
+
+
+@pytest.fixture(scope="module")
+def plain_layers(start):
+    return prompt_layers(start)
+
+
+def prompt_layers(start, **options):
+    """What stands for the bytes of each layer, by the keys of a prompt's blocks."""
+    engine = start(connector({"pool": {"capacity": "8MiB"}}), **options)
+    engine.generate(prompt(1), max_tokens=2 * BLOCK)
+    engine.generate([1, 2, 3])
+    engine.call("settle")
+    found = engine.call("layers_in_pool")
+    assert engine.close() == 0
+    assert len(found) == 10
+    return found
+
+
+def test_v8_another_drafters_kv_is_not_loaded_and_the_same_ones_is_accepted_as_if_it_were_computed(
+    start, model, plain, tmp_path
+):
+    same = drafters.save_same(tmp_path / "same", model)
+    other = save_tiny_model(tmp_path / "other", seed=7)
+    wanted = prompt(1)
+    expected = plain.generate(wanted, max_tokens=2 * BLOCK)
+    transfer = connector(disk(tmp_path / "root"))
+    drafts = []
+    for drafter, hits in ((same, None), (other, None), (same, 10)):
+        engine = start(transfer, **speculating(drafter))
+        assert engine.generate(wanted, max_tokens=2 * BLOCK) == expected
+        metrics = engine.call("metrics")
+        drafts.append((metrics[DRAFTED], metrics[ACCEPTED]))
+        engine.generate([1, 2, 3])
+        assert engine.call("settle")["hits"].get("disk") == hits
+        assert engine.close() == 0
+    assert drafts[2] == drafts[0]
+    assert drafts[0][1] == drafts[0][0] > 0
+    assert drafts[1][1] < drafts[1][0]
+
+
+def test_v8_engines_with_and_without_proposals_from_the_text_share_a_disk(start, plain, tmp_path):
+    wanted = prompt(1)
+    expected = plain.generate(wanted)
+    transfer = connector(disk(tmp_path / "root"))
+    first = start(transfer, speculative_config=NGRAM)
+    assert first.store(wanted) == expected
+    assert first.call("settle")["stored"] == {"disk": 10}
+    assert first.close() == 0
+    second = start(transfer)
+    assert second.generate(wanted) == expected
+    assert second.call("settle")["hits"] == {"disk": 10}
     assert second.close() == 0

@@ -124,7 +124,7 @@ _NAMES = {
         "world_size, nnodes_within_dp, tensor_parallel_size, pipeline_parallel_size, prefill_context_parallel_size, "
         "decode_context_parallel_size"
     ),
-    "vllm.config:SpeculativeConfig": "method",
+    "vllm.config:SpeculativeConfig": "method, draft_model_config, draft_load_config, rejection_sample_method",
     "vllm.distributed.parallel_state:GroupCoordinator": "is_first_rank, broadcast_object",
     "vllm.config:SchedulerConfig": "disable_hybrid_kv_cache_manager",
     "vllm.config:LoadConfig": "load_format, model_loader_extra_config",

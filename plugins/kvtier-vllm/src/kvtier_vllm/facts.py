@@ -51,8 +51,9 @@ class EngineFacts:
     changes the KV of the same weights, where nothing identifies that: nothing is reused across restarts then.
     ``identity`` is the operator's text for weights that nothing identifies; it counts beside a digest, too.
     ``hash_seed_digest`` is ``None`` where vLLM draws the seed of its block hashes anew each time it starts.
-    ``weights_elsewhere`` names the setting that has vLLM load weights from where kvtier does not look. ``layout`` says
-    in words how a page is laid out.
+    ``weights_elsewhere`` names the setting that has vLLM load weights from where kvtier does not look,
+    ``strange_speculation`` the one by which drafts are more than proposals. ``layout`` says in words how a page is laid
+    out.
     """
 
     model: str
@@ -69,7 +70,7 @@ class EngineFacts:
     hash_algorithm: str
     hash_seed_digest: str | None
     has_lora: bool
-    has_draft_model: bool
+    strange_speculation: str | None
     canonical_layout: bool
     workers: Workers
 

@@ -39,6 +39,8 @@ _LEFT_OUT: Mapping[str, frozenset[str]] = {
             "watermark_config",
             # an object made of the model's configuration and directory, which count
             "quant_config",
+            # what proposes tokens; a drafter that keeps KV has a digest of its own
+            "speculative_config",
         }
     ),
     "ModelConfig": frozenset(
@@ -118,8 +120,24 @@ _LEFT_OUT: Mapping[str, frozenset[str]] = {
             "max_parallel_loading_workers",
             "distributed_timeout_seconds",
             "cpu_distributed_timeout_seconds",
+            "disable_nccl_for_dp_synchronization",
             "enable_fault_tolerance",
             "fault_tolerance_config",
+        }
+    ),
+    "SpeculativeConfig": frozenset(
+        {
+            # where the drafter is from, and for whom it works
+            "model",
+            "target_model_config",
+            "target_parallel_config",
+            "draft_parallel_config",
+            # how much it proposes, and what becomes of that
+            "num_speculative_tokens",
+            "num_speculative_tokens_per_batch_size",
+            "rejection_sample_method",
+            "draft_sample_method",
+            "disable_eagle_block_drop",
         }
     ),
     "LoadConfig": frozenset(

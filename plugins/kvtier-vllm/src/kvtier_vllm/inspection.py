@@ -4,11 +4,11 @@ Decides which of vLLM's settings the KV depends on. It decides nothing about wha
 """
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from vllm import __version__ as vllm_version
-from vllm.config import ParallelConfig, SpeculativeConfig, VllmConfig, get_current_vllm_config
+from vllm.config import ParallelConfig, VllmConfig, get_current_vllm_config
 from vllm.distributed.parallel_state import get_tp_group
 from vllm.envs import compile_factors
 from vllm.platforms import current_platform
@@ -22,9 +22,7 @@ from kvtier_core import UnsupportedModelError
 from kvtier_vllm.facts import EngineFacts, GroupFacts, Workers
 from kvtier_vllm.fingerprint import config_digest
 from kvtier_vllm.origin import commit_of, own_name, weights_digest, weights_elsewhere
-
-_PROPOSE_FROM_TEXT = ("ngram", "ngram_gpu", "suffix")
-"""vLLM's methods of speculative decoding that have no model: they look for the text's end in earlier text."""
+from kvtier_vllm.speculation import drafter_of, strange_speculation
 
 
 def read_facts(config: OffloadingConfig, kv_caches: CanonicalKVCaches) -> EngineFacts:
@@ -38,8 +36,10 @@ def read_facts(config: OffloadingConfig, kv_caches: CanonicalKVCaches) -> Engine
     return EngineFacts(
         model=own_name(model.model),
         revision=commit_of(model.revision) or model.revision,
-        weights_elsewhere=weights_elsewhere(model, vllm_config.load_config),
-        config_digest=config_digest(vllm_config, compile_factors()),
+        weights_elsewhere=next(
+            filter(None, (weights_elsewhere(*each) for each in _models(vllm_config))), None
+        ),
+        config_digest=read_config_digest(vllm_config),
         kv_dtype=config.model.dtype,
         groups=tuple(
             _group(vllm_config, group, kv_caches, index) for index, group in enumerate(config.groups)
@@ -50,7 +50,7 @@ def read_facts(config: OffloadingConfig, kv_caches: CanonicalKVCaches) -> Engine
         hash_algorithm=cache.prefix_caching_hash_algo,
         hash_seed_digest=_hash_seed_digest(cache.prefix_caching_hash_algo),
         has_lora=vllm_config.lora_config is not None,
-        has_draft_model=_has_draft_model(vllm_config.speculative_config),
+        strange_speculation=strange_speculation(vllm_config.speculative_config),
         canonical_layout=config.canonical_layout,
         workers=read_workers(vllm_config.parallel_config),
     )
@@ -59,15 +59,16 @@ def read_facts(config: OffloadingConfig, kv_caches: CanonicalKVCaches) -> Engine
 def read_weights_digest(*, edges: bool) -> str | None:
     """What identifies the weights of the engine whose workers all call this; ``None`` where nothing does.
 
-    The first worker reads them and tells the others, which wait. Raises ``OSError`` in all of them when a file can't be
-    read. Costs the first as ``digest_weights``, of which *edges* is said.
+    Those of a drafter that keeps KV count as well. The first worker reads them and tells the others, which wait. Raises
+    ``OSError`` in all of them when a file can't be read. Costs the first as ``digest_weights``, of which *edges* is
+    said.
     """
     vllm_config = get_current_vllm_config()
     group = get_tp_group()
     found: str | OSError | None = None
     if group.is_first_rank:
         try:
-            found = weights_digest(vllm_config.model_config, vllm_config.load_config, edges=edges)
+            found = _join(weights_digest(*each, edges=edges) for each in _models(vllm_config))
         except OSError as error:  # the others would wait for ever
             found = error
     found = group.broadcast_object(found, src=0)
@@ -76,9 +77,27 @@ def read_weights_digest(*, edges: bool) -> str | None:
     return found
 
 
-def _has_draft_model(speculative: SpeculativeConfig | None) -> bool:
-    """Whether what is proposed comes from a model with KV of its own, or from code that kvtier does not know."""
-    return speculative is not None and speculative.method not in _PROPOSE_FROM_TEXT
+def _models(vllm_config: VllmConfig) -> list[tuple[Any, Any]]:
+    """Each model that has KV in the engine's blocks, and how it is loaded: the target, then the drafter."""
+    speculative, load = vllm_config.speculative_config, vllm_config.load_config
+    models = [(vllm_config.model_config, load)]
+    if (drafter := drafter_of(speculative)) is not None:
+        models.append((drafter, speculative.draft_load_config or load))
+    return models
+
+
+def read_config_digest(vllm_config: VllmConfig) -> str | None:
+    """What stands for all that changes the KV of the same weights; ``None`` where nothing does."""
+    digests = [config_digest(vllm_config, compile_factors())]
+    if drafter_of(vllm_config.speculative_config) is not None:
+        digests.append(config_digest(vllm_config.speculative_config, {}))
+    return _join(digests)
+
+
+def _join(digests: Iterable[str | None]) -> str | None:
+    """All of them as one; ``None`` where one is unknown."""
+    known = list(digests)
+    return None if None in known else "-drafter-".join(filter(None, known))
 
 
 def read_workers(parallel: ParallelConfig) -> Workers:

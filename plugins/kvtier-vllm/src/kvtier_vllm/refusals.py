@@ -74,6 +74,14 @@ def _canonical(facts: EngineFacts) -> Iterator[str]:
         yield "canonical_layout is set: kvtier stores the workers' pages as they are"
 
 
+def _speculation(facts: EngineFacts) -> Iterator[str]:
+    if facts.strange_speculation is not None:
+        yield (
+            f"speculative_config has {facts.strange_speculation}: its tokens or its KV may be others than the model's; "
+            "use a method that only proposes tokens, such as ngram, draft_model, eagle3 or mtp"
+        )
+
+
 def _weak_hash(facts: EngineFacts, tiers: str) -> Iterator[str]:
     if facts.hash_algorithm not in CRYPTOGRAPHIC_HASHES:
         yield (
@@ -91,14 +99,6 @@ def _weights_elsewhere(facts: EngineFacts, tiers: str) -> Iterator[str]:
         )
 
 
-def _draft_model(facts: EngineFacts, tiers: str) -> Iterator[str]:
-    if facts.has_draft_model:
-        yield (
-            f"speculative decoding has a draft model, and {tiers} could not tell its KV from another one's: use a "
-            "method without one (ngram, suffix), or tiers that end with the engine"
-        )
-
-
 WORKERS: Mapping[str, Callable[[Workers], Iterator[str]]] = {
     "pipeline parallelism": _pipeline,
     "prefill context parallelism": _prefill_context,
@@ -111,11 +111,11 @@ KV: Mapping[str, Callable[[EngineFacts], Iterator[str]]] = {
     "latent attention and states without vLLM's prefix caching": _without_prefix_caching,
     "sliding windows in blocks joined into larger ones": _joined_windows,
     "vLLM's canonical layout": _canonical,
+    "speculative decoding that is not lossless, or by code that kvtier does not know": _speculation,
 }
 LASTING: Mapping[str, Callable[[EngineFacts, str], Iterator[str]]] = {
     "a prefix hash that is not cryptographic": _weak_hash,
     "weights from elsewhere than the model's own files": _weights_elsewhere,
-    "speculative decoding with a draft model": _draft_model,
 }
 
 
