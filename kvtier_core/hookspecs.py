@@ -14,7 +14,7 @@ from typing import Any
 import pluggy
 
 from kvtier_core.keys import OffloadKey
-from kvtier_core.values import JobResult, OffloadPolicy, PoolView, RequestInfo, TierEvent, TierJob, TierUsage
+from kvtier_core.values import JobResult, OffloadPolicy, PoolView, RequestInfo, TierJob
 
 PROJECT = "kvtier"
 API_MAJOR = 1
@@ -108,14 +108,6 @@ class TierHookSpecs:
     @hookspec(firstresult=True)
     def drain_jobs(self, timeout_s: float) -> Sequence[int]:
         """Wait up to *timeout_s* for submitted jobs; return the ids of those that may still touch the pool."""
-
-    @hookspec(firstresult=True)
-    def take_events(self) -> Sequence[TierEvent]:
-        """Changes of the contents since the last call."""
-
-    @hookspec(firstresult=True)
-    def get_usage(self) -> TierUsage | None:
-        """How full the tier is, from memory; ``None`` when it can't tell without I/O."""
 
     @hookspec(firstresult=True)
     def reset(self, namespace: str, description: Mapping[str, Any]) -> None:

@@ -156,6 +156,10 @@ class Ledger:
         blocks, arriving = self._blocks, self._arriving
         return [key in blocks and key not in arriving for key in keys]
 
+    def ready_keys(self) -> list[OffloadKey]:
+        """The keys of all ready blocks."""
+        return [key for key in self._blocks if key not in self._arriving]
+
     @property
     def blocks(self) -> Collection[Block]:
         """Every arriving or ready block."""

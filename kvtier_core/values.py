@@ -240,15 +240,6 @@ class BlockInfo:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TierUsage:
-    """How full a tier is. ``capacity_bytes`` is ``None`` where the tier has no bound of its own."""
-
-    bytes: int
-    blocks: int
-    capacity_bytes: int | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
 class TierEvent:
     """A change of a tier's contents. ``cleared`` empties it, ``stored`` and ``removed`` name their keys."""
 

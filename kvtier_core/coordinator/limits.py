@@ -22,8 +22,6 @@ class PoolLimits:
     """A device store counts as lost: a copy of the whole pool takes seconds."""
     check_threads: int = 2
     """Threads that check the proofs of loaded rows: one checks faster than a disk reads."""
-    max_events: int = 65_536
-    """Changes of the pool's contents kept for a taker of events: some MiB."""
     max_holds: int = 1_000
     """Hints that keep blocks at a time: when room is short, those to give way are sorted."""
     max_prefetches: int = 1_000

@@ -7,14 +7,9 @@ raises an error that says what was wrong.
 
 from collections.abc import Iterable
 from itertools import islice
-from typing import Literal
 
 from kvtier_core.keys import OffloadKey
-from kvtier_core.values import JobResult, TierEvent, TierJob
-
-_MAX_EVENTS = 1_000_000
-"""Events that one answer may have: an end must come some time."""
-_KINDS: tuple[Literal["stored", "removed", "cleared"], ...] = ("stored", "removed", "cleared")
+from kvtier_core.values import JobResult, TierJob
 
 
 def read_results(answer: Iterable[object] | None, results: list[object], limit: int) -> None:
@@ -64,26 +59,6 @@ def _check_fits(plain: JobResult, job: TierJob) -> None:
         raise ValueError(
             f"present must have an answer for each of {len(job.keys)} keys, not {len(plain.present or ())}"
         )
-
-
-def plain_events(answer: Iterable[object] | None) -> tuple[TierEvent, ...]:
-    """What ``take_events`` returned, with nothing of the tier's in it. Raises ``TypeError`` that says what is wrong."""
-    events = tuple(map(_plain_event, islice(() if answer is None else answer, _MAX_EVENTS + 1)))
-    if len(events) > _MAX_EVENTS:
-        raise TypeError(
-            f"take_events must return at most {_MAX_EVENTS} TierEvents at a time: name many keys in one"
-        )
-    return events
-
-
-def _plain_event(event: object) -> TierEvent:
-    if not isinstance(event, TierEvent):
-        raise TypeError(f"take_events must return TierEvents, not {type(event).__name__}")
-    said: object = event.kind
-    kind = next((kind for kind in _KINDS if type(said) is str and said == kind), None)
-    if kind is None:
-        raise TypeError("a TierEvent's kind must be 'stored', 'removed' or 'cleared'")
-    return TierEvent(kind=kind, keys=plain_keys("keys", event.keys))
 
 
 def _answers(present: object) -> tuple[bool | None, ...]:

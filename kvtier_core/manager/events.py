@@ -1,11 +1,10 @@
 """What the acting part's threads report to the engine's thread, through one queue."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kvtier_core.coordinator import Finished
 from kvtier_core.coordinator.presence import ResidentPresence
-from kvtier_core.values import RequestInfo, TierEvent
+from kvtier_core.values import RequestInfo
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,14 +33,6 @@ class Serving:
 
 
 @dataclass(frozen=True, slots=True)
-class Changed:
-    """What a tier said of its contents since it was last asked (C16)."""
-
-    tier: str
-    events: Sequence[TierEvent]
-
-
-@dataclass(frozen=True, slots=True)
 class OpenFailed:
     """A tier could not open, or go over to another namespace. *error* says why, without secrets."""
 
@@ -67,4 +58,4 @@ class Wake:
     """Somebody outside the tiers (a device) wants the waiting engine's thread to look."""
 
 
-Event = Finished | TierFault | Sealed | Serving | Changed | OpenFailed | WholeRequest | Wake
+Event = Finished | TierFault | Sealed | Serving | OpenFailed | WholeRequest | Wake

@@ -15,13 +15,21 @@ import pluggy
 from kvtier_core.coordinator import JobKind
 from kvtier_core.hookspecs import PROJECT, TierHookSpecs
 from kvtier_core.keys import OffloadKey
-from kvtier_core.manager.answers import job_id_of, plain_events, plain_result, read_results
-from kvtier_core.manager.events import Changed, TierFault, WholeRequest
+from kvtier_core.manager.answers import job_id_of, plain_result, read_results
+from kvtier_core.manager.events import TierFault, WholeRequest
 from kvtier_core.manager.guard import HookFault, text_of
 from kvtier_core.manager.inbox import MAX_WAITING, Inbox
 from kvtier_core.manager.port import TierHome, TierPort
 from kvtier_core.manager.presence import PresenceSet, ReportedContents
-from kvtier_core.values import JobResult, OffloadPolicy, PoolView, RequestInfo, TierContext, TierJob
+from kvtier_core.values import (
+    JobResult,
+    OffloadPolicy,
+    PoolView,
+    RequestInfo,
+    TierContext,
+    TierEvent,
+    TierJob,
+)
 
 _HOOKS = {JobKind.LOOKUP: "lookup", JobKind.TIER_LOAD: "submit_load", JobKind.TIER_STORE: "submit_store"}
 _FIRST_POLL_S = 0.001
@@ -118,12 +126,9 @@ class HookTier(TierPort):
         """Call a hook whose answer nobody waits for, unless the tier is far behind."""
         self._inbox.put_news(partial(self._tell, hook, arguments))
 
-    def ask_changes(self) -> bool:
-        """As ``TierPort.ask_changes``."""
-        if self._hooks is None or not self._has("take_events"):
-            return False
-        self._inbox.put(self._take_events)
-        return True
+    def take_events(self) -> list[TierEvent]:
+        """As ``TierPort.take_events``: what the tier has reported."""
+        return self._reported.take_events() if self._home.info.reports_contents else []
 
     def _has(self, hook: str) -> bool:
         return bool(getattr(self._hooks, hook).get_hookimpls())
@@ -246,16 +251,6 @@ class HookTier(TierPort):
     def _tell(self, hook: str, arguments: Mapping[str, Any]) -> None:
         if self._is_open and isinstance(self._call(hook, **arguments), HookFault):
             self._fault()
-
-    def _take_events(self) -> None:
-        if not self._is_open:
-            self._home.emit(Changed(self.identity.name, ()))
-            return
-        events = self._guard.call("take_events", lambda: plain_events(self._hooks.take_events()))
-        if isinstance(events, HookFault):
-            self._fault()
-            events = ()
-        self._home.emit(Changed(self.identity.name, events))
 
     def _go_over(self, namespace: str, description: Mapping[str, Any]) -> None:
         self._reported.clear()

@@ -23,9 +23,8 @@ from kvtier_core.coordinator import (
 from kvtier_core.errors import ClosedError, TierOpenError
 from kvtier_core.keys import OffloadKey
 from kvtier_core.ledger import Block
-from kvtier_core.manager.changes import Changes
+from kvtier_core.manager.changes import EventLog
 from kvtier_core.manager.events import (
-    Changed,
     Event,
     OpenFailed,
     Sealed,
@@ -85,7 +84,7 @@ class TierManager:
         ]
         self.group_shapes = [GroupShape(shapes[0].tokens_per_block)] if as_one_prefix else shapes
         self._coordinator = Coordinator(pool.geometry.num_rows, policy, tiers, limits, self.group_shapes)
-        self._changes = Changes(self._coordinator.state.ledger, limits.max_events)
+        self._pool_events = EventLog()
 
     # -- life
 
@@ -278,10 +277,15 @@ class TierManager:
     def take_events(self) -> list[tuple[str, TierEvent]]:
         """What changed in the pool and the tiers since the last call (C16), each with its place: ``pool`` or a tier.
 
-        The first answer for each place is its whole contents. What a tier says comes with a later call. A replay gives
-        the exact contents of the pool and of each tier that this process alone changes and that keeps events.
+        The first answer for each place is its whole contents. A replay gives the exact contents of the pool and of each
+        tier that this process alone changes and whose contents the core knows.
         """
-        return self._changes.take(self._tiers.ports.values())
+        ledger = self._coordinator.state.ledger
+        ledger.note = self._pool_events.record
+        events = [("pool", event) for event in self._pool_events.take(ledger.ready_keys)]
+        for name, port in self._tiers.ports.items():
+            events += [(name, event) for event in port.take_events()]
+        return events
 
     def figures(self) -> dict[str, Any]:
         """Counters since the start, and each tier's place in the path, ready for JSON. Cost: 10 us a tier."""
@@ -340,8 +344,6 @@ class TierManager:
                 if generation == self._generation:
                     self._unopened.pop(tier, None)
                     self._coordinator.tier_ready(tier, resident)
-            case Changed():
-                self._changes.add(event)
             case OpenFailed():
                 self._on_open_failed(event)
             case WholeRequest(tier, request):

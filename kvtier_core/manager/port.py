@@ -24,7 +24,7 @@ from kvtier_core.manager.guard import Guard, HookFault, text_of
 from kvtier_core.manager.inbox import CallQueue
 from kvtier_core.proof import PROOF_BYTES
 from kvtier_core.tier_settings import TierLimits
-from kvtier_core.values import JobResult, PoolView, RequestInfo, TierContext, TierInfo, TierJob
+from kvtier_core.values import JobResult, PoolView, RequestInfo, TierContext, TierEvent, TierInfo, TierJob
 
 _RESET_RETRY_S = 5.0
 """Pause before a failed reset is tried again, unless ``limits.open_retry`` says another: what hangs takes its time."""
@@ -129,8 +129,8 @@ class TierPort(ABC):
         """The request with the number *chain* used these blocks from the pool, its beginning first."""
 
     @abstractmethod
-    def ask_changes(self) -> bool:
-        """Ask what changed in the tier, reported as ``Changed``. False for a tier that does not say."""
+    def take_events(self) -> list[TierEvent]:
+        """What changed in the tier since the last call; nothing where the core does not know what it holds."""
 
     @abstractmethod
     def resident(self) -> ResidentPresence | None:

@@ -6,7 +6,8 @@ from collections.abc import Iterable, Sequence
 from kvtier_core.coordinator import JobKind
 from kvtier_core.keys import OffloadKey
 from kvtier_core.manager.answers import plain_keys
-from kvtier_core.values import JobResult, TierJob
+from kvtier_core.manager.changes import EventLog
+from kvtier_core.values import JobResult, TierEvent, TierJob
 
 
 class PresenceSet:
@@ -66,12 +67,13 @@ class PresenceSet:
 
 
 class ReportedContents:
-    """The keys of one tier, at most *limit*. From any thread."""
+    """The keys of one tier, at most *limit*, and what changed among them. From any thread."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
-        self._lock = threading.Lock()  # guards the two below
+        self._lock = threading.Lock()  # guards all below
         self._keys = PresenceSet(limit, complete=True)
+        self._events = EventLog()
         self._arriving: set[OffloadKey] = set()
         """Keys of stores under way that were not said to be gone again meanwhile."""
         self._loading: dict[int, set[OffloadKey]] = {}
@@ -87,14 +89,20 @@ class ReportedContents:
         """The tier begins its report again."""
         with self._lock:
             self._keys = PresenceSet(self._limit, complete=True)
+            self._events = EventLog()
             self._arriving.clear()
             self._loading.clear()
+
+    def take_events(self) -> list[TierEvent]:
+        """Changes since the last call, see ``EventLog``."""
+        with self._lock:
+            return self._events.take(self._keys.snapshot)
 
     def stored(self, keys: Sequence[OffloadKey]) -> None:
         """The tier says that it holds these. Raises ``TypeError`` for what are no keys."""
         plain = plain_keys("keys", keys)
         with self._lock:
-            self._keys.add(plain)
+            self._appear(plain)
             for keys_of_job in self._loading.values():
                 keys_of_job.difference_update(plain)
 
@@ -103,7 +111,7 @@ class ReportedContents:
         plain = plain_keys("keys", keys)
         with self._lock:
             self._arriving.difference_update(plain)
-            self._keys.discard(plain)
+            self._vanish(plain)
 
     def begin(self, kind: JobKind, job: TierJob) -> None:
         """The tier gets a job."""
@@ -121,9 +129,16 @@ class ReportedContents:
             if result.error is not None and not lost:
                 lost.update(job.keys)
             with self._lock:
-                self._keys.add(key for key in job.keys if key in self._arriving and key not in lost)
+                self._appear([key for key in job.keys if key in self._arriving and key not in lost])
                 self._arriving.difference_update(job.keys)
         elif kind is JobKind.TIER_LOAD:
             with self._lock:
                 asked = self._loading.pop(job.id, set())
-                self._keys.discard([key for key in result.missing if key in asked])
+                self._vanish([key for key in result.missing if key in asked])
+
+    def _appear(self, keys: Sequence[OffloadKey]) -> None:
+        self._events.record("stored", self._keys.lacking(keys))
+        self._keys.add(keys)
+
+    def _vanish(self, keys: Sequence[OffloadKey]) -> None:
+        self._events.record("removed", self._keys.discard(keys))

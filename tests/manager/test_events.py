@@ -1,7 +1,6 @@
 """Events replay into the exact contents of the pool and of each tier that this process alone changes (C16)."""
 
 import random
-from dataclasses import replace
 
 import pytest
 
@@ -9,9 +8,8 @@ from kvtier_core import load_settings
 from kvtier_core.engine import open_manager, plan_geometry
 from kvtier_core.ledger import BlockState
 from kvtier_core.namespace import GroupSpec, Namespace
-from kvtier_core.tier import RequestInfo, TierEvent, hookimpl
+from kvtier_core.tier import RequestInfo, TierInfo
 from kvtier_core.transfer import Pool
-from kvtier_testing.faulty import FaultyTier
 from tests.manager.conftest import PATIENCE_S, PAYLOAD, content, key
 
 
@@ -56,7 +54,7 @@ def test_c16_events_replay_into_the_pool(make_bench, seed):
         if choice.random() < 0.5:
             assert replay.catch_up().get("pool", set()) == in_pool(bench.manager)
     assert replay.catch_up()["pool"] == in_pool(bench.manager)
-    assert set(replay.contents) == {"pool"}, "a tier without the hook is not asked"
+    assert set(replay.contents) == {"pool"}, "a tier that does not report its contents has no events"
 
 
 def test_c16_a_failed_device_store_gives_no_event(make_bench):
@@ -125,21 +123,20 @@ def test_c16_events_replay_into_a_bounded_tier_over_a_reset(memory_manager):
     assert replay.contents["pool"] == set()
 
 
-def test_c30_nonsense_for_events_is_a_fault_of_that_tier(make_bench):
-    moved = replace(TierEvent(kind="stored"), kind="moved")  # type: ignore[arg-type]
-    said = [[TierEvent(kind="stored", keys=(key(1),)), "nonsense"], [moved], None]
-
-    class WithEvents(FaultyTier):
-        @hookimpl
-        def take_events(self):
-            return said.pop(0)
-
-    def prepare(tier):
-        tier.__class__ = WithEvents
-
-    bench = make_bench(prepare=prepare)
-    for faults in (1, 2, 2):
-        bench.manager.take_events()
-        bench.until(lambda: not bench.manager._changes._asked)
-        assert bench.manager.counters.tiers["one"].faults == faults
-    assert [place for place, _ in bench.manager.take_events() if place != "pool"] == []
+def test_c16_what_a_tier_on_the_hook_specs_reports_is_told_as_events(make_bench):
+    bench = make_bench(info=TierInfo(medium="memory", reports_contents=True), num_rows=8)
+    replay = Replay(bench.manager)
+    bench.new("a")
+    bench.store("a", 1, 2)
+    bench.settle()
+    assert replay.catch_up()["one"] == {key(1), key(2)}
+    report = bench.tiers["one"].context
+    report.report_stored([key(2), key(3)])
+    report.report_evicted([key(1), key(9)])
+    assert replay.catch_up()["one"] == {key(2), key(3)}
+    bench.manager.reset_cache()
+    bench.until(lambda: replay.catch_up()["one"] == set())
+    bench.new("b")
+    bench.store("b", 4)
+    bench.settle()
+    bench.until(lambda: replay.catch_up()["one"] == {key(4)})

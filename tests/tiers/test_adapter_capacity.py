@@ -12,6 +12,7 @@ from kvtier_core.tier_settings import TierSettings
 from kvtier_core.values import BlockInfo, TierContext, TierInfo
 from kvtier_testing.rows import similar_keys
 from kvtier_testing.tiers import assert_contents
+from tests.tiers.held import num_held
 from tests.tiers.scripted import ROW, Gate, ScanningTier, Script, drive, fail, row
 
 KEYS = similar_keys(40)
@@ -21,14 +22,6 @@ PERSISTENT = TierInfo(medium="memory", persistent=True)
 
 def rows(*keys):
     return {key: row(KEYS.index(key)) for key in keys}
-
-
-def used(tier) -> int:
-    usage = tier.usage()
-    assert usage is not None
-    assert usage.bytes == usage.blocks * ROW
-    blocks: int = usage.blocks
-    return blocks
 
 
 def test_c13_the_longest_unused_block_leaves_before_the_new_one_comes():
@@ -52,7 +45,7 @@ def test_c13_use_never_passes_the_capacity_at_any_moment(threads):
         for job in jobs:
             error = tier.wait(job).error
             assert error is None or "full" in error
-        assert used(tier) == len(script.blocks) == 5
+        assert num_held(tier) == len(script.blocks) == 5
     assert script.most_blocks == 5
     assert not script.violations
 
@@ -140,7 +133,7 @@ def test_c13_a_block_whose_load_waits_is_no_victim():
         assert into == rows(B)[B]
         tier.wait(storing)
         tier.wait(next_store)
-        assert used(tier) == 2
+        assert num_held(tier) == 2
 
 
 def test_k3_o2_room_of_removed_blocks_is_used_again():
@@ -154,7 +147,7 @@ def test_k3_o2_room_of_removed_blocks_is_used_again():
             assert tier.load(keys).rows == {}
         assert tier.store(rows(*KEYS[:10])).error is None
         assert tier.lookup(KEYS) == [True] * 10 + [False] * 30
-        assert used(tier) == len(script.blocks) == 10
+        assert num_held(tier) == len(script.blocks) == 10
         assert script.count("delete") >= 10
 
 
@@ -164,7 +157,7 @@ def test_k5_o2_a_failed_store_takes_no_room():
         script.before = lambda method, keys: fail(OSError(28, "full")) if method == "store" else None
         for _ in range(10):
             assert set(tier.store(rows(A, B, C)).failed) == {A, B, C}
-            assert used(tier) == 0
+            assert num_held(tier) == 0
         script.before = lambda method, keys: None
         assert tier.store(rows(A, B, C, D)).error is None
         assert_contents(tier, rows(A, B, C, D))
@@ -183,10 +176,10 @@ def test_c30_when_room_cannot_be_made_the_store_fails_and_the_old_blocks_stay():
         assert "no room could be made" in result.error
         assert "Read-only" in result.error
         assert_contents(tier, rows(A, B), absent=[C])
-        assert used(tier) == 2
+        assert num_held(tier) == 2
         script.before = lambda method, keys: None
         assert tier.store(rows(C)).error is None
-        assert used(tier) == 2
+        assert num_held(tier) == 2
 
 
 def test_c13_a_block_stored_anew_leaves_before_it_comes():
@@ -196,7 +189,7 @@ def test_c13_a_block_stored_anew_leaves_before_it_comes():
         script.before = lambda method, keys: fail(OSError("bad sector")) if method == "load" else None
         tier.load([A])
         script.before = lambda method, keys: None
-        assert used(tier) == 1
+        assert num_held(tier) == 1
         assert tier.store({A: row(9)}).error is None
         assert tier.load([A]).rows == {A: row(9)}
         assert [call for call in script.calls if call[0] in {"store", "delete"}] == [
@@ -211,7 +204,7 @@ def test_c13_at_the_start_the_oldest_blocks_beyond_the_capacity_leave():
     script.times = {key: 60.0 * index for index, key in enumerate(KEYS)}
     with drive(script, ScanningTier, info=PERSISTENT, seed=rows(*KEYS), capacity_blocks=7) as tier:
         assert set(script.blocks) == set(KEYS[-7:])
-        assert used(tier) == 7
+        assert num_held(tier) == 7
         tier.store(rows(A))
         assert_contents(tier, rows(A, *KEYS[-6:]), absent=KEYS[1:-6])
 
@@ -227,10 +220,7 @@ def test_the_default_capacity_of_the_tier_type_holds_where_none_is_set():
     script = Script()
     with drive(script, info=TierInfo(medium="memory", default_capacity=3 * ROW)) as tier:
         tier.store(rows(*KEYS[:10]))
-        usage = tier.usage()
-        assert usage is not None
-        assert usage.capacity_bytes == 3 * ROW
-        assert used(tier) == len(script.blocks) == 3
+        assert num_held(tier) == len(script.blocks) == 3
         assert script.contexts[0].capacity_bytes == 3 * ROW
 
 
@@ -379,8 +369,8 @@ def test_c33_surplus_that_cannot_be_deleted_is_not_served_and_leaves_first(caplo
     with drive(script, ScanningTier, info=PERSISTENT, seed=seed, capacity_blocks=2) as tier:
         assert "delete: OSError: [Errno 30] Read-only; 1 blocks that are too old or beyond" in caplog.text
         assert tier.lookup([A, B, C]) == [False, True, True]
-        assert used(tier) == 3
+        assert num_held(tier) == 3
         script.before = lambda method, keys: None
         assert tier.store(rows(D)).error is None
         assert_contents(tier, {C: row(0), **rows(D)}, absent=[A, B])
-        assert used(tier) == len(script.blocks) == 2
+        assert num_held(tier) == len(script.blocks) == 2

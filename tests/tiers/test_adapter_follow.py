@@ -12,6 +12,7 @@ from kvtier_core.values import TierInfo
 from kvtier_testing.driving import PATIENCE_S, TierDriver
 from kvtier_testing.rows import RowMaker, similar_keys
 from tests.tiers.extents import wait_until
+from tests.tiers.held import num_held
 
 MAKER = RowMaker("kit-namespace", 5000)
 A, B, C, D = KEYS = similar_keys(4)
@@ -91,9 +92,7 @@ def tier_of(driver) -> Followed:
 def test_c10_what_a_followed_tier_holds_is_known_when_it_is_open_and_absence_is_too(driver):
     assert driver.lookup([A, B]) == [True, False]
     assert driver.load([B]).result.missing == (B,)
-    usage = driver.usage()
-    assert usage is not None
-    assert usage.blocks == 1
+    assert num_held(driver) == 1
 
 
 def test_k7_o2_c16_changes_by_others_are_known_and_told_once(driver):

@@ -24,6 +24,7 @@ from kvtier_testing.driving import PATIENCE_S
 from kvtier_testing.rows import similar_keys
 from kvtier_testing.tiers import assert_contents
 from tests.tiers.engine import TierEngine
+from tests.tiers.held import num_held
 from tests.tiers.scripted import ROW, BatchTier, Gate, Script, ScriptedTier, drive, fail, row
 
 KEYS = similar_keys(8)
@@ -62,9 +63,7 @@ def test_k7_o4_c34_a_reset_goes_on_with_a_new_instance_for_the_new_namespace():
         assert [context.namespace for context in script.contexts] == ["kit-namespace", "second"]
         assert script.contexts[1].description == {"model": "kit", "namespace": "second"}
         assert script.stores[0].keys() == {A, B}
-        usage = tier.usage()
-        assert usage is not None
-        assert usage.blocks == 1
+        assert num_held(tier) == 1
     assert sorted(script.closed) == [0, 1]
     assert not script.violations
 
@@ -109,7 +108,6 @@ def test_c34_a_reset_that_cannot_open_leaves_nothing_served_and_can_be_tried_aga
         assert result.error is not None
         assert "could not be opened" in result.error
         assert tier.take_events() == []
-        assert tier.usage() is None
         script.before = lambda method, keys: None
         tier.reset("third")
         assert_contents(tier, {}, absent=[A])
@@ -163,13 +161,12 @@ def test_c34_before_it_is_open_nothing_is_held_and_every_job_fails():
     events: SimpleQueue[Any] = SimpleQueue()
     port = make_port(script, events)
     assert script.calls == []
-    assert port.usage() is None
     assert port.resident() is None
     port.discard([A])
     port.touch([A], 0)
     port.cancel([1])
     port.tick()
-    assert not port.ask_changes()
+    assert port.take_events() == []
     for kind in (JobKind.LOOKUP, JobKind.TIER_LOAD, JobKind.TIER_STORE):
         port.submit(kind, job_of(1, A))
         result = events.get(timeout=PATIENCE_S)

@@ -14,6 +14,7 @@ from kvtier_core.values import TierInfo
 from kvtier_testing.driving import PATIENCE_S, TierDriver
 from kvtier_testing.rows import similar_keys
 from kvtier_testing.tiers import assert_contents
+from tests.tiers.held import num_held
 from tests.tiers.scripted import (
     ROW,
     BatchTier,
@@ -117,9 +118,7 @@ def test_c10_past_the_limit_of_resident_keys_the_tier_is_asked():
         stores = script.count("store")
         assert tier.store(rows(A, B, C, D)).error is None
         assert script.count("store") == stores
-        usage = tier.usage()
-        assert usage is not None
-        assert usage.blocks == 4
+        assert num_held(tier) == 4
 
 
 def test_k6_o1_a_key_that_could_not_be_loaded_is_not_asked_for_again_until_it_is_stored():
@@ -146,9 +145,7 @@ def test_c23_a_key_found_absent_is_forgotten_until_it_is_stored():
         del script.blocks[A]
         assert tier.load([A, B]).result.missing == (A,)
         assert tier.lookup([A, B]) == [False, True]
-        usage = tier.usage()
-        assert usage is not None
-        assert usage.blocks == 1
+        assert num_held(tier) == 1
         tier.store(rows(A))
         assert_contents(tier, rows(A, B))
 
@@ -193,9 +190,7 @@ def test_c03_discarded_blocks_are_gone_at_once_and_then_from_the_tier():
         gate.open()
         settle(tier)
         assert set(script.blocks) == {C, similar_keys(1, seed=99)[0]}
-        usage = tier.usage()
-        assert usage is not None
-        assert usage.blocks == 2
+        assert num_held(tier) == 2
 
 
 def test_c03_discarded_blocks_that_cannot_be_deleted_stay_unserved(caplog):
@@ -291,7 +286,7 @@ def test_c16_the_first_events_are_the_whole_contents():
 
 
 def test_c16_more_changes_than_the_limit_give_the_whole_contents(monkeypatch):
-    monkeypatch.setattr("kvtier_core.manager.blocking.contents.MAX_CHANGES", 3)
+    monkeypatch.setattr("kvtier_core.manager.changes.MAX_CHANGES", 3)
     with drive(Script()) as tier:
         contents = replay(set(), tier)
         tier.store(rows(A, B, C))

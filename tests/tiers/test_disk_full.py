@@ -28,6 +28,7 @@ from tests.tiers.disk import (
     rows,
     run_program,
 )
+from tests.tiers.held import num_held
 
 
 def fill_up(monkeypatch: pytest.MonkeyPatch, room: int = 0) -> None:
@@ -80,9 +81,7 @@ def test_k5_o2_a_full_disk_fails_the_store_and_leaves_nothing(tmp_path, monkeypa
             assert result.error is not None
             assert "No space left on device" in result.error
         assert block_files(tmp_path) == leftovers(tmp_path) == []
-        usage = tier.usage()
-        assert usage is not None
-        assert usage.blocks == 0
+        assert num_held(tier) == 0
         assert tier.lookup([A, B]) == [False, False]
         assert tier.store(rows(A, B)).error is None
         assert_contents(tier, rows(A, B))

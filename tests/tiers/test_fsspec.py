@@ -29,6 +29,7 @@ from kvtier_testing.rows import RowMaker, similar_keys
 from kvtier_testing.tiers import TierTests, assert_contents
 from tests.tiers.engine import TierEngine
 from tests.tiers.fsspec_rules import A, B, C, FsspecTests, load, make_tier, store_until_it_works
+from tests.tiers.held import num_held
 
 HERE = Path(__file__).parent
 MAKER = RowMaker("ns", 5000)
@@ -177,12 +178,12 @@ def test_s9_a_start_over_a_large_storage_ends_and_serves_all_of_it(tmp_path, pro
     with drive(url, threads=1) as tier:
         assert tier.store(rows(*keys)).error is None
     with drive(url) as tier:
-        assert tier.usage().blocks == 200
+        assert num_held(tier) == 200
     assert not warnings()
     clock = itertools.count()
     monkeypatch.setattr(layout, "time", SimpleNamespace(monotonic=lambda: next(clock)))
     with drive(url) as tier:
-        assert 20 <= tier.usage().blocks <= 40, "a second an object, 30 in all"
+        assert 20 <= num_held(tier) <= 40, "a second an object, 30 in all"
         assert tier.lookup(keys) == [True] * 200
         assert tier.load(keys).rows == rows(*keys)
     (told,) = warnings()
@@ -343,7 +344,7 @@ def test_k2_o3_k5_o2_a_write_that_fails_half_way_publishes_nothing_and_leaves_no
         assert "No space left on device" in str(result.error)
         assert files_below(tmp_path) == []
         assert tier.lookup([A, B]) == [False, False]
-        assert tier.usage().blocks == 0
+        assert num_held(tier) == 0
         breaking.broken = False
         assert tier.store(rows(A, B)).error is None
         assert_contents(tier, rows(A, B))
@@ -357,7 +358,7 @@ def test_k2_o3_a_leftover_that_could_not_be_removed_is_no_block(tmp_path, breaki
         assert leftover.endswith(".tmp")
         breaking.broken = breaking.stuck = False
     with drive(f"breaking://{tmp_path}") as tier:
-        assert tier.usage().blocks == 0
+        assert num_held(tier) == 0
         assert_contents(tier, {}, absent=[A])
         assert files_below(tmp_path) == [leftover]  # its writer may live
         assert tier.store(rows(A)).error is None

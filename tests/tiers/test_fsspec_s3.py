@@ -21,6 +21,7 @@ from kvtier_testing.rows import RowMaker, similar_keys
 from kvtier_testing.tiers import assert_contents
 from tests.tiers.engine import TierEngine
 from tests.tiers.fsspec_rules import A, B, C, FsspecTests, load, make_tier, store_until_it_works
+from tests.tiers.held import num_held
 from tests.tiers.s3_server import KEY, SECRET, S3Server, client, held, options, refusal
 
 HERE = Path(__file__).parent
@@ -255,7 +256,7 @@ def test_k2_o3_a_put_that_is_cut_half_way_publishes_nothing(server, url):
         server.fault = None
         assert keys_in(server, url) == ["ns/namespace.json"]
         assert tier.lookup([A]) == [False]
-        assert tier.usage().blocks == 0
+        assert num_held(tier) == 0
         assert tier.store(rows(A)).error is None
         assert_contents(tier, rows(A))
 

@@ -60,11 +60,6 @@ class BoundedContents(Contents):
         """Stored blocks that are pinned."""
 
     @property
-    def num_blocks(self) -> int:
-        """As ``Contents.num_blocks``."""
-        return len(self._stored) + len(self._leaving)
-
-    @property
     def _knows_absence(self) -> bool:
         return not self.shared
 

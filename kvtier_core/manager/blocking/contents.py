@@ -8,10 +8,10 @@ from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 
 from kvtier_core.keys import OffloadKey
-from kvtier_core.manager.changes import MAX_CHANGES, EventLog
+from kvtier_core.manager.changes import EventLog
 from kvtier_core.manager.presence import PresenceSet
 from kvtier_core.tier_settings import TierSettings
-from kvtier_core.values import BlockInfo, TierContext, TierEvent, TierInfo, TierUsage
+from kvtier_core.values import BlockInfo, TierContext, TierEvent, TierInfo
 
 _MAX_DOUBTS = 100_000
 """Keys whose blocks may be wrong, or can't be loaded, that are remembered: some 10 MiB."""
@@ -26,7 +26,12 @@ class Contents:
     """
 
     def __init__(
-        self, info: TierInfo, settings: TierSettings, context: TierContext, *, enumerable: bool
+        self,
+        info: TierInfo,
+        settings: TierSettings,
+        context: TierContext,  # noqa: ARG002 - where bounded
+        *,
+        enumerable: bool,
     ) -> None:
         self.shared = info.shared
         """Whether other processes use the tier."""
@@ -34,9 +39,7 @@ class Contents:
             settings.limits.max_resident_keys, complete=enumerable or not info.persistent
         )
         self.doubts = Doubts()
-        self._row_bytes = context.row_bytes
-        self._capacity = context.capacity_bytes
-        self._events = EventLog(MAX_CHANGES)
+        self._events = EventLog()
         self._arriving: dict[OffloadKey, tuple[int, int] | None] = {}
         """Blocks that are being stored, and where they will stand: chain and depth (``Entry``).
 
@@ -135,18 +138,6 @@ class Contents:
     def next_expiry(self) -> float:
         """When the oldest block becomes too old."""
         return float("inf")
-
-    @property
-    def num_blocks(self) -> int | None:
-        """How many blocks the tier holds, where that is known without asking it; those being deleted among them."""
-        return len(self.presence) if self.answers else None
-
-    def usage(self) -> TierUsage | None:
-        """How full the tier is, where that is known without asking it."""
-        blocks = self.num_blocks
-        if blocks is None:
-            return None
-        return TierUsage(bytes=blocks * self._row_bytes, blocks=blocks, capacity_bytes=self._capacity)
 
     def take_events(self) -> list[TierEvent]:
         """Changes since the last call, see ``EventLog``."""

@@ -16,7 +16,7 @@ from kvtier_core.manager.blocking.contents import Contents
 from kvtier_core.manager.blocking.work import Kind, Limit, Pace, Unit, WorkQueue
 from kvtier_core.manager.port import TierHome
 from kvtier_core.manager.presence import PresenceSet
-from kvtier_core.values import BlockInfo, TierEvent, TierUsage
+from kvtier_core.values import BlockInfo, TierEvent
 
 _LEAST_PAUSE_S = 1.0
 """Blocks that have become too old are looked for no oftener."""
@@ -300,11 +300,6 @@ class InstanceState:
         """Changes of the contents since the last call."""
         with self._lock:
             return self._contents.take_events()
-
-    def usage(self) -> TierUsage | None:
-        """How full the tier is, from memory."""
-        with self._lock:
-            return self._contents.usage()
 
     # Under the lock.
 

@@ -18,14 +18,13 @@ from kvtier_core.keys import OffloadKey
 from kvtier_core.manager.blocking.instance import TierInstance
 from kvtier_core.manager.blocking.jobs import JobBoard
 from kvtier_core.manager.blocking.work import Kind
-from kvtier_core.manager.events import Changed
 from kvtier_core.manager.guard import describe
 from kvtier_core.manager.inbox import MAX_WAITING, CallQueue
 from kvtier_core.manager.port import TierHome, TierPort
 from kvtier_core.manager.presence import PresenceSet
 from kvtier_core.tier_settings import TierSettings
 from kvtier_core.transfer.waiting import bounded
-from kvtier_core.values import JobResult, PoolView, TierJob, TierUsage
+from kvtier_core.values import JobResult, PoolView, TierEvent, TierJob
 
 _MAX_RETIRED = 4
 """Earlier instances (one a reset) that may still have calls running: each keeps its threads."""
@@ -81,21 +80,15 @@ class BlockingTier(TierPort):
         """As ``TierPort.touch``."""
         self._calls.put_news(partial(self._do, "touch", lambda instance: instance.touch(keys, chain)))
 
-    def ask_changes(self) -> bool:
-        """As ``TierPort.ask_changes``. The first answer, and the first after a reset, starts with ``cleared``."""
-        if self._is_started:
-            self._calls.put(self._tell_changes)
-        return self._is_started
+    def take_events(self) -> list[TierEvent]:
+        """As ``TierPort.take_events``. The first answer, and the first after a reset, starts with ``cleared``."""
+        instance = self._instance()
+        return [] if instance is None else instance.state.take_events()
 
     def resident(self) -> PresenceSet | None:
         """The keys that the tier holds, until the next reset; ``None`` where it has to be asked."""
         instance = self._instance()
         return None if instance is None else instance.state.presence
-
-    def usage(self) -> TierUsage | None:
-        """How full the tier is, from memory."""
-        instance = self._instance()
-        return None if instance is None else instance.state.usage()
 
     def tick(self) -> None:
         """Look at deadlines and ages now. The life thread does so by itself."""
@@ -140,10 +133,6 @@ class BlockingTier(TierPort):
     def _do(self, what: str, work: Callable[[TierInstance], None]) -> None:
         if (instance := self._instance()) is not None:
             self._guarded(partial(work, instance), what)
-
-    def _tell_changes(self) -> None:
-        instance = self._instance()
-        self._home.emit(Changed(self.identity.name, () if instance is None else instance.state.take_events()))
 
     def _go_over(self, namespace: str, description: Mapping[str, Any]) -> None:
         self._context = replace(self._context, namespace=namespace, description=description)

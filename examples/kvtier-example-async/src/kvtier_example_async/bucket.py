@@ -8,7 +8,7 @@ import threading
 import time
 from collections import OrderedDict
 
-from kvtier_core.tier import OffloadKey, TierUsage
+from kvtier_core.tier import OffloadKey
 
 
 class Bucket:
@@ -61,8 +61,3 @@ class Bucket:
             self._blocks.move_to_end(key)
         into[:] = block
         return True
-
-    def usage(self) -> TierUsage:
-        """How full it is; at once."""
-        with self._lock:
-            return TierUsage(bytes=self._bytes, blocks=len(self._blocks), capacity_bytes=self._capacity)

@@ -29,7 +29,6 @@ from kvtier_core.tier import (
     TierInfo,
     TierJob,
     TierSettings,
-    TierUsage,
     hookimpl,
 )
 from kvtier_example_async.bucket import Bucket
@@ -99,11 +98,6 @@ class AsyncTier:
         with self._changed:
             self._changed.wait_for(lambda: not self._with_buffers(), timeout_s)
             return self._with_buffers()
-
-    @hookimpl
-    def get_usage(self) -> TierUsage | None:
-        """How full the bucket is; known without I/O."""
-        return self._bucket.usage()
 
     @hookimpl
     def discard(self, keys: Sequence[OffloadKey]) -> None:

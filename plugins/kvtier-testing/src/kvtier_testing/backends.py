@@ -15,13 +15,13 @@ from kvtier_core.errors import TierOpenError
 from kvtier_core.hookspecs import PROJECT, TierHookSpecs
 from kvtier_core.keys import OffloadKey
 from kvtier_core.manager.blocking import BlockingTier
-from kvtier_core.manager.events import Changed, Event, OpenFailed, Serving
+from kvtier_core.manager.events import Event, OpenFailed, Serving
 from kvtier_core.manager.guard import Guard, TierIdentity
 from kvtier_core.manager.port import TierHome
 from kvtier_core.manager.presence import PresenceSet, ReportedContents
 from kvtier_core.policies import PolicyFactory
 from kvtier_core.tier_settings import TierSettings
-from kvtier_core.values import JobResult, TierContext, TierEvent, TierJob, TierUsage
+from kvtier_core.values import JobResult, TierContext, TierEvent, TierJob
 
 PATIENCE_S = 60.0
 """How long a tier may take to answer before its test fails: long, so that a busy machine fails none."""
@@ -53,9 +53,6 @@ class Backend(Protocol):
 
     def take_events(self) -> Sequence[TierEvent]:
         """What changed in the tier."""
-
-    def usage(self) -> TierUsage | None:
-        """How full the tier is."""
 
     def drain(self, timeout_s: float) -> Sequence[int]:
         """The jobs that may still touch their buffers after *timeout_s*."""
@@ -114,7 +111,6 @@ class _PortBackend:
         self._events: SimpleQueue[Event] = SimpleQueue()
         self._woken = woken
         self._generation = 0
-        self._changes: list[TierEvent] = []
         identity = TierIdentity(
             name=context.name, type=context.name, distribution=tier_class.__module__, version="0"
         )
@@ -180,7 +176,9 @@ class _PortBackend:
 
     def touch(self, keys: Sequence[OffloadKey], chain: int) -> None:
         self.port.touch(keys, chain)
-        self._changes += self._ask_changes()  # the answer comes after the use has been passed on
+        passed_on = threading.Event()
+        self.port._calls.put(passed_on.set)  # noqa: SLF001 - the port's thread takes its calls in order
+        passed_on.wait(PATIENCE_S)
 
     def resident(self) -> PresenceSet | None:
         return self.port.resident()
@@ -189,16 +187,7 @@ class _PortBackend:
         return True
 
     def take_events(self) -> Sequence[TierEvent]:
-        changes, self._changes = [*self._changes, *self._ask_changes()], []
-        return changes
-
-    def _ask_changes(self) -> Sequence[TierEvent]:
-        self.port.ask_changes()
-        changed: Changed = self._wait_for(Changed)
-        return changed.events
-
-    def usage(self) -> TierUsage | None:
-        return self.port.usage()
+        return self.port.take_events()
 
     def drain(self, timeout_s: float) -> Sequence[int]:
         with self._changed:
@@ -279,11 +268,7 @@ class _HookBackend:
         self.hooks.touch(keys=keys)
 
     def take_events(self) -> Sequence[TierEvent]:
-        return list(self.hooks.take_events() or ())
-
-    def usage(self) -> TierUsage | None:
-        usage: TierUsage | None = self.hooks.get_usage()
-        return usage
+        return self._reported.take_events()
 
     def drain(self, timeout_s: float) -> Sequence[int]:
         return list(self.hooks.drain_jobs(timeout_s=timeout_s) or ())

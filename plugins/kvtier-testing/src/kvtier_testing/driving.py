@@ -12,7 +12,7 @@ from kvtier_core.keys import OffloadKey
 from kvtier_core.manager.presence import PresenceSet
 from kvtier_core.policies import PolicyFactory
 from kvtier_core.tier_settings import TierSettings
-from kvtier_core.values import JobResult, RequestInfo, TierContext, TierEvent, TierJob, TierUsage
+from kvtier_core.values import JobResult, RequestInfo, TierContext, TierEvent, TierJob
 from kvtier_testing.backends import PATIENCE_S as PATIENCE_S  # noqa: PLC0414 - re-exported
 from kvtier_testing.backends import open_backend
 
@@ -205,11 +205,6 @@ class TierDriver:
     def touch(self, keys: Sequence[OffloadKey], chain: int = 0) -> None:
         """These blocks were used from a warmer tier, by the request with the number *chain*."""
         self.backend.touch(keys, chain)
-
-    def usage(self) -> TierUsage | None:
-        """How full the tier says it is."""
-        usage: TierUsage | None = self.backend.usage()
-        return usage
 
     def resident(self) -> PresenceSet | None:
         """The keys that the tier is known to hold without asking it; ``None`` where it has to be asked."""
