@@ -1,12 +1,12 @@
 """Presence: what is known of one tier's contents. Pure; time comes in; every memory here is bounded.
 
-Three sources, strongest first: keys that could not be loaded lately (absent, with the reason, until something
-changes), the tier's resident presence set where it has one, and answers to questions asked ahead.
+Two sources, the stronger first: what the tier has told of a key lately (an answer, or that it could not be had, with
+the reason, until something changes), and the tier's resident presence set where it has one.
 """
 
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Generic, Literal, Protocol, TypeVar
+from typing import Literal, Protocol
 
 from kvtier_core.coordinator.jobs import Job
 from kvtier_core.keys import OffloadKey
@@ -29,25 +29,23 @@ class ResidentPresence(Protocol):
 Answer = Literal[True] | MissReason | None
 """What is known of one key: it is there, why it is not, or nothing."""
 
-V = TypeVar("V")
-
 _NOT_STORED = MissReason.NOT_STORED
 
 
-class _Expiring(Generic[V]):
-    """A bounded map whose entries lapse; the oldest goes first."""
+class _Told:
+    """What a tier has told of keys, for a while: a bounded map whose entries lapse; the oldest goes first."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
-        self._entries: OrderedDict[OffloadKey, tuple[float, V]] = OrderedDict()
+        self._entries: OrderedDict[OffloadKey, tuple[float, Answer]] = OrderedDict()
 
-    def put(self, key: OffloadKey, value: V, expires: float) -> None:
-        self._entries[key] = (expires, value)
+    def put(self, key: OffloadKey, answer: Answer, expires: float) -> None:
+        self._entries[key] = (expires, answer)
         self._entries.move_to_end(key)
         if len(self._entries) > self._limit:
             self._entries.popitem(last=False)
 
-    def get(self, key: OffloadKey, now: float) -> V | None:
+    def get(self, key: OffloadKey, now: float) -> Answer:
         entry = self._entries.get(key)
         if entry is None:
             return None
@@ -73,37 +71,24 @@ class _Expiring(Generic[V]):
 class Presence:
     """One tier's contents, known without asking."""
 
-    def __init__(self, *, complete: bool, ttl_s: float, miss_ttl_s: float, limit: int) -> None:
+    def __init__(self, *, ttl_s: float, miss_ttl_s: float, limit: int) -> None:
         self.resident: ResidentPresence | None = None
-        self._complete = complete
-        """Whether a key outside the resident set is absent; of a shared tier it may be there all the same."""
         self._ttl = ttl_s
         self._miss_ttl = miss_ttl_s
-        self._answers: _Expiring[bool] = _Expiring(limit)
-        self._lost: _Expiring[MissReason] = _Expiring(limit)
+        self._told = _Told(limit)
+        """Answers to questions, for ``ttl_s``, and keys that could not be had, for ``miss_ttl_s``."""
         self._asked: dict[OffloadKey, int] = {}
 
     def classify(self, keys: Sequence[OffloadKey], now: float) -> list[Answer]:
         """For each key: True (there), a reason (not there), or ``None`` (unknown, perhaps already asked)."""
         held = self._held()
-        if held is None and not self._lost and not self._answers:
-            return [None] * len(keys)
-        resident = [False] * len(keys) if held is None else held.contains_many(keys)
-        if held is not None and self._complete and not self._lost:
-            return [True if is_resident else _NOT_STORED for is_resident in resident]
-        answers: list[Answer] = []
-        for key, is_resident in zip(keys, resident, strict=True):
-            lost = self._lost.get(key, now)
-            if lost is not None:
-                answers.append(lost)
-            elif is_resident:
-                answers.append(True)
-            elif held is not None and self._complete:
-                answers.append(_NOT_STORED)
-            else:
-                answer = self._answers.get(key, now)
-                answers.append(_NOT_STORED if answer is False else answer)
-        return answers
+        unknown: list[Answer] = [None] * len(keys)
+        if held is not None:
+            unknown = [True if there else _NOT_STORED for there in held.contains_many(keys)]
+        if not self._told:
+            return unknown
+        told = (self._told.get(key, now) for key in keys)
+        return [answer if of_key is None else of_key for of_key, answer in zip(told, unknown, strict=True)]
 
     def _held(self) -> ResidentPresence | None:
         return self.resident if self.resident is not None and self.resident.complete else None
@@ -111,7 +96,7 @@ class Presence:
     def holds_any(self, keys: Sequence[OffloadKey]) -> bool:
         """Whether ``classify`` may say True of any of *keys*. Cost: one membership test a key."""
         held = self._held()
-        return (held is not None and True in held.contains_many(keys)) or self._answers.has_any(keys)
+        return (held is not None and True in held.contains_many(keys)) or self._told.has_any(keys)
 
     def not_asked(self, keys: Sequence[OffloadKey], answers: Sequence[Answer]) -> list[OffloadKey]:
         """The keys whose answer is unknown and that no question under way is about."""
@@ -157,9 +142,10 @@ class Presence:
         """The tier said which of *keys* it holds; a late answer counts too."""
         is_resident = self._held() is not None
         for key, there in zip(keys, present, strict=True):
-            self._lost.drop(key)
-            if not is_resident:
-                self._answers.put(key, there, now + self._ttl)
+            if is_resident:
+                self._told.drop(key)
+            else:
+                self._told.put(key, True if there else _NOT_STORED, now + self._ttl)
 
     def stored(self, keys: Sequence[OffloadKey], now: float) -> None:
         """A store of *keys* to the tier succeeded."""
@@ -167,12 +153,10 @@ class Presence:
 
     def lost(self, key: OffloadKey, reason: MissReason, now: float) -> None:
         """*key* could not be had from the tier; don't ask again until something changes."""
-        self._answers.drop(key)
-        self._lost.put(key, reason, now + self._miss_ttl)
+        self._told.put(key, reason, now + self._miss_ttl)
 
     def clear(self) -> None:
         """Forget everything, the resident set included: the tier serves another namespace from now on."""
         self.resident = None
-        self._answers.clear()
-        self._lost.clear()
+        self._told.clear()
         self._asked.clear()

@@ -116,7 +116,6 @@ class TierRecord:
         self.store_threshold = spec.store_threshold
         self.counters = TierCounters()
         self.presence = Presence(
-            complete=not spec.info.shared or spec.info.reports_contents,
             ttl_s=pool_limits.presence_ttl_s + slowest_lookup_s,
             miss_ttl_s=limits.miss_ttl,
             limit=pool_limits.max_remembered,

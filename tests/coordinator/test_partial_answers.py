@@ -105,7 +105,7 @@ def test_b6_a_tier_is_asked_again_behind_a_key_that_only_another_one_holds():
 
 
 def test_s10_that_a_block_is_absent_is_remembered_for_7_s():
-    world = World(8, [TierScript(name="a", shared=True)])
+    world = World(8, [TierScript(name="a")])
     world.new_request("r")
     for wait, questions in ((0.0, 1), (6.9, 1), (0.2, 2)):
         world.advance(wait)

@@ -54,12 +54,6 @@ def test_c21_a_resident_set_answers_without_asking():
     assert asked(world, "lookup") == []
 
 
-def test_c21_a_shared_tier_is_asked_about_keys_outside_its_resident_set():
-    world = world_behind("a", 4, TierScript(name="a", resident=True, shared=True))
-    assert states(world, "r", "az") == [PENDING, RETRY]
-    assert asked(world, "lookup") == [tuple(make_keys("z"))]
-
-
 def test_c21_a_tier_that_holds_more_than_it_remembers_is_asked():
     world = world_behind("ab", 4, TierScript(name="a", resident=True, remembers=1))
     assert states(world, "r", "ab") == [RETRY]

@@ -159,7 +159,7 @@ def test_c10_a_tier_that_holds_more_than_is_remembered_is_asked(make_bench):
     bench.new("a")
     bench.store("a", 1, 2, 3)
     bench.settle()
-    bench.manager.coordinator.state.tiers["one"].presence._answers.clear()
+    bench.manager.coordinator.state.tiers["one"].presence._told.clear()
     bench.evict_all()
     assert bench.load("a", 1, 2, 3) == [True] * 3
     assert "lookup" in hooks_called(bench)

@@ -1,12 +1,9 @@
 """A tier's own objects may say something else each time, and have attributes that the core knows too (C30)."""
 
-from itertools import repeat
-
 import pytest
 
 from kvtier_core.hookspecs import hookimpl
-from kvtier_core.manager.answers import plain_events
-from kvtier_core.values import JobResult, TierEvent
+from kvtier_core.values import JobResult
 from kvtier_testing.faulty import FaultyTier
 from tests.manager.conftest import key
 
@@ -96,17 +93,6 @@ def test_c30_what_was_read_of_an_answer_that_has_no_good_end_counts(make_bench, 
     assert bench.manager.counters.tiers["one"].faults > 0
 
 
-def test_c30_each_attribute_of_what_a_tier_hands_out_is_read_once():
-    event = fickle(TierEvent, kind=("stored", ["not", "a", "kind"]), keys=((key(1),), None))
-    assert plain_events([event]) == (TierEvent(kind="stored", keys=(key(1),)),)
-
-
-@pytest.mark.parametrize("kind", ["deleted", None, ["stored"], type("Text", (str,), {})("stored")])
-def test_c30_an_event_of_no_known_kind_is_refused(kind):
-    with pytest.raises(TypeError, match="kind must be"):
-        plain_events([TierEvent(kind=kind)])
-
-
 def raise_it(*_arguments, **_named):
     raise OSError("this is no hook")
 
@@ -127,10 +113,3 @@ def test_c30_attributes_of_a_plugin_that_are_no_hooks_are_its_own(make_bench, mo
     assert bench.load("b", 1) == []
     counters = bench.manager.counters.tiers["one"]
     assert (counters.integrity, counters.faults) == (1, 0)
-
-
-def test_c30_events_without_an_end_are_refused(monkeypatch):
-    monkeypatch.setattr("kvtier_core.manager.answers._MAX_EVENTS", 3)
-    assert len(plain_events([TierEvent(kind="cleared")] * 3)) == 3
-    with pytest.raises(TypeError, match="at most 3 TierEvents"):
-        plain_events(repeat(TierEvent(kind="cleared")))

@@ -142,7 +142,6 @@ class TierScript:
     """The core sees the tier's set of keys without asking."""
     remembers: int = 1_000_000
     """Blocks up to which the resident set is kept; a tier that holds more is asked."""
-    shared: bool = False
     obeys_reset: bool = True
     limits: TierLimits = GENEROUS
     pool_limits: Mapping[str, Any] = field(default_factory=dict)
@@ -153,9 +152,9 @@ class TierScript:
     def limited(cls, name: str, **changes: float) -> Self:
         """A tier with generous limits but for *changes*, by name of the field of ``TierLimits`` or ``PoolLimits``."""
         own = {field: value for field, value in changes.items() if field in TierLimits.model_fields}
-        shared = {field: value for field, value in changes.items() if field not in own}
+        of_pool = {field: value for field, value in changes.items() if field not in own}
         limits = TierLimits.model_validate({**GENEROUS.model_dump(), **own})
-        return cls(name=name, limits=limits, pool_limits=shared)
+        return cls(name=name, limits=limits, pool_limits=of_pool)
 
 
 class ScriptedTier:
@@ -163,7 +162,7 @@ class ScriptedTier:
 
     def __init__(self, script: TierScript, rows: list[Content], new_junk: JunkSource) -> None:
         self.script = script
-        self.info = TierInfo(medium="memory", shared=script.shared)
+        self.info = TierInfo(medium="memory")
         self.contents: dict[OffloadKey, Content] = {}
         self.epoch = 0
         self._rows = rows

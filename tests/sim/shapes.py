@@ -80,7 +80,6 @@ def _draw_tier(random: Random, name: str) -> TierScript:
         name=name,
         resident=random.random() < 0.4,
         remembers=random.choice((4, 1000)),
-        shared=random.random() < 0.3,
         obeys_reset=random.random() < 0.5,
         store_threshold=random.choice((1, 1, 1, 2)),
         limits=TierLimits(
