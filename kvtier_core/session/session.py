@@ -3,7 +3,7 @@
 A request's life::
 
     begin -> match (None: not known yet) -> load -> wait_loaded
-          -> computed, append, computed, ... -> end | abort        (preempt: back to match)
+          -> computed, append, computed, ... -> end | abort
 
 An engine with steps calls ``end_step`` after each. One without uses ``wait_matched``, ``wait`` and ``flush``, which
 sleep, never spin. All methods belong to one thread, the engine's.
@@ -13,7 +13,7 @@ The session always leaves one token to compute. It decides nothing about tiers: 
 
 import os
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Self
 
 from kvtier_core.coordinator import Lookup, RecomputeCost
@@ -72,15 +72,12 @@ class EngineSession:
         identity: RequestIdentity = RequestIdentity(),  # noqa: B008 - frozen
         params: Mapping[str, Any] | None = None,
         *,
-        load_tiers: Collection[str] | None = None,
-        store_tiers: Collection[str] | None = None,
         hints: Hints = NO_HINTS,
     ) -> None:
         """Begin a request with its prompt. *params* are the engine's ``kv_transfer_params`` (a mapping, or ``None``).
 
-        It loads from *load_tiers* and stores to *store_tiers* alone, all tiers by default; *params* may narrow either
-        with ``{"kvtier": {"load_tiers": [...], "store_tiers": [...]}}``. The pool serves every request.
-        ``{"do_remote_decode": True}`` gives every tier it may store to the whole request (C25). *hints* say
+        ``{"kvtier": {"load_tiers": [...], "store_tiers": [...]}}`` restricts it to these tiers; the pool serves every
+        request. ``{"do_remote_decode": True}`` gives every tier it may store to the whole request (C25). *hints* say
         what else is known about the use of its blocks. Raises ``ValueError`` when the id is in use, or a tier of that
         name is not there.
         """
@@ -90,7 +87,7 @@ class EngineSession:
         )
         prompt = HashedPrompt(identity, self._tokens_per_block, self._shapes, self._groups)
         prompt.extend(token_ids)
-        self._manager.new_request(info, load_tiers=load_tiers, store_tiers=store_tiers)
+        self._manager.new_request(info)
         self._requests[request_id] = Request(info, prompt)
         if hints.prefetch:
             self._manager.prefetch(request_id, prompt.loadable_keys)
@@ -230,19 +227,13 @@ class EngineSession:
     def abort(self, request_id: str, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
         """End the request early, and wait for its device transfers: afterwards its blocks may be reused.
 
-        Raises ``TimeoutError`` when they take longer; the request is over all the same.
+        An engine that preempts a request aborts it, and begins it again with all its tokens. Raises ``TimeoutError``
+        when the transfers take longer; the request is over all the same.
         """
         self.end(request_id)
-        self._wait_request(request_id, timeout_s)
-
-    def preempt(self, request_id: str, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
-        """The engine takes the request's device blocks: wait for its device transfers. It may be matched again.
-
-        Raises ``TimeoutError`` when they take longer; the blocks must not be reused then.
-        """
-        self._wait_request(request_id, timeout_s)
-        self._request(request_id).forget_device()
-        self._manager.request_begins(request_id)
+        deadline = _deadline(timeout_s)
+        for direction in Direction:
+            self._wait_device(direction, request_id, max(0.0, deadline - time.monotonic()))
 
     def wait_stored(self, request_id: str, timeout_s: float = DEFAULT_TIMEOUT_S) -> bool:
         """Wait until no device store of this request is under way, also after ``end``. Whether that was in time."""
@@ -277,11 +268,6 @@ class EngineSession:
             self.wait(left)
         return True
 
-    def _wait_request(self, request_id: str, timeout_s: float) -> None:
-        deadline = _deadline(timeout_s)
-        for direction in Direction:
-            self._wait_device(direction, request_id, max(0.0, deadline - time.monotonic()))
-
     def _wait_device(self, direction: Direction, request_id: str, timeout_s: float) -> None:
         self._ensure_open()
         self._transfers.wait(direction, request_id, timeout_s)
@@ -295,16 +281,16 @@ class EngineSession:
     def reset_cache(self, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
         """Nothing stored so far answers any more, in any tier (C34).
 
-        Requests go on with their device blocks, which are not stored until the request is preempted, or first matched.
-        Device copies under way are waited for, no tier: afterwards the engine may give its KV memory up. Raises
-        ``TimeoutError`` when they take longer than *timeout_s*; the cache is reset all the same.
+        A request that has loaded or computed goes on with its device blocks, and stores no more. Device copies under
+        way are waited for, no tier: afterwards the engine may give its KV memory up. Raises ``TimeoutError`` when they
+        take longer than *timeout_s*; the cache is reset all the same.
         """
         self._ensure_open()
         self._manager.reset_cache()
         if not self._pool.wait_for_copies(timeout_s):
             raise TimeoutError(
                 f"the cache was reset, but device copies are still under way after {timeout_s:g} s: keep the engine's "
-                "KV memory until wait_stored, preempt or close has ended"
+                "KV memory until wait_stored, abort or close has ended"
             )
         self._poll()
 

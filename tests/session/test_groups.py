@@ -119,7 +119,8 @@ def test_k12_what_a_window_did_not_load_is_not_stored(make_toy):
     session.load("b", session.wait_matched("b", PATIENCE_S), ids)
     assert session.wait_loaded("b", PATIENCE_S) == 24
     session.reset_cache()
-    session.preempt("b", PATIENCE_S)  # its blocks are gone, and the pool's too
+    session.abort("b", PATIENCE_S)  # its blocks are gone, and the pool's too
+    session.begin("b", PROMPT, params={"do_remote_decode": True})
     toy.compute(PROMPT, ids)
     ids[1][:3] = [-1, -1, -1]  # the engine gave these up when they left the window
     session.computed("b", len(PROMPT), ids)
@@ -165,7 +166,7 @@ def test_k12_block_ids_of_several_groups_are_named_by_group(make_toy):
 def test_c25_whole_requests_of_several_groups_are_given_whole(make_toy):
     toy = make_toy(FULL, WINDOW)
     session, ids = toy.session, toy.ids(len(PROMPT))
-    session.begin("a", PROMPT, store_tiers=[])
+    session.begin("a", PROMPT, params={"kvtier": {"store_tiers": []}})
     toy.compute(PROMPT, ids)
     session.computed("a", 25, ids)
     assert session.stats()["tiers"]["one"]["stored_blocks"] == 0

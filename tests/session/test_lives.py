@@ -1,4 +1,4 @@
-"""Lives of requests (K4, K5, K8): preempted, aborted, sharing a promotion, with steps or without; why they miss."""
+"""Lives of requests (K4, K5, K8): aborted, sharing a promotion, with steps or without; why they miss."""
 
 from collections.abc import Callable, Iterator
 
@@ -121,26 +121,16 @@ def test_k4_a_request_aborted_while_it_waits_leaves_nothing_behind(toy):
     step_until(toy, lambda: is_at_rest(toy))
 
 
-@pytest.mark.parametrize("end", ["preempt", "abort"])
-def test_k4_o1_device_blocks_are_given_back_only_when_the_load_into_them_is_over(toy, end):
+def test_k4_o1_device_blocks_are_given_back_only_when_the_load_into_them_is_over(toy):
     session, ids = toy.session, toy.ids(len(PROMPT))
     session.begin("a", PROMPT)
     session.load("a", session.wait_matched("a", PATIENCE_S), ids)
     toy.device.is_stuck = True
     with pytest.raises(TimeoutError, match="load jobs"):
-        session.preempt("a", 0.01)
-    with pytest.raises(TimeoutError, match="load jobs"):
         session.wait_loaded("a", 0.01)
-    if end == "preempt":
-        toy.device.is_stuck = False
-        session.preempt("a", PATIENCE_S)
-        session.load("a", session.wait_matched("a", PATIENCE_S), ids)
-        assert session.wait_loaded("a", PATIENCE_S) == 24
-        session.end("a")
-    else:
-        with pytest.raises(TimeoutError, match="load jobs"):
-            session.abort("a", 0.01)
-        toy.device.is_stuck = False
+    with pytest.raises(TimeoutError, match="load jobs"):
+        session.abort("a", 0.01)
+    toy.device.is_stuck = False
     step_until(toy, lambda: is_at_rest(toy))
 
 

@@ -101,9 +101,10 @@ def test_k4_o1_preempted_blocks_are_reused_only_when_their_store_is_over(make_to
     toy.compute(PROMPT, [7, 8, 9, 10, 11])
     session.computed("r1", 17, [7, 8, 9, 10, 11])
     with pytest.raises(TimeoutError):
-        session.preempt("r1", 0.05)
+        session.abort("r1", 0.05)
     threading.Timer(0.1, toy.gate.set).start()
-    session.preempt("r1", PATIENCE_S)
+    assert session.wait_stored("r1", PATIENCE_S)
+    session.begin("r1", PROMPT)
     toy.compute([90 + i for i in range(17)], [7, 8, 9, 10, 11])  # r2 takes the blocks
     session.load("r1", session.wait_matched("r1", PATIENCE_S), [0, 1, 2, 3, 4])
     assert session.wait_loaded("r1", PATIENCE_S) == 16
@@ -320,10 +321,11 @@ def test_c34_what_a_request_computed_before_a_reset_is_not_stored_after_it(make_
     session.end("a")
     assert session.flush(PATIENCE_S)
     assert toy.run("b", PROMPT) == 0
-    # A preempted request begins anew, with the new weights.
+    # A request that is preempted begins again, with the new weights.
     session.begin("c", [*PROMPT, 99])
     session.reset_cache()
-    session.preempt("c")
+    session.abort("c", PATIENCE_S)
+    session.begin("c", [*PROMPT, 99])
     toy.compute([*PROMPT, 99], list(range(5)))
     session.computed("c", 18, list(range(5)))
     session.end("c")
@@ -379,19 +381,7 @@ def test_c31_a_hung_tier_holds_up_an_engine_that_waits_no_longer_than_it_said(ma
     session.end("a")
 
 
-def test_hits_of_a_preempted_request_are_counted_once(make_toy):
-    toy = make_toy()
-    toy.run("a", PROMPT)
-    session = toy.session
-    session.begin("b", PROMPT)
-    for _ in range(2):
-        session.load("b", session.wait_matched("b", PATIENCE_S), list(range(5)))
-        assert session.wait_loaded("b", PATIENCE_S) == 16
-        assert session.request_hits("b") == {"pool": 16}
-        session.preempt("b", PATIENCE_S)
-
-
-def test_c27_a_request_restricts_its_tiers_by_argument_and_by_parameter(make_toy):
+def test_c27_a_request_restricts_its_tiers(make_toy):
     toy = make_toy(("one", "two"))
     session = toy.session
     session.begin("a", PROMPT, params={"kvtier": {"store_tiers": ["two"]}})
@@ -401,19 +391,19 @@ def test_c27_a_request_restricts_its_tiers_by_argument_and_by_parameter(make_toy
     assert session.flush(PATIENCE_S)
     assert [tier["stored_blocks"] for tier in session.stats()["tiers"].values()] == [0, 4]
     toy.evict_pool()
-    session.begin("b", PROMPT, load_tiers=["one"])
+    session.begin("b", PROMPT, params={"kvtier": {"load_tiers": ["one"]}})
     assert session.wait_matched("b", PATIENCE_S) == 0
-    session.begin("c", PROMPT, load_tiers=["two"])
+    session.begin("c", PROMPT, params={"kvtier": {"load_tiers": ["two"]}})
     assert session.wait_matched("c", PATIENCE_S) == 16
     with pytest.raises(ValueError, match="load_tiers names 'three', but the enabled tiers are 'one', 'two'"):
-        session.begin("d", PROMPT, load_tiers=["three"])
+        session.begin("d", PROMPT, params={"kvtier": {"load_tiers": ["three"]}})
     session.begin("d", PROMPT)
 
 
 def test_c25_remote_decode_stores_what_was_loaded_as_well(make_toy, tiers):
     toy = make_toy(("one", "two"))
     session = toy.session
-    session.begin("a", PROMPT, store_tiers=["one"])
+    session.begin("a", PROMPT, params={"kvtier": {"store_tiers": ["one"]}})
     toy.compute(PROMPT, list(range(5)))
     session.computed("a", 17, list(range(5)))
     session.end("a")
