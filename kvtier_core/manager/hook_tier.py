@@ -128,7 +128,7 @@ class HookTier(TierPort):
 
     def take_events(self) -> list[TierEvent]:
         """As ``TierPort.take_events``: what the tier has reported."""
-        return self._reported.take_events() if self._home.info.reports_contents else []
+        return self._reported.keys.take_events() if self._home.info.reports_contents else []
 
     def _has(self, hook: str) -> bool:
         return bool(getattr(self._hooks, hook).get_hookimpls())

@@ -11,7 +11,7 @@ from kvtier_core.values import JobResult, TierEvent, TierJob
 
 
 class PresenceSet:
-    """Keys a tier holds, at most *limit* of them.
+    """Keys a tier holds, at most *limit* of them, and what changed among them for who asks.
 
     Thread-safe: the lock is held for set operations alone, so a reader waits for a few at most. Cost: 0.1 µs a key.
     While ``complete`` is true, a key that is not in the set is not in the tier, if this process alone changes it. A key
@@ -21,6 +21,7 @@ class PresenceSet:
     def __init__(self, limit: int, *, complete: bool) -> None:
         self._lock = threading.Lock()
         self._keys: set[OffloadKey] = set()
+        self._events = EventLog()
         self._limit = limit
         self._complete = complete
 
@@ -39,11 +40,6 @@ class PresenceSet:
         with self._lock:
             return [key in self._keys for key in keys]
 
-    def lacking(self, keys: Sequence[OffloadKey]) -> list[OffloadKey]:
-        """Those of *keys* that are not in the set, from one state of it."""
-        with self._lock:
-            return [key for key in keys if key not in self._keys]
-
     def add(self, keys: Iterable[OffloadKey]) -> None:
         """Add keys as long as there is room."""
         each = dict.fromkeys(keys)  # a tier's own iterator may be behind it, which is to run outside the lock
@@ -52,28 +48,28 @@ class PresenceSet:
             room = self._limit - len(self._keys)
             self._keys.update(fresh[:room])
             self._complete = self._complete and len(fresh) <= room
+            self._events.record("stored", fresh)
 
-    def discard(self, keys: Iterable[OffloadKey]) -> list[OffloadKey]:
-        """Remove keys; returns those that were in the set."""
+    def discard(self, keys: Iterable[OffloadKey]) -> None:
+        """Remove keys."""
         with self._lock:
             found = [key for key in keys if key in self._keys]
             self._keys.difference_update(found)
-            return found
+            self._events.record("removed", found)
 
-    def snapshot(self) -> list[OffloadKey]:
-        """All keys of one moment. Cost: O(keys) under the lock."""
+    def take_events(self) -> list[TierEvent]:
+        """Changes since the last call (``EventLog``). Cost of the first: O(keys) under the lock."""
         with self._lock:
-            return list(self._keys)
+            return self._events.take(lambda: list(self._keys))
 
 
 class ReportedContents:
-    """The keys of one tier, at most *limit*, and what changed among them. From any thread."""
+    """The keys of one tier, at most *limit*. From any thread."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._lock = threading.Lock()  # guards all below
         self._keys = PresenceSet(limit, complete=True)
-        self._events = EventLog()
         self._arriving: set[OffloadKey] = set()
         """Keys of stores under way that were not said to be gone again meanwhile."""
         self._loading: dict[int, set[OffloadKey]] = {}
@@ -89,20 +85,14 @@ class ReportedContents:
         """The tier begins its report again."""
         with self._lock:
             self._keys = PresenceSet(self._limit, complete=True)
-            self._events = EventLog()
             self._arriving.clear()
             self._loading.clear()
-
-    def take_events(self) -> list[TierEvent]:
-        """Changes since the last call, see ``EventLog``."""
-        with self._lock:
-            return self._events.take(self._keys.snapshot)
 
     def stored(self, keys: Sequence[OffloadKey]) -> None:
         """The tier says that it holds these. Raises ``TypeError`` for what are no keys."""
         plain = plain_keys("keys", keys)
         with self._lock:
-            self._appear(plain)
+            self._keys.add(plain)
             for keys_of_job in self._loading.values():
                 keys_of_job.difference_update(plain)
 
@@ -111,7 +101,7 @@ class ReportedContents:
         plain = plain_keys("keys", keys)
         with self._lock:
             self._arriving.difference_update(plain)
-            self._vanish(plain)
+            self._keys.discard(plain)
 
     def begin(self, kind: JobKind, job: TierJob) -> None:
         """The tier gets a job."""
@@ -129,16 +119,9 @@ class ReportedContents:
             if result.error is not None and not lost:
                 lost.update(job.keys)
             with self._lock:
-                self._appear([key for key in job.keys if key in self._arriving and key not in lost])
+                self._keys.add([key for key in job.keys if key in self._arriving and key not in lost])
                 self._arriving.difference_update(job.keys)
         elif kind is JobKind.TIER_LOAD:
             with self._lock:
                 asked = self._loading.pop(job.id, set())
-                self._vanish([key for key in result.missing if key in asked])
-
-    def _appear(self, keys: Sequence[OffloadKey]) -> None:
-        self._events.record("stored", self._keys.lacking(keys))
-        self._keys.add(keys)
-
-    def _vanish(self, keys: Sequence[OffloadKey]) -> None:
-        self._events.record("removed", self._keys.discard(keys))
+                self._keys.discard([key for key in result.missing if key in asked])

@@ -148,7 +148,7 @@ class BoundedContents(Contents):
                 victims.append(victim.key)
                 self._leaving[victim.key] = self._stored.pop(victim.key)
         self._arriving[key] = chain, depth
-        self._vanish(victims)
+        self.presence.discard(victims)
         return victims
 
     def room_made(self, victims: Sequence[OffloadKey], now: float, *, deleted: bool) -> None:
@@ -162,7 +162,7 @@ class BoundedContents(Contents):
             stayed.marked, stayed.is_served = left.marked, left.is_served
             self._policy.insert([stayed])
             if self._serves(stayed, now):
-                self._appear([victim])
+                self.presence.add([victim])
 
     def _enter(self, key: OffloadKey, chain: int, depth: int, now: float) -> float | None:
         stored = self._add(key, now, chain, depth)
@@ -200,7 +200,7 @@ class BoundedContents(Contents):
         there = [key for key in keys if key in self._stored]
         for key in there:
             self._stored[key].is_served = True
-        self._appear(there)
+        self.presence.add(there)
 
     def gone(self, keys: Sequence[OffloadKey]) -> None:
         """As ``Contents.gone``: their slots are free."""

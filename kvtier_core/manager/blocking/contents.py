@@ -1,4 +1,4 @@
-"""What the core believes one tier instance to hold: presence for readers, events for followers, doubts about bytes.
+"""What the core believes one tier instance to hold: presence for readers, and doubts about bytes.
 
 Its owner holds a lock around every method; the presence set may be read by anyone. No I/O, time is an argument. A tier
 that other processes share has to be asked: absence is never known.
@@ -8,10 +8,9 @@ from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 
 from kvtier_core.keys import OffloadKey
-from kvtier_core.manager.changes import EventLog
 from kvtier_core.manager.presence import PresenceSet
 from kvtier_core.tier_settings import TierSettings
-from kvtier_core.values import BlockInfo, TierContext, TierEvent, TierInfo
+from kvtier_core.values import BlockInfo, TierContext, TierInfo
 
 _MAX_DOUBTS = 100_000
 """Keys whose blocks may be wrong, or can't be loaded, that are remembered: some 10 MiB."""
@@ -39,7 +38,6 @@ class Contents:
             settings.limits.max_resident_keys, complete=enumerable or not info.persistent
         )
         self.doubts = Doubts()
-        self._events = EventLog()
         self._arriving: dict[OffloadKey, tuple[int, int] | None] = {}
         """Blocks that are being stored, and where they will stand: chain and depth (``Entry``).
 
@@ -104,7 +102,7 @@ class Contents:
                 if begin is not None:
                     begun[key] = begin
         self.doubts.remove(there)
-        self._appear(self.presence.lacking(there))
+        self.presence.add(there)
         return begun
 
     def _enter(self, key: OffloadKey, chain: int, depth: int, now: float) -> float | None:  # noqa: ARG002 - as above
@@ -113,22 +111,22 @@ class Contents:
 
     def appeared(self, keys: Sequence[OffloadKey]) -> None:
         """The tier says that others stored these blocks."""
-        self._appear(self.presence.lacking(keys))
+        self.presence.add(keys)
 
     def distrust(self, keys: Sequence[OffloadKey]) -> None:
         """These blocks can't be had any more, though they may take room: serve them no more."""
-        self._vanish(keys)
+        self.presence.discard(keys)
 
     def trust(self, keys: Sequence[OffloadKey]) -> None:
         """These blocks were read again and are right: serve those that are still there."""
         self.doubts.were_right(keys)
-        self._appear(keys)
+        self.presence.add(keys)
 
     def gone(self, keys: Sequence[OffloadKey]) -> None:
         """These blocks are not in the tier any more."""
         self.doubts.remove(keys)
         self._arriving.update(dict.fromkeys(self._arriving.keys() & keys))
-        self._vanish(keys)
+        self.presence.discard(keys)
 
     def expire(self, now: float) -> list[OffloadKey]:  # noqa: ARG002 - as above
         """Stop serving blocks that became too old; returns them, to be deleted. Bounded work a call."""
@@ -138,17 +136,6 @@ class Contents:
     def next_expiry(self) -> float:
         """When the oldest block becomes too old."""
         return float("inf")
-
-    def take_events(self) -> list[TierEvent]:
-        """Changes since the last call, see ``EventLog``."""
-        return self._events.take(self.presence.snapshot)
-
-    def _appear(self, keys: Sequence[OffloadKey]) -> None:
-        self.presence.add(keys)
-        self._events.record("stored", keys)
-
-    def _vanish(self, keys: Sequence[OffloadKey]) -> None:
-        self._events.record("removed", self.presence.discard(keys))
 
 
 class Doubts:

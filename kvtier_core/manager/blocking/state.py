@@ -298,8 +298,7 @@ class InstanceState:
 
     def take_events(self) -> list[TierEvent]:
         """Changes of the contents since the last call."""
-        with self._lock:
-            return self._contents.take_events()
+        return self._contents.presence.take_events()
 
     # Under the lock.
 

@@ -268,7 +268,7 @@ class _HookBackend:
         self.hooks.touch(keys=keys)
 
     def take_events(self) -> Sequence[TierEvent]:
-        return self._reported.take_events()
+        return self._reported.keys.take_events()
 
     def drain(self, timeout_s: float) -> Sequence[int]:
         return list(self.hooks.drain_jobs(timeout_s=timeout_s) or ())
