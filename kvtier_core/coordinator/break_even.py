@@ -10,11 +10,8 @@ from kvtier_core.coordinator.endpoints import find_end
 from kvtier_core.coordinator.group_lookup import GroupLookup
 from kvtier_core.coordinator.state import State
 
-RecomputeCost = float | Callable[[int, int], float | None]
-"""Seconds to compute a token, or a function of (first token, number of tokens) to the seconds for all of them.
-
-The function returns ``None`` where it does not know.
-"""
+RecomputeCost = Callable[[int, int], float | None]
+"""Seconds to compute tokens, by (first token, number of tokens); ``None`` where that is not known."""
 
 
 class BreakEven:
@@ -42,7 +39,8 @@ class BreakEven:
         if load_s is None:
             return False
         without = find_end([g.costs_without(name) for g in groups], self._state.ledger.room)
-        recompute_s = self._recompute_s(without, end - without)
+        assert self.recompute is not None
+        recompute_s = self.recompute(without, end - without)
         if recompute_s is None or load_s <= recompute_s * self._state.limits.break_even_margin:
             tier.probe_at = None
             return False
@@ -50,9 +48,3 @@ class BreakEven:
         if is_probe or tier.probe_at is None:
             tier.probe_at = now + self._state.limits.break_even_probe_s
         return not is_probe
-
-    def _recompute_s(self, start: int, num_tokens: int) -> float | None:
-        if callable(self.recompute):
-            return self.recompute(start, num_tokens)
-        assert self.recompute is not None
-        return self.recompute * num_tokens

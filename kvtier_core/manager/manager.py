@@ -35,7 +35,7 @@ from kvtier_core.manager.events import (
 )
 from kvtier_core.manager.figures import figures
 from kvtier_core.manager.path_log import PathLog
-from kvtier_core.manager.recompute import check_recompute_cost
+from kvtier_core.manager.recompute import watched
 from kvtier_core.manager.tier_filter import resolve_filters
 from kvtier_core.manager.tiers import TierBuild, Tiers
 from kvtier_core.namespace import Namespace
@@ -140,8 +140,8 @@ class TierManager:
             raise ClosedError("the manager was shut down")
 
     def set_recompute_cost(self, cost: RecomputeCost | None) -> None:
-        """What computing tokens costs the engine (C35). Raises ``ValueError`` for what is neither cost nor function."""
-        self._coordinator.set_recompute_cost(check_recompute_cost(cost, self._log))
+        """What computing tokens costs the engine (C35)."""
+        self._coordinator.set_recompute_cost(None if cost is None else watched(cost, self._log))
 
     # -- requests
 

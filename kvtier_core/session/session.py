@@ -55,11 +55,11 @@ class EngineSession:
         self._process = os.getpid()
 
     def set_recompute_cost(self, cost: RecomputeCost | None) -> None:
-        """Say what computing tokens costs: seconds a token, or a function of (first token, number of tokens).
+        """Say what computing tokens costs: a function of (first token, number of tokens) to seconds.
 
         Blocks that a tier would take longer to load are not loaded (C35). With ``None``, the default, everything is
         loaded that can be; also while the function raises or returns no time, which is logged once. Lookups call it, on
-        the engine's thread. Raises ``ValueError`` for anything else than a function or a time of at least 0.
+        the engine's thread.
         """
         self._manager.set_recompute_cost(cost)
 
