@@ -1,6 +1,6 @@
 """All that the author of an engine adapter imports, with ``kvtier_core.transfer`` for the copies."""
 
-from kvtier_core.coordinator import Lookup, PreparedTransfer, RecomputeCost
+from kvtier_core.coordinator import Lookup, PreparedTransfer
 from kvtier_core.hints import Hints, read_hints
 from kvtier_core.keys import (
     MultimodalInput,
@@ -33,7 +33,6 @@ __all__ = [
     "OffloadKey",
     "PoolSettings",
     "PreparedTransfer",
-    "RecomputeCost",
     "RequestIdentity",
     "RequestInfo",
     "TierEvent",

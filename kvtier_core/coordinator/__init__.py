@@ -10,7 +10,6 @@ from kvtier_core.coordinator.actions import (
     TellStepEnd,
     TellTouched,
 )
-from kvtier_core.coordinator.break_even import RecomputeCost
 from kvtier_core.coordinator.coordinator import Coordinator
 from kvtier_core.coordinator.endpoints import GroupShape, is_prefix
 from kvtier_core.coordinator.jobs import JobKind
@@ -31,7 +30,6 @@ __all__ = [
     "Lookup",
     "PoolLimits",
     "PreparedTransfer",
-    "RecomputeCost",
     "SealRows",
     "SubmitJob",
     "TellNewRequest",

@@ -4,14 +4,11 @@ The engine says what computing costs, and ``LoadTimes`` what loading costs. With
 tier that is passed over still gets a load at intervals, or nobody would learn that it has become faster.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from kvtier_core.coordinator.endpoints import find_end
 from kvtier_core.coordinator.group_lookup import GroupLookup
 from kvtier_core.coordinator.state import State
-
-RecomputeCost = Callable[[int, int], float | None]
-"""Seconds to compute tokens, by (first token, number of tokens); ``None`` where that is not known."""
 
 
 class BreakEven:
@@ -19,11 +16,12 @@ class BreakEven:
 
     def __init__(self, state: State) -> None:
         self._state = state
-        self.recompute: RecomputeCost | None = None
+        self.recompute_s: float | None = None
+        """Seconds to compute a token."""
 
     def find_losses(self, groups: Sequence[GroupLookup], end: int, now: float) -> list[str]:
         """The tiers whose blocks had better be computed than loaded for the end point *end*."""
-        if self.recompute is None:
+        if self.recompute_s is None:
             return []
         blocks: dict[str, int] = {}
         for group in groups:
@@ -39,9 +37,8 @@ class BreakEven:
         if load_s is None:
             return False
         without = find_end([g.costs_without(name) for g in groups], self._state.ledger.room)
-        assert self.recompute is not None
-        recompute_s = self.recompute(without, end - without)
-        if recompute_s is None or load_s <= recompute_s * self._state.limits.break_even_margin:
+        assert self.recompute_s is not None
+        if load_s <= self.recompute_s * (end - without) * self._state.limits.break_even_margin:
             tier.probe_at = None
             return False
         is_probe = tier.probe_at is not None and now >= tier.probe_at

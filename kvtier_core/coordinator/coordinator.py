@@ -14,7 +14,6 @@ from kvtier_core.coordinator.actions import (
     TellStepEnd,
     TellTouched,
 )
-from kvtier_core.coordinator.break_even import RecomputeCost
 from kvtier_core.coordinator.cascades import Cascades
 from kvtier_core.coordinator.endpoints import GroupShape
 from kvtier_core.coordinator.holds import holds_of
@@ -58,9 +57,9 @@ class Coordinator:
         self._request_level = RequestLevel(self._state, self._cascades)
         self._results = Results(self._state, self._cascades, self._promotions, self._request_level)
 
-    def set_recompute_cost(self, cost: RecomputeCost | None) -> None:
-        """Set what computing tokens costs the engine; with ``None`` whatever a tier holds is worth loading (C35)."""
-        self._lookups.break_even.recompute = cost
+    def set_recompute_cost(self, seconds_a_token: float | None) -> None:
+        """What computing costs the engine; with ``None`` whatever a tier holds is worth loading (C35)."""
+        self._lookups.break_even.recompute_s = seconds_a_token
 
     # -- requests
 

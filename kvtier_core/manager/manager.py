@@ -5,6 +5,7 @@ All public methods belong to one thread, the engine's, except ``notify``. None o
 """
 
 import logging
+import math
 import time
 from collections.abc import Callable, Collection, Sequence
 from queue import Empty, SimpleQueue
@@ -18,7 +19,6 @@ from kvtier_core.coordinator import (
     Lookup,
     PoolLimits,
     PreparedTransfer,
-    RecomputeCost,
 )
 from kvtier_core.errors import ClosedError, TierOpenError
 from kvtier_core.keys import OffloadKey
@@ -35,7 +35,6 @@ from kvtier_core.manager.events import (
 )
 from kvtier_core.manager.figures import figures
 from kvtier_core.manager.path_log import PathLog
-from kvtier_core.manager.recompute import watched
 from kvtier_core.manager.tier_filter import resolve_filters
 from kvtier_core.manager.tiers import TierBuild, Tiers
 from kvtier_core.namespace import Namespace
@@ -139,9 +138,11 @@ class TierManager:
         if self._closed:
             raise ClosedError("the manager was shut down")
 
-    def set_recompute_cost(self, cost: RecomputeCost | None) -> None:
-        """What computing tokens costs the engine (C35)."""
-        self._coordinator.set_recompute_cost(None if cost is None else watched(cost, self._log))
+    def set_recompute_cost(self, seconds_a_token: float | None) -> None:
+        """What computing costs the engine (C35); ``None`` where it does not know. Raises ``ValueError`` for no time."""
+        if seconds_a_token is not None and not 0 <= seconds_a_token < math.inf:
+            raise ValueError(f"a recompute cost must be seconds a token, at least 0, not {seconds_a_token!r}")
+        self._coordinator.set_recompute_cost(seconds_a_token)
 
     # -- requests
 

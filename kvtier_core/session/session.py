@@ -16,7 +16,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any, Self
 
-from kvtier_core.coordinator import Lookup, RecomputeCost
+from kvtier_core.coordinator import Lookup
 from kvtier_core.errors import ClosedError, UnknownRequestError
 from kvtier_core.hints import NO_HINTS, Hints
 from kvtier_core.keys import RequestIdentity
@@ -54,14 +54,12 @@ class EngineSession:
         self._closed = False
         self._process = os.getpid()
 
-    def set_recompute_cost(self, cost: RecomputeCost | None) -> None:
-        """Say what computing tokens costs: a function of (first token, number of tokens) to seconds.
+    def set_recompute_cost(self, seconds_a_token: float | None) -> None:
+        """Say what computing a token costs. Blocks that a tier would take longer to load are not loaded (C35).
 
-        Blocks that a tier would take longer to load are not loaded (C35). With ``None``, the default, everything is
-        loaded that can be; also while the function raises or returns no time, which is logged once. Lookups call it, on
-        the engine's thread.
+        With ``None``, the default, everything is loaded that can be.
         """
-        self._manager.set_recompute_cost(cost)
+        self._manager.set_recompute_cost(seconds_a_token)
 
     # -- a request's life
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvtier_core.coordinator import GroupShape, RecomputeCost
+from kvtier_core.coordinator import GroupShape
 from kvtier_core.coordinator.tier_record import LoadTimes
 from kvtier_core.values import LookupState, MissReason
 from tests.sim.scripted import Answer, JobHook, TierScript
@@ -80,11 +80,6 @@ def world_behind(keys: str, *tiers: TierScript | str, num_rows: int = 64, **limi
     return world
 
 
-def each(seconds: float) -> RecomputeCost:
-    """Every token costs *seconds*."""
-    return lambda _start, count: seconds * count
-
-
 def measure(world: World, seconds: float, tier: str | None = None) -> None:
     """Let three loads of one, two and three blocks take *seconds* each."""
     for letters in ("a", "ab", "abc"):
@@ -110,7 +105,7 @@ def ask(world: World, request: str, keys: str) -> tuple[list[LookupState], MissR
 def test_c35_a_run_that_takes_longer_than_computing_it_is_passed_over_before_a_row_is_taken():
     world = world_behind("abcdef")
     measure(world, 1.0)
-    world.coordinator.set_recompute_cost(each(0.05))  # 0.2 s a block
+    world.coordinator.set_recompute_cost(0.05)  # 0.2 s a block
     world.reset(tiers=False)
     free = world.ledger.num_free
     assert ask(world, "r", "abcd") == ([MISS], MissReason.BREAK_EVEN)
@@ -123,7 +118,7 @@ def test_c35_without_what_computing_costs_everything_is_loaded():
     measure(world, 20.0)
     world.reset(tiers=False)
     assert ask(world, "r", "a") == ([PENDING], None)
-    world.coordinator.set_recompute_cost(each(0.0))
+    world.coordinator.set_recompute_cost(0.0)
     world.reset(tiers=False)
     assert ask(world, "r", "a") == ([MISS], MissReason.BREAK_EVEN)
     world.coordinator.set_recompute_cost(None)
@@ -132,7 +127,7 @@ def test_c35_without_what_computing_costs_everything_is_loaded():
 
 def test_c35_a_tier_that_was_not_measured_is_asked_to_load():
     world = world_behind("abcd")
-    world.coordinator.set_recompute_cost(each(0.0))
+    world.coordinator.set_recompute_cost(0.0)
     world.reset(tiers=False)
     assert ask(world, "r", "abcd") == ([PENDING] * 4, None)
 
@@ -142,32 +137,15 @@ def test_c35_the_margin_decides(margin, reason):
     world = world_behind("abcd")
     world.coordinator.state.limits = generous_limits(64, break_even_margin=margin)
     measure(world, 1.0)
-    world.coordinator.set_recompute_cost(each(0.25))
+    world.coordinator.set_recompute_cost(0.25)
     world.reset(tiers=False)
     assert ask(world, "r", "a")[1] is reason
-
-
-def test_c35_the_cost_may_depend_on_where_the_run_starts():
-    world = world_behind("abcd")
-    measure(world, 1.0)
-    asked = []
-
-    def cost(start, count):
-        asked.append((start, count))
-        return 0.5 if start == 0 else 2.0
-
-    world.coordinator.set_recompute_cost(cost)
-    world.reset(tiers=False)
-    assert ask(world, "r", "abcd")[1] is MissReason.BREAK_EVEN
-    world.put("w", make_keys("ab"), cascade=False)
-    assert ask(world, "r", "abcd") == ([HIT, HIT, PENDING, PENDING], None)
-    assert asked == [(0, 16), (8, 8)]
 
 
 def test_c35_a_load_also_saves_what_lies_behind_it_in_the_pool():
     world = world_behind("abcdef")
     measure(world, 1.0)
-    world.coordinator.set_recompute_cost(each(0.05))
+    world.coordinator.set_recompute_cost(0.05)
     world.reset(tiers=False)
     world.put("w", make_keys("bcdef"), cascade=False)
     assert ask(world, "r", "ab") == ([MISS], MissReason.BREAK_EVEN)
@@ -177,7 +155,7 @@ def test_c35_a_load_also_saves_what_lies_behind_it_in_the_pool():
 def test_c35_a_tier_that_is_passed_over_is_probed_at_intervals_and_comes_back_when_it_is_faster():
     world = world_behind("abcd")
     measure(world, 1.0)
-    world.coordinator.set_recompute_cost(each(0.05))
+    world.coordinator.set_recompute_cost(0.05)
     world.reset(tiers=False)
     loads = []
     for number in range(24):
@@ -200,7 +178,7 @@ def test_c35_a_slower_tier_is_passed_over_for_a_faster_one_behind_it():
         "abcd", TierScript(name="slow", resident=True), TierScript(name="fast", resident=True)
     )
     measure(world, 1.0, "slow")
-    world.coordinator.set_recompute_cost(each(0.05))
+    world.coordinator.set_recompute_cost(0.05)
     world.reset(tiers=False)
     assert ask(world, "r", "ab") == ([PENDING, PENDING], None)
     world.end_step()
@@ -211,7 +189,7 @@ def test_c35_k6_o3_a_request_does_not_wait_for_ever_for_a_tier_behind_one_that_i
     world = world_behind("abcd", TierScript(name="slow", resident=True), "silent")
     measure(world, 1.0, "slow")
     world.advance(60.0)
-    world.coordinator.set_recompute_cost(each(0.05))
+    world.coordinator.set_recompute_cost(0.05)
     world.reset(tiers=False)
     settled = []
     for _ in range(5):
@@ -241,7 +219,7 @@ def test_c35_failed_loads_are_not_measured_and_timeouts_are():
 def test_c60_c35_blocks_passed_over_count_once_per_request_and_key():
     world = world_behind("abcd")
     measure(world, 1.0)
-    world.coordinator.set_recompute_cost(each(0.0))
+    world.coordinator.set_recompute_cost(0.0)
     world.reset(tiers=False)
     for _ in range(3):
         ask(world, "r", "abcd")

@@ -53,8 +53,8 @@ class Simulation:
             policy=self.shape.policy,
             check_every=check_every,
         )
-        if (a_token := self.shape.recompute_s) is not None:
-            self.world.coordinator.set_recompute_cost(lambda _start, count: a_token * count)
+        if self.shape.recompute_s is not None:
+            self.world.coordinator.set_recompute_cost(self.shape.recompute_s)
         self._is_plain = tuple(self.shape.groups) == (GroupShape(),)
         self.watcher = Watcher(self.world)
         self.num_requests = 0
