@@ -578,8 +578,8 @@ MUTANTS: Sequence[Mutant] = (
     _m(
         "break-even is decided the wrong way round",
         "coordinator.break_even:BreakEven._is_loss",
-        "load_s <= self.recompute_s",
-        "load_s > self.recompute_s",
+        "load_s <= self.recompute_s * (end - without) * self._state.limits.break_even_margin",
+        "load_s > self.recompute_s * (end - without) * self._state.limits.break_even_margin",
         test_break_even.test_c35_a_run_that_takes_longer_than_computing_it_is_passed_over_before_a_row_is_taken,
     ),
     _m(
