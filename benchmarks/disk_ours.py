@@ -15,7 +15,7 @@ from typing import Any
 
 from disk_contenders import NAMESPACE, Measured, Rows, timed
 
-from kvtier_core.coordinator import Finished
+from kvtier_core.coordinator.results import Finished
 from kvtier_core.manager.integrity import Integrity
 from kvtier_core.tier import OffloadKey
 from kvtier_core.values import JobResult, RequestInfo, TierContext, TierJob

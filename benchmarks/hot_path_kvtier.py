@@ -10,16 +10,12 @@ from time import thread_time_ns
 
 from hot_path_keys import Keys, copies
 
-from kvtier_core.coordinator import (
-    Action,
-    Coordinator,
-    Finished,
-    GroupShape,
-    PoolLimits,
-    SealRows,
-    SubmitJob,
-    TierSpec,
-)
+from kvtier_core.coordinator.actions import Action, SealRows, SubmitJob
+from kvtier_core.coordinator.coordinator import Coordinator
+from kvtier_core.coordinator.endpoints import GroupShape
+from kvtier_core.coordinator.limits import PoolLimits
+from kvtier_core.coordinator.results import Finished
+from kvtier_core.coordinator.tier_record import TierSpec
 from kvtier_core.keys import OffloadKey
 from kvtier_core.manager.presence import PresenceSet
 from kvtier_core.plugins import load_policy

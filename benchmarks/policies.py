@@ -23,7 +23,8 @@ from pathlib import Path
 
 from policies_disk import LAYOUTS, run_disk
 
-from kvtier_core.coordinator import Coordinator, PoolLimits
+from kvtier_core.coordinator.coordinator import Coordinator
+from kvtier_core.coordinator.limits import PoolLimits
 from kvtier_core.keys import OffloadKey, make_offload_key
 from kvtier_core.plugins import load_policy
 from kvtier_core.values import RequestInfo

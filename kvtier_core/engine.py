@@ -1,6 +1,5 @@
 """All that the author of an engine adapter imports, with ``kvtier_core.transfer`` for the copies."""
 
-from kvtier_core.coordinator import Lookup, PreparedTransfer
 from kvtier_core.hints import Hints, read_hints
 from kvtier_core.keys import (
     MultimodalInput,
@@ -18,7 +17,15 @@ from kvtier_core.runtime import lasting_tiers, open_manager, open_session, plan_
 from kvtier_core.session import EngineSession
 from kvtier_core.settings import PoolSettings
 from kvtier_core.units import format_size, parse_duration
-from kvtier_core.values import Direction, LookupState, MissReason, RequestInfo, TierEvent
+from kvtier_core.values import (
+    Direction,
+    Lookup,
+    LookupState,
+    MissReason,
+    PreparedTransfer,
+    RequestInfo,
+    TierEvent,
+)
 
 __all__ = [
     "Direction",

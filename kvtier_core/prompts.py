@@ -8,7 +8,7 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from kvtier_core.coordinator import GroupShape
+from kvtier_core.coordinator.endpoints import GroupShape
 from kvtier_core.keys import OffloadKey, RequestIdentity, hash_blocks, make_offload_key
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kvtier_core.blocktier import BlockTier
-from kvtier_core.coordinator import PoolLimits
+from kvtier_core.coordinator.limits import PoolLimits
 from kvtier_core.errors import ConfigError, PoolError
 from kvtier_core.manager import TierBuild, TierManager
 from kvtier_core.manager.blocking import BlockingTier

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from kvtier_core.coordinator import Finished
 from kvtier_core.coordinator.presence import ResidentPresence
+from kvtier_core.coordinator.results import Finished
 from kvtier_core.values import RequestInfo
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from kvtier_core.coordinator import Coordinator
+from kvtier_core.coordinator.coordinator import Coordinator
 from kvtier_core.coordinator.tier_record import TierRecord
 from kvtier_core.manager.port import TierPort
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pluggy
 
-from kvtier_core.coordinator import JobKind
+from kvtier_core.coordinator.jobs import JobKind
 from kvtier_core.hookspecs import PROJECT, TierHookSpecs
 from kvtier_core.keys import OffloadKey
 from kvtier_core.manager.answers import job_id_of, plain_result, read_results

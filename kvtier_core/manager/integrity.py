@@ -13,7 +13,7 @@ from functools import partial
 from itertools import islice
 from queue import SimpleQueue
 
-from kvtier_core.coordinator import Finished
+from kvtier_core.coordinator.results import Finished
 from kvtier_core.keys import OffloadKey, get_offload_group_idx
 from kvtier_core.manager.events import Event, Sealed
 from kvtier_core.proof import Sealer

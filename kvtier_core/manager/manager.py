@@ -11,15 +11,11 @@ from collections.abc import Callable, Collection, Sequence
 from queue import Empty, SimpleQueue
 from typing import Any, assert_never
 
-from kvtier_core.coordinator import (
-    Coordinator,
-    Counters,
-    Finished,
-    GroupShape,
-    Lookup,
-    PoolLimits,
-    PreparedTransfer,
-)
+from kvtier_core.coordinator.coordinator import Coordinator
+from kvtier_core.coordinator.endpoints import GroupShape
+from kvtier_core.coordinator.limits import PoolLimits
+from kvtier_core.coordinator.results import Finished
+from kvtier_core.coordinator.stats import Counters
 from kvtier_core.errors import ClosedError, TierOpenError
 from kvtier_core.keys import OffloadKey
 from kvtier_core.ledger import Block
@@ -41,7 +37,7 @@ from kvtier_core.namespace import Namespace
 from kvtier_core.policies.base import EvictionPolicy
 from kvtier_core.transfer.pool import Pool
 from kvtier_core.transfer.waiting import bounded
-from kvtier_core.values import MissReason, RequestInfo, TierEvent
+from kvtier_core.values import Lookup, MissReason, PreparedTransfer, RequestInfo, TierEvent
 
 
 class TierManager:

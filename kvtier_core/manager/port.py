@@ -15,7 +15,7 @@ from functools import partial
 from queue import SimpleQueue
 from typing import Any
 
-from kvtier_core.coordinator import JobKind
+from kvtier_core.coordinator.jobs import JobKind
 from kvtier_core.coordinator.presence import ResidentPresence
 from kvtier_core.errors import KvtierError, TierOpenError
 from kvtier_core.keys import OffloadKey

@@ -3,7 +3,7 @@
 import threading
 from collections.abc import Iterable, Sequence
 
-from kvtier_core.coordinator import JobKind
+from kvtier_core.coordinator.jobs import JobKind
 from kvtier_core.keys import OffloadKey
 from kvtier_core.manager.answers import plain_keys
 from kvtier_core.manager.changes import EventLog

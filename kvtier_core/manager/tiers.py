@@ -9,18 +9,18 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import assert_never
 
-from kvtier_core.coordinator import (
+from kvtier_core.coordinator.actions import (
     Action,
     CancelJobs,
-    JobKind,
     SealRows,
     SubmitJob,
     TellNewRequest,
     TellRequestFinished,
     TellStepEnd,
     TellTouched,
-    TierSpec,
 )
+from kvtier_core.coordinator.jobs import JobKind
+from kvtier_core.coordinator.tier_record import TierSpec
 from kvtier_core.errors import ConfigError, KvtierError, TierOpenError
 from kvtier_core.keys import OffloadKey
 from kvtier_core.manager.events import Event

@@ -3,9 +3,10 @@
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from kvtier_core.coordinator import GroupShape, PreparedTransfer
+from kvtier_core.coordinator.endpoints import GroupShape
 from kvtier_core.prompts import PromptBlock
 from kvtier_core.transfer.plan import GroupTransfer
+from kvtier_core.values import PreparedTransfer
 
 BlockIds = Sequence[int] | Mapping[int, Sequence[int]]
 """The device blocks of a request, in order; of several KV groups, by the group's index in the namespace."""

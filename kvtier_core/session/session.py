@@ -16,7 +16,6 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any, Self
 
-from kvtier_core.coordinator import Lookup
 from kvtier_core.errors import ClosedError, UnknownRequestError
 from kvtier_core.hints import NO_HINTS, Hints
 from kvtier_core.keys import RequestIdentity
@@ -28,7 +27,7 @@ from kvtier_core.transfer.device import Device
 from kvtier_core.transfer.direction import Direction
 from kvtier_core.transfer.pool import Pool
 from kvtier_core.transfer.waiting import bounded
-from kvtier_core.values import RequestInfo
+from kvtier_core.values import Lookup, RequestInfo
 
 DEFAULT_TIMEOUT_S = 30.0
 

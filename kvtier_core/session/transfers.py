@@ -4,13 +4,12 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from kvtier_core.coordinator import PreparedTransfer
 from kvtier_core.manager.manager import TierManager
 from kvtier_core.prompts import HashedPrompt
 from kvtier_core.transfer.device import Device
 from kvtier_core.transfer.direction import Direction
 from kvtier_core.transfer.plan import GroupTransfer
-from kvtier_core.values import RequestInfo
+from kvtier_core.values import PreparedTransfer, RequestInfo
 
 
 @dataclass(eq=False)

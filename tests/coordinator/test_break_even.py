@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvtier_core.coordinator import GroupShape
+from kvtier_core.coordinator.endpoints import GroupShape
 from kvtier_core.coordinator.tier_record import LoadTimes
 from kvtier_core.values import LookupState, MissReason
 from tests.sim.scripted import Answer, JobHook, TierScript

@@ -2,7 +2,7 @@
 
 import pytest
 
-from kvtier_core.coordinator import GroupShape
+from kvtier_core.coordinator.endpoints import GroupShape
 from tests.policies.every import EVERY
 from tests.sim.scripted import JobHook
 from tests.sim.world import World, make_keys

@@ -6,7 +6,7 @@ from types import FrameType
 
 import pytest
 
-from kvtier_core.coordinator import GroupShape
+from kvtier_core.coordinator.endpoints import GroupShape
 from kvtier_core.keys import OffloadKey
 from kvtier_core.values import MissReason
 from tests.sim.scripted import Answer, JobHook, TierScript

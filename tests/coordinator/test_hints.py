@@ -2,7 +2,7 @@
 
 import pytest
 
-from kvtier_core.coordinator import GroupShape
+from kvtier_core.coordinator.endpoints import GroupShape
 from kvtier_core.hints import Hints
 from kvtier_core.values import LookupState, MissReason
 from tests.sim.scripted import JobHook

@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from kvtier_core.coordinator import Coordinator
+from kvtier_core.coordinator.coordinator import Coordinator
 from kvtier_core.errors import UnknownRequestError
 from kvtier_core.keys import make_offload_key
 from kvtier_core.values import LookupState, MissReason, RequestInfo

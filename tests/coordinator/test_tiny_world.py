@@ -4,7 +4,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from kvtier_core.coordinator import GroupShape
+from kvtier_core.coordinator.endpoints import GroupShape
 from tests.sim.scripted import MOVE_ANSWERS, Answer, JobHook, TierScript
 from tests.sim.world import World, make_keys
 

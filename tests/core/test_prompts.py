@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvtier_core.coordinator import GroupShape
+from kvtier_core.coordinator.endpoints import GroupShape
 from kvtier_core.keys import RequestIdentity, get_offload_group_idx, hash_blocks, make_offload_key
 from kvtier_core.prompts import HashedPrompt
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from kvtier_core.coordinator import PoolLimits
+from kvtier_core.coordinator.limits import PoolLimits
 from kvtier_core.keys import OffloadKey, make_offload_key
 from kvtier_core.manager import TierBuild, TierManager
 from kvtier_core.manager.guard import TierIdentity

@@ -2,7 +2,7 @@
 
 import pytest
 
-from kvtier_core.coordinator import JobKind
+from kvtier_core.coordinator.jobs import JobKind
 from kvtier_core.manager.presence import ReportedContents
 from kvtier_core.values import JobResult, MissReason, RequestInfo, TierInfo, TierJob
 from kvtier_testing.rows import similar_keys

@@ -10,7 +10,7 @@ from pathlib import Path
 from types import FrameType
 
 import kvtier_core
-from kvtier_core.coordinator import Finished
+from kvtier_core.coordinator.results import Finished
 from kvtier_core.keys import OffloadKey
 from kvtier_core.manager.blocking.work import Unit
 from kvtier_core.values import JobResult, RequestInfo, TierJob

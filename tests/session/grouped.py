@@ -4,7 +4,7 @@ import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 
-from kvtier_core.coordinator import PoolLimits
+from kvtier_core.coordinator.limits import PoolLimits
 from kvtier_core.manager import TierBuild, TierManager
 from kvtier_core.manager.guard import TierIdentity
 from kvtier_core.manager.hook_tier import HookTier

@@ -4,11 +4,11 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import fields
 
-from kvtier_core.coordinator import Lookup, TierCounters
 from kvtier_core.coordinator.breaker import BreakerState
+from kvtier_core.coordinator.stats import TierCounters
 from kvtier_core.keys import OffloadKey
 from kvtier_core.ledger import Block, BlockState
-from kvtier_core.values import LookupState, MissReason
+from kvtier_core.values import Lookup, LookupState, MissReason
 from tests.sim.scripted import JobHook, Junk, Payload, RunningJob
 from tests.sim.world import PrefixAnswer, World
 

@@ -12,7 +12,7 @@ from itertools import accumulate
 from operator import itemgetter
 from random import Random
 
-from kvtier_core.coordinator import GroupShape
+from kvtier_core.coordinator.endpoints import GroupShape
 from kvtier_core.hints import NO_HINTS, Hints
 from kvtier_core.keys import OffloadKey, make_offload_key
 from kvtier_core.ledger import BlockState

@@ -9,10 +9,9 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Self
 
-from kvtier_core.coordinator import PreparedTransfer
 from kvtier_core.keys import OffloadKey
 from kvtier_core.tier_settings import TierLimits
-from kvtier_core.values import JobResult, TierInfo, TierJob
+from kvtier_core.values import JobResult, PreparedTransfer, TierInfo, TierJob
 
 GENEROUS = TierLimits(max_cascade=1.0, max_quarantined=1.0)
 """Limits that let a tier use the whole of a tiny pool."""

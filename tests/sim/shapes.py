@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
 
-from kvtier_core.coordinator import GroupShape, PoolLimits
+from kvtier_core.coordinator.endpoints import GroupShape
+from kvtier_core.coordinator.limits import PoolLimits
 from kvtier_core.tier_settings import TierLimits
 from tests.policies.every import EVERY
 from tests.sim.scripted import TierScript

@@ -11,31 +11,35 @@ from dataclasses import dataclass, replace
 from operator import itemgetter
 from typing import Any, assert_never
 
-from kvtier_core.coordinator import (
+from kvtier_core.coordinator.actions import (
     Action,
     CancelJobs,
-    Coordinator,
-    Finished,
-    GroupShape,
-    JobKind,
-    Lookup,
-    PoolLimits,
-    PreparedTransfer,
     SealRows,
     SubmitJob,
     TellNewRequest,
     TellRequestFinished,
     TellStepEnd,
     TellTouched,
-    TierSpec,
-    is_prefix,
 )
-from kvtier_core.coordinator.endpoints import unit_of
+from kvtier_core.coordinator.coordinator import Coordinator
+from kvtier_core.coordinator.endpoints import GroupShape, is_prefix, unit_of
+from kvtier_core.coordinator.jobs import JobKind
+from kvtier_core.coordinator.limits import PoolLimits
+from kvtier_core.coordinator.results import Finished
+from kvtier_core.coordinator.tier_record import TierSpec
 from kvtier_core.hints import NO_HINTS, Hints
 from kvtier_core.keys import OffloadKey, make_offload_key
 from kvtier_core.ledger import READY, Block, Ledger
 from kvtier_core.policies import make_policy
-from kvtier_core.values import JobResult, LookupState, MissReason, RequestInfo, TierJob
+from kvtier_core.values import (
+    JobResult,
+    Lookup,
+    LookupState,
+    MissReason,
+    PreparedTransfer,
+    RequestInfo,
+    TierJob,
+)
 from tests.policies.every import FROM_PLUGINS
 from tests.sim import chain_order, holding, invariants
 from tests.sim.books import check_books

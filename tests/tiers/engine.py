@@ -7,7 +7,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from kvtier_core.blocktier import BlockTier
-from kvtier_core.coordinator import PoolLimits
+from kvtier_core.coordinator.limits import PoolLimits
 from kvtier_core.keys import OffloadKey
 from kvtier_core.manager import TierBuild, TierManager
 from kvtier_core.manager.blocking import BlockingTier

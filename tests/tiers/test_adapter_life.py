@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from kvtier_core.coordinator import JobKind
+from kvtier_core.coordinator.jobs import JobKind
 from kvtier_core.errors import TierOpenError
 from kvtier_core.keys import OffloadKey
 from kvtier_core.manager.blocking import BlockingTier

@@ -9,7 +9,9 @@ from itertools import count
 from statistics import median
 from types import FrameType
 
-from kvtier_core.coordinator import Coordinator, PoolLimits, TierSpec
+from kvtier_core.coordinator.coordinator import Coordinator
+from kvtier_core.coordinator.limits import PoolLimits
+from kvtier_core.coordinator.tier_record import TierSpec
 from kvtier_core.keys import OffloadKey
 from kvtier_core.policies import make_policy
 from kvtier_core.tier_settings import TierLimits

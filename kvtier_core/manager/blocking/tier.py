@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any
 
 from kvtier_core.blocktier import BlockTier
-from kvtier_core.coordinator import JobKind
+from kvtier_core.coordinator.jobs import JobKind
 from kvtier_core.errors import KvtierError, TierOpenError
 from kvtier_core.keys import OffloadKey
 from kvtier_core.manager.blocking.instance import TierInstance

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import pluggy
 
 from kvtier_core.blocktier import BlockTier
-from kvtier_core.coordinator import JobKind
+from kvtier_core.coordinator.jobs import JobKind
 from kvtier_core.errors import TierOpenError
 from kvtier_core.hookspecs import PROJECT, TierHookSpecs
 from kvtier_core.keys import OffloadKey

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any, Self
 
-from kvtier_core.coordinator import JobKind
+from kvtier_core.coordinator.jobs import JobKind
 from kvtier_core.keys import OffloadKey
 from kvtier_core.manager.presence import PresenceSet
 from kvtier_core.policies import PolicyFactory

@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 
 from kvtier_core.blocktier import BlockTier, SupportsRemoval
-from kvtier_core.coordinator import Lookup, PoolLimits
+from kvtier_core.coordinator.limits import PoolLimits
 from kvtier_core.errors import KvtierError
 from kvtier_core.keys import OffloadKey, make_offload_key
 from kvtier_core.manager import TierManager
@@ -27,7 +27,7 @@ from kvtier_core.proof import PROOF_BYTES, ROW_ALIGNMENT
 from kvtier_core.runtime import class_of_tier, plan_tier
 from kvtier_core.settings import Settings
 from kvtier_core.transfer.pool import Pool, PoolGeometry
-from kvtier_core.values import MissReason, RequestInfo, TierContext
+from kvtier_core.values import Lookup, MissReason, RequestInfo, TierContext
 
 _ROW_BYTES = 1 << 20
 """Of the one block that is moved, if the tier has room for ``_MIN_ROWS`` of them; else it is the smallest there is."""
