@@ -20,6 +20,7 @@ from kvtier.certify.verdicts import Row, difference, judge, make_reference, why_
 from kvtier.main import main
 from kvtier_core import ConfigError, load_settings
 from kvtier_testing.rows import RowMaker, similar_keys
+from tests.tiers.small_disk import run_on
 
 BLOCK, VOCAB = 16, 50
 
@@ -121,6 +122,14 @@ def test_nothing_restored_fails_where_something_had_to_be():
     assert judge("rope", right, answers(right), "nothing").verdict == "FAIL"
 
 
+def test_fr1_what_only_later_prompts_restore_may_come_from_the_scenario_itself():
+    right = reference()
+    first, *later = answers(right).items()
+    row = judge("restart", right, dict([(first[0], (first[1][0], {})), *later]))
+    assert (row.verdict, row.why) == ("FAIL", "not certified: nothing was restored")
+    assert row.restored_tokens
+
+
 def test_what_restored_nothing_at_all_is_not_certified():
     passed = Row(scenario="kill", verdict="pass", restored={"pool": 16})
     empty = Row(scenario="empty tiers", verdict="pass", restored={})
@@ -177,6 +186,20 @@ def test_where_no_tier_is_configured_there_is_one_on_disk(place):
     moved = load_settings(overrides=storage.overrides, environ={})
     assert moved.tiers["disk"].model_dump()["root"] == place / "tiers" / "disk"
     assert storage.lasts
+
+
+def test_fr2_storage_of_our_own_can_be_written_and_is_published_as_files_are(place, tmp_path):
+    file = tmp_path / "kvtier.toml"
+    file.write_text(
+        f'[tiers.cold]\ntype = "disk"\nroot = "{tmp_path}/precious"\nread_only = true\n'
+        '[tiers.far]\ntype = "fsspec"\nurl = "memory://bucket"\npublish = "put"\n'
+    )
+    overrides = Storage(place, load_settings(file=file, environ={})).overrides
+    environ = {"KVTIER_TIERS__COLD__READ_ONLY": "true"}
+    moved = load_settings(file=file, overrides=overrides, environ=environ)
+    cold, far = (moved.tiers[name].model_dump() for name in ("cold", "far"))
+    assert (cold["read_only"], far["publish"]) == (False, "auto")
+    assert not (tmp_path / "precious").exists()
 
 
 LASTING = """
@@ -377,7 +400,8 @@ def test_an_engine_that_refuses_the_model_is_status_2(fake, monkeypatch, capsys)
     assert "no such layers" in capsys.readouterr().err
 
 
-def test_a_killed_certify_leaves_neither_processes_nor_files(fake, tmp_path):
+@pytest.mark.parametrize("number_of_signal", [signal.SIGTERM, signal.SIGHUP])
+def test_fr3_a_killed_certify_leaves_neither_processes_nor_files(fake, tmp_path, number_of_signal):
     temporary, number = tmp_path / "temporary", tmp_path / "pid"
     temporary.mkdir()
     environment = {**os.environ, "FAKE": "hangs", "FAKE_PID": str(number), "TMPDIR": str(temporary)}
@@ -388,12 +412,39 @@ def test_a_killed_certify_leaves_neither_processes_nor_files(fake, tmp_path):
             assert process.poll() is None
             assert time.monotonic() < deadline
             time.sleep(0.01)
-        process.terminate()
+        process.send_signal(number_of_signal)
         process.communicate()
-    assert process.returncode == 128 + signal.SIGTERM
+    assert process.returncode == 128 + number_of_signal
     assert list(temporary.iterdir()) == []
     with pytest.raises(ProcessLookupError):
         os.kill(int(number.read_text()), 0)
+
+
+def test_fr4_without_a_directory_to_work_in_certify_cannot_be_run(fake, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "gone"))
+    assert main(fake) == 2
+    said = capsys.readouterr().err
+    assert str(tmp_path / "gone") in said
+    assert "set TMPDIR to a writable one" in said
+
+
+def test_fr4_a_full_disk_is_told_in_one_line(tmp_path):
+    run_on(
+        "tmpfs",
+        tmp_path,
+        """
+from kvtier.certify.storage import Storage, reason_of
+from kvtier_core import load_settings
+storage = Storage(mnt, load_settings(environ={}))
+for name in "ab":
+    (mnt / "tiers" / name).write_bytes(bytes(30 << 20))
+try:
+    storage.save("stored")
+except OSError as error:
+    said = reason_of(error)
+assert "No space left on device" in said and "\\n" not in said, said
+""",
+    )
 
 
 @pytest.mark.parametrize(

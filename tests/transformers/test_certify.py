@@ -117,6 +117,26 @@ Engine._load = lambda *_: 0
 
 
 @pytest.mark.timeout(300)
+def test_fr1_a_restart_that_finds_nothing_in_the_tiers_is_not_certified(certify, monkeypatch):
+    monkeypatch.setenv("KVTIER_TIERS__DISK__MIN_FREE", "1000TiB")
+    status, _, rows = certify("from kvtier_transformers.certify import open_engine\n", "--only", "restart")
+    assert status == 1
+    assert rows["pool"]["verdict"] == "pass"
+    assert rows["restart"]["why"].startswith("not certified: nothing was restored; the engine's log ends:")
+    assert "nothing can be stored: no room" in rows["restart"]["why"]
+
+
+@pytest.mark.timeout(300)
+def test_fr2_a_read_only_tier_is_certified_on_storage_of_its_own(certify, monkeypatch):
+    monkeypatch.setenv("KVTIER_TIERS__DISK__READ_ONLY", "true")
+    status, report, rows = certify(
+        "from kvtier_transformers.certify import open_engine\n", "--only", "restart"
+    )
+    assert status == 0, report["why_not"]
+    assert rows["restart"]["restored"]["disk"] == 80
+
+
+@pytest.mark.timeout(300)
 def test_a_namespace_that_lacks_what_changed_is_not_certified(certify):
     driver = """
 from kvtier_transformers import namespace

@@ -1,7 +1,7 @@
 """``kvtier [--debug] [--version] COMMAND``: finds the command, runs it, and turns errors into one message.
 
-Exit status: 0 done, 1 failed, 2 wrong usage or configuration, 130 interrupted, 143 terminated. Only the chosen command
-is imported; torch never is, unless the command needs it.
+Exit status: 0 done, 1 failed, 2 wrong usage or configuration, 129 a terminal that is gone, 130 interrupted, 143
+terminated. Only the chosen command is imported; torch never is, unless the command needs it.
 """
 
 import argparse
@@ -33,7 +33,7 @@ OWN_COMMANDS = {
 FAILURE = 1
 USAGE = 2
 INTERRUPTED = 130
-TERMINATED = 128 + signal.SIGTERM
+_SIGNALS = (signal.SIGTERM, signal.SIGHUP)
 _USER_ERRORS = (ConfigError, PluginError, UnsupportedModelError)
 _LEVELS = ("debug", "info", "warning", "error")
 
@@ -62,9 +62,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("kvtier: interrupted", file=sys.stderr)
         return INTERRUPTED
-    except _Terminated:
-        print("kvtier: terminated", file=sys.stderr)
-        return TERMINATED
+    except _Terminated as end:
+        with contextlib.suppress(OSError):  # the terminal may be what went
+            print("kvtier: terminated", file=sys.stderr)
+        return 128 + end.number
     except BrokenPipeError:
         # The reader went away (``kvtier list | head``). Keep the interpreter's last flush from complaining about it.
         with contextlib.suppress(OSError):
@@ -73,24 +74,36 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 class _Terminated(BaseException):
-    """A plain kill. Not ``SystemExit``: while a plugin is imported, that would be taken for the plugin's own."""
+    """A plain kill, or a terminal that is gone.
+
+    Not ``SystemExit``: while a plugin is imported, that would be taken for the plugin's own.
+    """
+
+    def __init__(self, number: int) -> None:
+        self.number = number
 
 
-def _terminate(_number: int, _frame: object) -> None:
-    raise _Terminated
+def _terminate(number: int, _frame: object) -> None:
+    raise _Terminated(number)
 
 
 @contextmanager
-def _unwinding_on_sigterm() -> Iterator[None]:
-    """Let a plain kill end a command's processes and remove its directories, as Ctrl-C does."""
+def _unwinding_when_terminated() -> Iterator[None]:
+    """Let a signal that ends a process end a command's processes and remove its directories first, as Ctrl-C does.
+
+    A signal that is ignored (``nohup``) or handled by a caller stays so.
+    """
     if threading.current_thread() is not threading.main_thread():  # no other one gets signals
         yield
         return
-    before = signal.signal(signal.SIGTERM, _terminate)
+    taken = [number for number in _SIGNALS if signal.getsignal(number) is signal.SIG_DFL]
+    for number in taken:
+        signal.signal(number, _terminate)
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number in taken:
+            signal.signal(number, signal.SIG_DFL)
 
 
 class _Version(argparse.Action):
@@ -152,7 +165,7 @@ def _run(name: str, arguments: Sequence[str], *, debug: bool) -> int:
     command.add_arguments(parser)
     args = parser.parse_args(arguments)
     args.debug = debug
-    with _unwinding_on_sigterm():
+    with _unwinding_when_terminated():
         status = command.run(args)
     sys.stdout.flush()  # here, where a reader that went away is handled, and not when the interpreter ends
     return status

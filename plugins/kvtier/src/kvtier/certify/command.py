@@ -14,7 +14,7 @@ from typing import Any
 
 from kvtier.certify.drivers import Opening, find_driver
 from kvtier.certify.scenarios import SCENARIOS, Certification
-from kvtier.certify.storage import Storage
+from kvtier.certify.storage import Storage, reason_of
 from kvtier.certify.verdicts import Row, why_not_certified
 from kvtier.table import format_table
 from kvtier_core.errors import ConfigError, KvtierError
@@ -92,31 +92,38 @@ def run(args: argparse.Namespace) -> int:
     if not args.model.exists():
         raise ConfigError(f"{args.model}: no such model: give a directory with config.json or a .gguf file")
     find_driver(args.engine, blocked)
-    with tempfile.TemporaryDirectory(prefix="kvtier-certify-") as name:
-        storage = Storage(Path(name), settings)
-        opening = Opening(
-            model=args.model.resolve(),
-            max_tokens=args.tokens,
-            config=settings.file,
-            overrides=storage.overrides,
-            engine_options=args.engine_options,
-            workplace=Path(name),
-        )
-        certification = Certification(
-            args.engine,
-            blocked,
-            opening,
-            storage,
-            resets_all=settings.on_reset == "all",
-            say=_say,
-        )
-        rows = []
-        try:
+    rows: list[Row] = []
+    try:
+        with tempfile.TemporaryDirectory(prefix="kvtier-certify-") as name:
+            storage = Storage(Path(name), settings)
+            opening = Opening(
+                model=args.model.resolve(),
+                max_tokens=args.tokens,
+                config=settings.file,
+                overrides=storage.overrides,
+                engine_options=args.engine_options,
+                workplace=Path(name),
+            )
+            certification = Certification(
+                args.engine,
+                blocked,
+                opening,
+                storage,
+                resets_all=settings.on_reset == "all",
+                say=_say,
+            )
             for row in certification.run(args.only):
                 rows.append(row)
                 _say(f"{row.scenario}: {_verdict(row)}")
-        except KvtierError as error:
-            raise ConfigError(str(error)) from error
+    except KvtierError as error:
+        raise ConfigError(str(error)) from error
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise ConfigError(
+            f"certify can't go on: {reason_of(error)}. Where that is about its temporary directory, set TMPDIR to a "
+            "writable one with room for three times what the tiers store of the document"
+        ) from error
     problem = why_not_certified(rows)
     if args.json:
         print(json.dumps(_report(args, certification, rows, problem)))

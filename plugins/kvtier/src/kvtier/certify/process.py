@@ -19,6 +19,7 @@ from typing import Any, Self
 
 from kvtier.certify.drivers import Answer, Opening
 from kvtier_core.errors import KvtierError
+from kvtier_core.masking import mask_text
 
 _ANSWER_S = 1800.0
 """For one answer: a large model that starts takes minutes. An engine that hangs must end some time."""
@@ -127,7 +128,7 @@ class EngineProcess:
         try:
             if not self._connection.poll(_ANSWER_S):
                 raise EngineError(
-                    f"the engine did not answer within {_ANSWER_S:g} s; its log ends:\n{self._tail()}"
+                    f"the engine did not answer within {_ANSWER_S:g} s; its log ends:\n{end_of(self._log)}"
                 )
             answer = self._connection.recv()
         except (EOFError, ConnectionResetError):
@@ -141,7 +142,7 @@ class EngineProcess:
         self.kill()
         status = self._process.returncode
         return EngineError(
-            f"the engine's process ended by itself, with status {status}; its log ends:\n{self._tail()}"
+            f"the engine's process ended by itself, with status {status}; its log ends:\n{end_of(self._log)}"
         )
 
     def _await_end(self) -> None:
@@ -152,5 +153,7 @@ class EngineProcess:
         finally:
             os.close(descriptor)
 
-    def _tail(self) -> str:
-        return self._log.read_text(errors="replace")[-_TAIL_CHARACTERS:].strip()
+
+def end_of(log: Path) -> str:
+    """The last 3,000 characters of an engine's log, without what must not be shown."""
+    return mask_text(log.read_text(errors="replace")[-_TAIL_CHARACTERS:].strip())

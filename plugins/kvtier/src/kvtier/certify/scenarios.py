@@ -9,9 +9,9 @@ from dataclasses import replace
 
 from kvtier.certify.document import Document, least_tokens, make_document
 from kvtier.certify.drivers import Answer, Opening
-from kvtier.certify.process import EngineProcess
+from kvtier.certify.process import EngineProcess, end_of
 from kvtier.certify.storage import Storage
-from kvtier.certify.verdicts import Expected, Reference, Row, judge, make_reference
+from kvtier.certify.verdicts import NOTHING_RESTORED, Expected, Reference, Row, judge, make_reference
 from kvtier_core.errors import ConfigError, KvtierError, UnsupportedModelError
 
 _STORED = "stored"
@@ -43,6 +43,8 @@ class Certification:
         self._resets_all = resets_all
         self._say = say
         self._starts = 0
+        self._log = opening.workplace / "log"
+        """Of the engine that was opened last."""
         self.reference: Reference
         self.dtype = ""
         """Of the model as it is; known with the reference."""
@@ -88,7 +90,8 @@ class Certification:
             return
         self._say(f"{name} ...")
         try:
-            yield from scenario()
+            for row in scenario():
+                yield replace(row, why=self._with_log(row.why)) if row.why == NOTHING_RESTORED else row
         except KvtierError as error:
             if not self._has_run:
                 raise
@@ -168,13 +171,19 @@ class Certification:
 
     # -- engines and answers
 
+    def _with_log(self, why: str) -> str:
+        """*why*, and what the engine said last: a tier that takes no blocks says so there."""
+        said = end_of(self._log)
+        return f"{why}; the engine's log ends:\n{said}" if said else why
+
     def _open(self, opening: Opening | None = None) -> EngineProcess:
         self._starts += 1
         opening = opening or self._opening
         workplace = opening.workplace / f"start-{self._starts}"
         workplace.mkdir()
         opening = replace(opening, workplace=workplace)
-        return EngineProcess(self._engine, self._blocked, opening, workplace / "log")
+        self._log = workplace / "log"
+        return EngineProcess(self._engine, self._blocked, opening, self._log)
 
     def _make_reference(self, opening: Opening) -> Reference:
         self._say(f"{opening.variant or 'the model'}, without kvtier ...")

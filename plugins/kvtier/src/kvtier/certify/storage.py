@@ -15,8 +15,11 @@ from kvtier_core.engine import lasting_tiers
 from kvtier_core.errors import ConfigError
 from kvtier_core.proof import PROOF_BYTES, ROW_ALIGNMENT, read_proof, row_bytes_for
 from kvtier_core.settings import Settings
+from kvtier_core.tier import TierSettings
 
 DEFAULT_TIER = "disk"
+_OF_THE_STORAGE = ("read_only", "publish")
+"""Settings that describe the operator's storage. Ours is an empty directory, for which their defaults are right."""
 _FIRST_ROW_S = 10.0
 _LOOK_S = 0.001
 
@@ -116,18 +119,30 @@ def _middle(rows: Sequence[StoredRow]) -> Sequence[StoredRow]:
 def _places_of_our_own(settings: Settings, directory: Path) -> dict[str, Any]:
     if not settings.enabled_tiers:
         return {"tiers": {DEFAULT_TIER: {"type": "disk", "root": str(directory / DEFAULT_TIER)}}}
-    tiers: dict[str, dict[str, str]] = {}
+    tiers: dict[str, dict[str, Any]] = {}
     for name, tier in settings.enabled_tiers.items():
         if hasattr(tier, "root"):
-            tiers[name] = {"root": str(directory / name)}
+            tiers[name] = {"root": str(directory / name), **_defaults_of(tier)}
         elif hasattr(tier, "url"):
-            tiers[name] = {"url": (directory / name).as_uri()}
+            tiers[name] = {"url": (directory / name).as_uri(), **_defaults_of(tier)}
         elif name in lasting_tiers(settings):
             raise ConfigError(
                 f"tiers.{name} (type {tier.type!r}) has no setting root or url that could give it storage of its own, "
                 "and certifying damages what is stored: name a configuration without it"
             )
     return {"tiers": tiers}
+
+
+def _defaults_of(tier: TierSettings) -> dict[str, Any]:
+    fields = type(tier).model_fields
+    return {name: fields[name].get_default() for name in _OF_THE_STORAGE if name in fields}
+
+
+def reason_of(error: OSError) -> str:
+    """What went wrong, in one line: an error of ``copytree`` has a list with one for each file."""
+    if isinstance(error, shutil.Error):
+        return str(error.args[0][0][2])
+    return str(error)
 
 
 def find_rows(directory: Path) -> Iterator[StoredRow]:
