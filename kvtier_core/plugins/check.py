@@ -118,8 +118,8 @@ def _info_problems(cls: type) -> Iterator[str]:
         yield "info.medium is empty: say where the blocks are, such as 'disk'"
     if info.bounded_by not in ("core", "tier"):
         yield f"info.bounded_by must be 'core' or 'tier', not {info.bounded_by!r}"
-    if info.reports_contents and issubclass(cls, BlockTier):
-        yield "info.reports_contents is for tiers on the hook specs: leave it out, and write scan or follow"
+    if info.reports_contents and issubclass(cls, BlockTier) and not hasattr(cls, "follow"):
+        yield "info.reports_contents, but nothing reports: write follow, or leave it out"
 
 
 def _block_tier_problems(cls: type[BlockTier]) -> Iterator[str]:

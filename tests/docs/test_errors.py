@@ -51,7 +51,7 @@ def model(tmp_path_factory):
 def s3():
     """An S3 server on loopback that holds one bucket."""
     pytest.importorskip("moto")
-    pytest.importorskip("s3fs")
+    pytest.importorskip("obstore")
     server = subprocess.Popen(
         [sys.executable, "-c", SERVER],
         stdin=subprocess.PIPE,

@@ -235,9 +235,7 @@ def test_c52_half_a_batch_interface_is_refused():
 
 
 def test_c55_a_blocking_tier_has_other_ways_to_say_what_it_holds():
-    with pytest.raises(
-        PluginError, match=r"info\.reports_contents is for tiers on the hook specs.*scan or follow"
-    ):
+    with pytest.raises(PluginError, match=r"info\.reports_contents, but nothing reports: write follow"):
         check_tier_class(_make(Block, info=TierInfo(medium="fake", reports_contents=True)))
     check_tier_class(_make(Hooks, info=TierInfo(medium="fake", reports_contents=True)))
 

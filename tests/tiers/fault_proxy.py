@@ -3,6 +3,7 @@
 Signatures stay valid: the server sees the host that the client asked for.
 """
 
+import contextlib
 import http.client
 import socket
 import struct
@@ -136,6 +137,12 @@ class _Handler(BaseHTTPRequestHandler):
         upstream.endheaders(request.body or None)
         response = upstream.getresponse()
         return Answer(response.status, dict(response.getheaders()), response.read())
+
+    def finish(self) -> None:
+        if self._upstream is not None:
+            self._upstream.close()
+        with contextlib.suppress(OSError):  # reset
+            super().finish()
 
     def _reset(self) -> None:
         # Without lingering the peer gets a reset, not an orderly end.

@@ -7,8 +7,7 @@ import logging
 import signal
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import boto3
@@ -103,28 +102,6 @@ def refusal(status: str, code: str, message: str) -> Answer:
         return [f"<Error><Code>{code}</Code><Message>{message}</Message></Error>".encode()]
 
     return answer
-
-
-def held(objects: Mapping[str, bytes], latency_s: float) -> Callable[[dict[str, Any]], Answer | None]:
-    """As ``fault``: reads are answered from *objects*, by path, after so long, quicker than moto does it."""
-
-    def fault(environ: dict[str, Any]) -> Answer | None:
-        if environ["REQUEST_METHOD"] != "GET" or not environ["PATH_INFO"].endswith(".kv"):
-            return None
-        time.sleep(latency_s)
-        content = objects.get(environ["PATH_INFO"])
-        if content is None:
-            return refusal("404 Not Found", "NoSuchKey", "The specified key does not exist.")
-        first, _, last = environ["HTTP_RANGE"].removeprefix("bytes=").partition("-")
-        part = content[int(first) : int(last) + 1]
-
-        def answer(_environ: dict[str, Any], start_response: Callable[..., Any]) -> list[bytes]:
-            start_response("206 Partial Content", [("Content-Length", str(len(part)))])
-            return [part]
-
-        return answer
-
-    return fault
 
 
 if __name__ == "__main__":

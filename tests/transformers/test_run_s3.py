@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+pytest.importorskip("obstore")
+
 from tests.tiers.s3_server import KEY, SECRET, S3Server
 from tests.transformers.tiny import save_model, tiny_model
 

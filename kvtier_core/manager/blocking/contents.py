@@ -34,6 +34,8 @@ class Contents:
     ) -> None:
         self.shared = info.shared
         """Whether other processes use the tier."""
+        self._is_told = not info.shared or info.reports_contents
+        """Whether all changes are made here or reported."""
         self.presence = PresenceSet(
             settings.limits.max_resident_keys, complete=enumerable or not info.persistent
         )
@@ -47,7 +49,7 @@ class Contents:
     @property
     def answers(self) -> bool:
         """Whether the presence set alone can say that a key is absent."""
-        return not self.shared and self.presence.complete
+        return self._is_told and self.presence.complete
 
     @property
     def _knows_absence(self) -> bool:

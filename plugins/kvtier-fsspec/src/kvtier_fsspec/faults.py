@@ -1,21 +1,23 @@
-"""What a file system's exception means, in words, and what the operator can do about it.
+"""What a client's exception means, in words, and what the operator can do about it.
 
-File systems raise what the libraries below them raise, and those are not always installed: kinds are told by the names
-of exception classes. Nothing here decides whether something is a fault, and nothing masks secrets.
+Clients raise what the libraries below them raise, and those are not always installed: kinds are told by the names of
+exception classes, and by the codes that services give. Nothing here decides whether something is a fault, and nothing
+masks secrets. Of what a service says no more than its code and its message are told: the rest may repeat a token.
 """
 
 import errno
+import re
 
-from kvtier_fsspec.settings import OBJECT_STORES
+from kvtier_core import TierOpenError
 
 _PACKAGES = {
     "s3": "'kvtier-fsspec[s3]'",
     "s3a": "'kvtier-fsspec[s3]'",
-    "gs": "gcsfs",
-    "gcs": "gcsfs",
-    "abfs": "adlfs",
-    "abfss": "adlfs",
-    "az": "adlfs",
+    "gs": "'kvtier-fsspec[gcs]'",
+    "gcs": "'kvtier-fsspec[gcs]'",
+    "abfs": "'kvtier-fsspec[azure]'",
+    "abfss": "'kvtier-fsspec[azure]'",
+    "az": "'kvtier-fsspec[azure]'",
     "sftp": "paramiko",
     "ssh": "paramiko",
     "smb": "smbprotocol",
@@ -27,6 +29,12 @@ _DENIED = frozenset(
     {
         "AuthenticationException",
         "ClientAuthenticationError",
+        "ExpiredToken",
+        "InvalidAccessKeyId",
+        "InvalidToken",
+        "PermissionDeniedError",
+        "SignatureDoesNotMatch",
+        "UnauthenticatedError",
         "CredentialRetrievalError",
         "NoCredentialsError",
         "PartialCredentialsError",
@@ -34,7 +42,7 @@ _DENIED = frozenset(
         "TokenRetrievalError",
     }
 )
-_NOT_ALLOWED = frozenset({"PermissionError", "EROFS"})
+_NOT_ALLOWED = frozenset({"AccessDenied", "EROFS", "PermissionError"})
 _UNREACHABLE = frozenset(
     {
         "ClientConnectionError",
@@ -45,8 +53,14 @@ _UNREACHABLE = frozenset(
         "gaierror",
     }
 )
-_NONSENSE = frozenset({"BotoCoreError", "KeyError", "TypeError", "ValueError"})
+_ELSEWHERE = frozenset(
+    {"AuthorizationHeaderMalformed", "PermanentRedirect", "IllegalLocationConstraintException"}
+)
+_NO_BUCKET = frozenset({"ContainerNotFound", "NoSuchBucket"})
+_NONSENSE = frozenset({"KeyError", "TypeError", "UnknownConfigurationKeyError", "ValueError"})
 _ADVICE = (
+    (_NO_BUCKET, "create the bucket, or correct its name in url"),
+    (_ELSEWHERE, "set region in storage_options to where the bucket is"),
     (
         _DENIED,
         "check the credentials (in storage_options or the environment) and that they may read, write, list and delete",
@@ -58,6 +72,12 @@ _ADVICE = (
     (_NONSENSE, "correct url or storage_options"),
 )
 _CHECK_ALL = "check url, storage_options and the server"
+
+_SAID = re.compile(r"<Code>([^<]*)</Code>\s*<Message>([^<]*)</Message>")
+_STATUS = re.compile(r"Server returned (?:non-2xx status|error response).{0,40}?(\d{3} [A-Za-z ]+)")
+_DETAILS = "\n\nDebug source:"  # behind it obstore shows how its error is made
+_CAUSE = re.compile(r'(?:message|error): "([^"]*)"')
+_UNREACHED = ("kind: Connect", "kind: Timeout", "kind: Interrupted", "kind: Request")
 
 
 class StorageError(OSError):
@@ -78,12 +98,24 @@ class StorageError(OSError):
 
 def words(error: Exception) -> str:
     """The type and message of *error* in one line; may hold secrets."""
-    text = " ".join(str(error).split())
+    text, _, details = str(error).partition(_DETAILS)
+    if said := _SAID.search(text):
+        status = _STATUS.search(text)
+        text = f"{status[1].strip()}, {said[1]}: {said[2]}" if status else f"{said[1]}: {said[2]}"
+    elif causes := _CAUSE.findall(details):
+        text = f"{text}: {causes[-1]}"
+    text = " ".join(text.split())
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
+def says_no_bucket(error: Exception) -> bool:
+    """Whether an object is not there because its bucket is not."""
+    said = _SAID.search(str(error))
+    return said is not None and said[1] in _NO_BUCKET
+
+
 def kinds_of(error: BaseException | None) -> frozenset[str]:
-    """The names of all classes of *error* and of what caused it, and of their error numbers."""
+    """The names of all classes of *error* and of what caused it, of their error numbers, and a service's code."""
     kinds: set[str] = set()
     seen: set[int] = set()
     while error is not None and id(error) not in seen:
@@ -91,17 +123,27 @@ def kinds_of(error: BaseException | None) -> frozenset[str]:
         kinds.update(cls.__name__ for cls in type(error).__mro__)
         if isinstance(error, OSError) and error.errno is not None:
             kinds.add(errno.errorcode.get(error.errno, ""))
+        text = str(error)
+        if said := _SAID.search(text):
+            kinds.add(said[1])
+        if any(kind in text.partition(_DETAILS)[2] for kind in _UNREACHED):
+            kinds.add("ConnectionError")
         error = error.__cause__ or error.__context__
     return frozenset(kinds)
 
 
-def advice(error: StorageError, protocol: str) -> str:
+def open_error(name: str, shown_url: str, error: StorageError, protocol: str) -> TierOpenError:
+    """What to raise from ``open`` of the tier *name* after *error*."""
+    return TierOpenError(
+        f"tier {name!r} (kvtier-fsspec): can't use {shown_url}: {error}; {_advice(error, protocol)}"
+    )
+
+
+def _advice(error: StorageError, protocol: str) -> str:
     """What to do so that a tier on *protocol* opens, after *error*."""
     if "ImportError" in error.kinds:
         package = _PACKAGES.get(protocol)
         return f"pip install {package}" if package else f"install the package that speaks {protocol}://"
     if protocol in _LOCAL:
         return "set url to a directory on a writable file system"
-    if "FileNotFoundError" in error.kinds and protocol in OBJECT_STORES:
-        return "create the bucket, or correct its name in url"
     return next((what for kinds, what in _ADVICE if error.kinds & kinds), _CHECK_ALL)

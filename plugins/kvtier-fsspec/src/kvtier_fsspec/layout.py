@@ -11,16 +11,14 @@ Decides names and sizes. How an object is published is the publisher's business,
 import logging
 import re
 import time
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
 
 from fsspec import AbstractFileSystem
 
 from kvtier_core.tier import BlockInfo, OffloadKey
-from kvtier_fsspec import description
 from kvtier_fsspec.connection import Connection
 from kvtier_fsspec.many import Requests
-from kvtier_fsspec.publishing import Publisher, remove_each
+from kvtier_fsspec.publishing import Publisher, remove_each, sizes
 
 BLOCK_NAME = re.compile(r"(?:.*/)?([0-9a-f]{2})/(\1(?:[0-9a-f]{2})*)\.kv")
 
@@ -52,42 +50,14 @@ class ObjectLayout:
         self._requests = requests
         self._log = log
 
-    def describe(self, said: Mapping[str, Any], *, in_use: bool = True) -> None:
-        """Write ``namespace.json``: the namespace is in use for an hour, or no longer.
-
-        It is read back, which shows that blocks can be written and read.
-        """
-        text = description.text_of(said, in_use=in_use)
-
-        def work(fs: AbstractFileSystem, root: str) -> None:
-            self._publisher.put(fs, self._description(root), text)
-            fs.cat_file(self._description(root))
-
-        self._connection.call(work)
-
-    def is_described(self) -> bool:
-        """Whether there is a ``namespace.json`` that can be read."""
-        return self._connection.call(self._can_read_description)
-
-    def _can_read_description(self, fs: AbstractFileSystem, root: str) -> bool:
-        try:
-            fs.cat_file(self._description(root), start=0, end=1)
-        except FileNotFoundError:
-            return False
-        return True
-
-    def _description(self, root: str) -> str:
-        return f"{root}/{self._namespace}/{description.NAME}"
-
     def have(self, keys: Sequence[OffloadKey], *, whole: bool = False) -> list[bool | Exception]:
         """Which blocks are there, in any size or *whole*; a ``StorageError`` for each that could not be asked about."""
-        likely = self._block_bytes
-        sizes = self._connection.call_each(
-            lambda fs, root: self._publisher.sizes(fs, self._paths(root, keys), likely)
+        found = self._connection.call_each(
+            lambda fs, root: sizes(fs, self._paths(root, keys), self._requests)
         )
         return [
-            size if isinstance(size, Exception) else size == likely if whole else size is not None
-            for size in sizes
+            size if isinstance(size, Exception) else size == self._block_bytes if whole else size is not None
+            for size in found
         ]
 
     def put(self, key: OffloadKey, block: memoryview) -> None:

@@ -4,7 +4,8 @@ Decides how many requests are under way at a time. Decides nothing about their o
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from fsspec import AbstractFileSystem
@@ -28,8 +29,7 @@ class Requests:
         On the event loop of an asynchronous file system; of any other, one after the other on the caller's thread.
         """
         if fs.async_impl:
-            gathered: list[Any] = sync(fs.loop, self._gather, getattr(fs, f"_{method}"), paths, arguments)
-            return gathered
+            return self.gather(fs.loop, partial(getattr(fs, f"_{method}"), **arguments), paths)
         outcomes: list[Any] = []
         for path in paths:
             try:
@@ -38,14 +38,19 @@ class Requests:
                 outcomes.append(error)
         return outcomes
 
-    async def _gather(self, call: Any, paths: Sequence[str], arguments: dict[str, object]) -> list[Any]:  # noqa: ANN401 - a file system's coroutine function
+    def gather(self, loop: Any, call: Callable[[Any], Any], parts: Sequence[Any]) -> list[Any]:  # noqa: ANN401 - an event loop, and a coroutine function
+        """The result of ``await call(part)`` on *loop* for each part, or the exception it raised, in order."""
+        gathered: list[Any] = sync(loop, self._gather, call, parts)
+        return gathered
+
+    async def _gather(self, call: Callable[[Any], Any], parts: Sequence[Any]) -> list[Any]:
         loop = asyncio.get_running_loop()
         if self._free is None or self._free[0] is not loop:
             self._free = loop, asyncio.Semaphore(self._at_once)
         free = self._free[1]
 
-        async def one(path: str) -> object:
+        async def one(part: Any) -> object:  # noqa: ANN401 - as above
             async with free:
-                return await call(path, **arguments)
+                return await call(part)
 
-        return await asyncio.gather(*map(one, paths), return_exceptions=True)
+        return await asyncio.gather(*map(one, parts), return_exceptions=True)

@@ -23,7 +23,6 @@ from kvtier_fsspec.many import Requests
 _TEMPORARY = ".tmp"
 _STALE_AFTER_S = 3600.0  # more than a store may take and clocks may differ
 _FOLDERS_A_TIME = 8
-Sizes = list[int | Exception | None]
 _TIMES = ("mtime", "LastModified", "last_modified", "modified", "updated", "created")
 
 
@@ -46,10 +45,6 @@ class Publisher(Protocol):
 
     def put(self, fs: AbstractFileSystem, path: str, content: bytes) -> None:
         """Write one object, replacing one of that name; after an exception nothing short is to be seen."""
-        ...
-
-    def sizes(self, fs: AbstractFileSystem, paths: Sequence[str], likely: int) -> Sizes:
-        """The size of each object, mostly *likely*; ``None`` where there is none. A fault stands for its answer."""
         ...
 
     def entries(self, fs: AbstractFileSystem, directory: str) -> Iterator[Found]:
@@ -75,20 +70,6 @@ class WholePuts:
     def put(self, fs: AbstractFileSystem, path: str, content: bytes) -> None:
         """One request; past the file system's limit for one, a multipart upload, completed or aborted."""
         fs.pipe_file(path, content)
-
-    def sizes(self, fs: AbstractFileSystem, paths: Sequence[str], likely: int) -> Sizes:
-        """Reads the last byte of each, and one more: one request.
-
-        ``info`` of an absent object takes two, the second a dear one. It follows where an object has another size: that
-        one gives two bytes, none or, in each store's own words, an error.
-        """
-        probes = self._requests.call_each(fs, "cat_file", paths, start=likely - 1, end=likely + 1)
-        odd = [path for path, probe in zip(paths, probes, strict=True) if not _is_clear(probe)]
-        infos = iter(self._requests.call_each(fs, "info", odd))
-        return [
-            likely if isinstance(told, bytes) else _size_of(told)
-            for told in (probe if _is_clear(probe) else next(infos) for probe in probes)
-        ]
 
     def entries(self, fs: AbstractFileSystem, directory: str) -> Iterator[Found]:
         """Eight folders at a time. Cost: a request, one for each folder and one per 1,000 objects; memory for eight."""
@@ -133,10 +114,6 @@ class MovedFiles:
                 fs.rm_file(temporary)
             raise
 
-    def sizes(self, fs: AbstractFileSystem, paths: Sequence[str], likely: int) -> Sizes:  # noqa: ARG002 - a question tells every size
-        """Asks what each is."""
-        return [_size_of(info) for info in self._requests.call_each(fs, "info", paths)]
-
     def entries(self, fs: AbstractFileSystem, directory: str) -> Iterator[Found]:
         """Folder by folder."""
         for folder in folders_in(fs, directory):
@@ -158,6 +135,11 @@ class MovedFiles:
         for folder in [*(entry["name"] for entry in fs.ls(directory, detail=True)), directory]:
             with contextlib.suppress(OSError):
                 os.rmdir(folder)  # noqa: PTH106 - the file system's own would not refuse a link
+
+
+def sizes(fs: AbstractFileSystem, paths: Sequence[str], requests: Requests) -> list[int | Exception | None]:
+    """The size of each object; ``None`` where there is none. A fault stands for its answer."""
+    return [_size_of(info) for info in requests.call_each(fs, "info", paths)]
 
 
 def moves_files(fs: AbstractFileSystem) -> bool:
@@ -187,11 +169,6 @@ def folders_in(fs: AbstractFileSystem, directory: str) -> list[str]:
 def _is_fault(outcome: object) -> bool:
     """Whether a call ended with an exception that does not say that nothing is there."""
     return isinstance(outcome, BaseException) and not isinstance(outcome, FileNotFoundError)
-
-
-def _is_clear(probe: bytes | Exception) -> bool:
-    """Whether it told that an object has the likely size, or is not there."""
-    return isinstance(probe, FileNotFoundError) or (isinstance(probe, bytes) and len(probe) == 1)
 
 
 def _size_of(info: Mapping[str, Any] | Exception) -> int | Exception | None:

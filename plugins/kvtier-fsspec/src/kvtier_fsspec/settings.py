@@ -4,9 +4,9 @@ Decides from the text of the URL alone: no I/O, no import of a protocol's packag
 may hold a password.
 """
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from kvtier_core.tier import TierSettings
 
@@ -22,11 +22,11 @@ class FsspecSettings(TierSettings):
     url: str
     """Where the blocks live, such as `s3://bucket/prefix` or `file:///directory`."""
     storage_options: dict[str, Any] = Field(default_factory=dict)
-    """Options of the file system behind the URL, such as `endpoint_url`; they are secret."""
+    """Options of the client behind the URL, such as `endpoint_url`; they are secret."""
     publish: Literal["auto", "put", "move"] = "auto"
-    """How a block becomes visible: by one `"put"`, or by a put under another name and a `"move"`."""
+    """How a block on a file system becomes visible: by one `"put"`, or by a put elsewhere and a `"move"`."""
     parallel_requests: Annotated[int, Field(ge=1, le=1024)] = 32
-    """Lookups and deletes that may be under way at a time."""
+    """Small requests that may be under way at a time, beside those of `threads`."""
 
     @field_validator("url")
     @classmethod
@@ -45,6 +45,14 @@ class FsspecSettings(TierSettings):
         if protocol in OBJECT_STORES and (not rest or rest.startswith("/")):
             raise ValueError(f"url names no bucket: write {protocol}://BUCKET/PREFIX")
         return url
+
+    @model_validator(mode="after")
+    def _check_policy(self) -> Self:
+        if self.protocol in OBJECT_STORES and self.policy != "lru":
+            raise ValueError(
+                f'policy = "{self.policy}": of a bucket whole objects leave, the longest unused first; leave policy out'
+            )
+        return self
 
     @property
     def protocol(self) -> str:

@@ -1,24 +1,25 @@
 """The tier a configuration names ``fsspec``: puts its parts together, and says what to do when it can't open.
 
 Names and sizes are ``ObjectLayout``'s, publishing is ``WholePuts``' or ``MovedFiles``', the life of the file system
-``Connection``'s, namespaces that nobody uses are ``UnusedNamespaces``'; capacity, eviction and threads are the core's.
+``Connection``'s, namespaces in use and out of use are ``Tenancy``'s; capacity, eviction and threads are the core's.
+URLs of object stores are ``ObjectTier``'s.
 """
 
-import contextlib
 import threading
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 
 from kvtier_core import TierOpenError
-from kvtier_core.tier import BlockInfo, BlockTier, OffloadKey, TierContext, TierInfo, is_of_one_process
-from kvtier_fsspec.connection import Connection
-from kvtier_fsspec.faults import StorageError, advice
+from kvtier_core.tier import BlockInfo, BlockTier, OffloadKey, TierContext, TierInfo, TierSettings
+from kvtier_fsspec.connection import Connection, file_system
+from kvtier_fsspec.faults import StorageError, open_error
 from kvtier_fsspec.layout import ObjectLayout
 from kvtier_fsspec.many import Requests
+from kvtier_fsspec.object_tier import ObjectTier
+from kvtier_fsspec.places import FileSystemPlace
 from kvtier_fsspec.publishing import MovedFiles, Publisher, WholePuts, moves_files
 from kvtier_fsspec.settings import OBJECT_STORES, FsspecSettings
-from kvtier_fsspec.unused import UnusedNamespaces
-
-_PUT_WHOLE = OBJECT_STORES | {"memory"}
+from kvtier_fsspec.tenancy import Tenancy
 
 
 class FsspecTier(BlockTier):
@@ -31,17 +32,20 @@ class FsspecTier(BlockTier):
 
     settings: FsspecSettings
 
+    @classmethod
+    def for_settings(cls, settings: TierSettings) -> type[BlockTier]:
+        """``ObjectTier`` for the URL of an object store."""
+        is_bucket = isinstance(settings, FsspecSettings) and settings.protocol in OBJECT_STORES
+        return ObjectTier if is_bucket else cls
+
     def __init__(self, settings: FsspecSettings, context: TierContext) -> None:
         """Keep both; no I/O."""
         super().__init__(settings, context)
-        self._connection = Connection(
-            settings.url, settings.storage_options, connections=settings.threads + settings.parallel_requests
-        )
+        make = partial(file_system, settings.url, settings.storage_options)
+        self._connection = Connection(settings.url, settings.storage_options, make)
         self._requests = Requests(settings.parallel_requests)
         self._layout: ObjectLayout | None = None
-        self._unused: UnusedNamespaces | None = None
-        self._is_removed = False
-        self._told = ""
+        self._tenancy: Tenancy | None = None
         self._held: set[OffloadKey] = set()
         self._lock = threading.Lock()  # guards what is held
 
@@ -50,11 +54,10 @@ class FsspecTier(BlockTier):
 
         Where nothing may be written, but this namespace is there to be read, the tier ``stores_nothing``.
         """
-        self._is_removed = False
+        context, shown_url = self.context, self._connection.shown_url
         try:
             moves = self._connection.call(lambda fs, _root: moves_files(fs))
             publisher = self._publisher(moves=moves)
-            context = self.context
             self._layout = ObjectLayout(
                 self._connection,
                 publisher,
@@ -63,32 +66,11 @@ class FsspecTier(BlockTier):
                 requests=self._requests,
                 log=context.log,
             )
-            self._describe(self._layout)
-            self._unused = UnusedNamespaces(
-                self._connection,
-                publisher,
-                context.namespace,
-                context.capacity_bytes,
-                self._requests,
-                context.log,
-            )
+            place = FileSystemPlace(self._connection, publisher, self._requests)
+            self._tenancy = Tenancy(place, context, shown_url)
+            self.stores_nothing = not self._tenancy.begin()
         except StorageError as error:
-            raise self._open_error(f"{error}; {advice(error, self.settings.protocol)}") from None
-
-    def _describe(self, layout: ObjectLayout) -> None:
-        try:
-            layout.describe(self.context.description)
-        except StorageError as error:
-            if not (error.may_not_write and layout.is_described()):
-                raise
-            self.stores_nothing = True
-            self.context.log.warning(
-                "tier %r (kvtier-fsspec): %s can't be written (%s): what others store there is loaded, and nothing is "
-                "stored or deleted. To store, allow writing and deleting, and start again",
-                self.context.name,
-                self._connection.shown_url,
-                error,
-            )
+            raise open_error(context.name, shown_url, error, self.settings.protocol) from None
 
     def contains(self, keys: Sequence[OffloadKey]) -> Sequence[bool | Exception]:
         """Which of *keys* are stored, an ``OSError`` for one that could not be asked about. Raises ``OSError``."""
@@ -106,7 +88,7 @@ class FsspecTier(BlockTier):
         with self._lock:
             self._held.add(key)
         try:
-            self._make_room()
+            self._staying.make_room(self._needed)
             self._opened.put(key, block)
         except BaseException:
             self._let_go([key])
@@ -126,11 +108,10 @@ class FsspecTier(BlockTier):
 
     def close(self) -> None:
         """Let the file system go. A namespace that nobody else can have is out of use from now on."""
-        layout, self._layout = self._layout, None
+        self._layout = None
         self._held.clear()
-        if layout is not None and self._signs and is_of_one_process(self.context.description):
-            with contextlib.suppress(StorageError):  # then it is out of use an hour from now
-                layout.describe(self.context.description, in_use=False)
+        if self._tenancy is not None:
+            self._tenancy.end()
         self._connection.close()
 
     def scan(self) -> Iterator[BlockInfo]:
@@ -140,52 +121,27 @@ class FsspecTier(BlockTier):
             yield block
 
     def follow(self) -> None:
-        """Say that the namespace is in use, learn which others are not, and make room among those.
-
-        A fault is told once. Cost: two requests and one for each namespace below the URL; more where one has newly come
-        out of use.
-        """
-        if not self._signs:
-            return
-        try:
-            self._opened.describe(self.context.description)
-            self._others.learn()
-            self._make_room()
-        except StorageError as error:
-            if str(error) != self._told:
-                self._told = str(error)
-                self.context.log.warning(
-                    "tier %r (kvtier-fsspec): can't look after the namespaces below %s (%s): those that nobody uses "
-                    "don't all count within capacity. It is tried again every minute; allow listing, reading, writing "
-                    "and deleting there",
-                    self.context.name,
-                    self._connection.shown_url,
-                    error,
-                )
+        """Say that the namespace is in use, learn which others are not, and make room among those."""
+        self._staying.renew(self._needed)
 
     def remove_namespace(self) -> None:
         """Remove every object of the namespace. Raises ``OSError``."""
-        self._is_removed = True
+        self._staying.removed()
         self._opened.remove_all()
 
     @property
-    def _signs(self) -> bool:
-        """Whether the namespace is one that this tier keeps in use."""
-        return not self.stores_nothing and not self._is_removed
-
-    def _make_room(self) -> None:
+    def _needed(self) -> int:
         with self._lock:
-            needed = len(self._held) * self.context.row_bytes
-        self._others.make_room(needed)
+            return len(self._held) * self.context.row_bytes
 
     def _let_go(self, keys: Iterable[OffloadKey]) -> None:
         with self._lock:
             self._held.difference_update(keys)
 
     @property
-    def _others(self) -> UnusedNamespaces:
-        assert self._unused is not None, "used before open"
-        return self._unused
+    def _staying(self) -> Tenancy:
+        assert self._tenancy is not None, "used before open"
+        return self._tenancy
 
     @property
     def _opened(self) -> ObjectLayout:
@@ -195,18 +151,14 @@ class FsspecTier(BlockTier):
     def _publisher(self, *, moves: bool) -> Publisher:
         how = self.settings.publish
         if how == "auto":
-            if self.settings.protocol in _PUT_WHOLE:
+            if self.settings.protocol == "memory":
                 how = "put"
             elif moves:
                 how = "move"
             else:
-                raise self._open_error(
-                    f"it is not known whether {self.settings.protocol}:// shows half-written objects; set publish = "
+                raise TierOpenError(
+                    f"tier {self.context.name!r} (kvtier-fsspec): can't use {self._connection.shown_url}: it is not "
+                    f"known whether {self.settings.protocol}:// shows half-written objects; set publish = "
                     '"put" if a put there is visible whole or not at all, else use another protocol'
                 )
         return WholePuts(self._requests) if how == "put" else MovedFiles(self._requests)
-
-    def _open_error(self, what: str) -> TierOpenError:
-        return TierOpenError(
-            f"tier {self.context.name!r} (kvtier-fsspec): can't use {self._connection.shown_url}: {what}"
-        )

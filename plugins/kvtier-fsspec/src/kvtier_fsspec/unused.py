@@ -11,17 +11,13 @@ import logging
 import re
 import threading
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
-
-from fsspec import AbstractFileSystem
 
 from kvtier_core.tier import format_size
 from kvtier_fsspec import description
-from kvtier_fsspec.connection import Connection
 from kvtier_fsspec.layout import BLOCK_NAME, LONGEST_SCAN_S
-from kvtier_fsspec.many import Requests
-from kvtier_fsspec.publishing import Publisher, folders_in, remove_each
+from kvtier_fsspec.packs import PackName
+from kvtier_fsspec.places import Place
 
 _NAMESPACE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
@@ -40,21 +36,11 @@ class UnusedNamespaces:
     Safe from any thread. Every method raises ``StorageError`` for a fault of the storage.
     """
 
-    def __init__(
-        self,
-        connection: Connection,
-        publisher: Publisher,
-        mine: str,
-        capacity: int | None,
-        requests: Requests,
-        log: logging.Logger,
-    ) -> None:
+    def __init__(self, place: Place, mine: str, capacity: int | None, log: logging.Logger) -> None:
         """Beside the namespace *mine*. No I/O."""
-        self._connection = connection
-        self._publisher = publisher
+        self._place = place
         self._mine = mine
         self._capacity = capacity
-        self._requests = requests
         self._log = log
         self._lock = threading.Lock()  # guards the two below; never held during I/O
         self._newest_first: list[_Block] = []
@@ -68,18 +54,18 @@ class UnusedNamespaces:
         """
         if self._capacity is None:
             return
-        unused = self._connection.call(self._out_of_use)
+        unused = self._out_of_use()
         with self._lock:
             self._keep([block for block in self._newest_first if block.namespace in unused])
             known = {block.namespace for block in self._newest_first}
         give_up = time.monotonic() + LONGEST_SCAN_S
         for name in sorted(unused - known):
-            blocks = self._blocks_of(name, give_up)
+            blocks = self._list(name, give_up)
             with self._lock:
                 self._keep([*self._newest_first, *blocks])
             if blocks:
                 self._log.info(
-                    "%d blocks (%s) of the namespace %s, which no engine uses, count within capacity and leave first",
+                    "%d objects (%s) of the namespace %s, which no engine uses, count within capacity and leave first",
                     len(blocks),
                     format_size(sum(block.bytes for block in blocks)),
                     name,
@@ -91,7 +77,7 @@ class UnusedNamespaces:
         if not going:
             return
         try:
-            self._remove([block.path for block in going])
+            self._place.remove([block.path for block in going])
         except OSError:
             with self._lock:
                 self._keep([*self._newest_first, *going])
@@ -109,32 +95,25 @@ class UnusedNamespaces:
         self._newest_first = sorted(blocks, key=lambda block: block.time, reverse=True)
         self._bytes = sum(block.bytes for block in blocks)
 
-    def _out_of_use(self, fs: AbstractFileSystem, root: str) -> set[str]:
-        names = [folder.rstrip("/").rpartition("/")[2] for folder in folders_in(fs, root)]
-        others = [name for name in names if name != self._mine and _NAMESPACE.fullmatch(name)]
-        paths = [f"{root}/{name}/{description.NAME}" for name in others]
-        found = self._requests.call_each(fs, "cat_file", paths, start=0, end=description.LONGEST)
+    def _out_of_use(self) -> set[str]:
+        others = [
+            name for name in self._place.namespaces() if name != self._mine and _NAMESPACE.fullmatch(name)
+        ]
+        found = self._place.heads([f"{name}/{description.NAME}" for name in others], description.LONGEST)
         return {
             name for name, content in zip(others, found, strict=True) if description.is_out_of_use(content)
         }
 
-    def _blocks_of(self, name: str, give_up: float) -> list[_Block]:
-        return self._connection.call(lambda fs, root: self._list(fs, f"{root}/{name}", name, give_up))
-
-    def _list(self, fs: AbstractFileSystem, folder: str, name: str, give_up: float) -> list[_Block]:
+    def _list(self, name: str, give_up: float) -> list[_Block]:
         blocks: list[_Block] = []
         leftovers: list[str] = []
-        for found in self._publisher.entries(fs, folder):
+        for found in self._place.objects(name):
             if time.monotonic() > give_up:
                 return blocks
-            if BLOCK_NAME.fullmatch(found.path):
+            if BLOCK_NAME.fullmatch(found.path) or PackName.read(found.path.rpartition("/")[2]):
                 blocks.append(_Block(name, found.path, found.size, found.time))
             elif found.is_leftover:
                 leftovers.append(found.path)
         if not blocks:
-            remove_each(fs, [*leftovers, f"{folder}/{description.NAME}"], self._requests)
-            self._publisher.remove_empty(fs, folder)
+            self._place.remove_rest(name, leftovers)
         return blocks
-
-    def _remove(self, paths: Sequence[str]) -> None:
-        self._connection.call(lambda fs, _root: remove_each(fs, paths, self._requests))

@@ -1,0 +1,228 @@
+"""Blocks in a bucket of S3, Google Cloud Storage or Azure: many small ones in one object, and no request for a lookup.
+
+::
+
+    <url>/<namespace>/namespace.json  what the namespace stands for, and until when it is in use
+    <url>/<namespace>/packs/<name>    blocks, and which they are (``packs``)
+
+Puts its parts together: requests are ``Bucket``'s, what is where and what leaves ``PackTable``'s, when the bucket is
+looked at and what that tells ``Follower``'s, namespaces in use and out of use ``Tenancy``'s.
+"""
+
+import secrets
+import threading
+import time
+from collections.abc import Sequence
+
+from kvtier_core.tier import BlockTier, OffloadKey, TierContext, TierInfo
+from kvtier_fsspec.bucket import Bucket
+from kvtier_fsspec.faults import StorageError, open_error
+from kvtier_fsspec.following import PACKS, Follower
+from kvtier_fsspec.packs import PACK_BYTES, Pack, PackName, PackTable, Read, index_of
+from kvtier_fsspec.settings import FsspecSettings
+from kvtier_fsspec.tenancy import Tenancy
+
+_UPKEEP_S = 60.0
+
+
+class ObjectTier(BlockTier):
+    """Blocks as parts of objects below ``url``; the namespace is kept within ``capacity`` (64 GiB if unset)."""
+
+    Settings = FsspecSettings
+    info = TierInfo(
+        medium="remote",
+        shared=True,
+        persistent=True,
+        bounded_by="tier",
+        default_capacity=64 << 30,
+        store_batch=2,
+        load_batch=2,
+        reports_contents=True,
+    )
+
+    follow_interval = 1.0
+
+    settings: FsspecSettings
+
+    def __init__(self, settings: FsspecSettings, context: TierContext) -> None:
+        """Keep both; no I/O."""
+        super().__init__(settings, context)
+        self._bucket = Bucket(settings)
+        self._table = PackTable(context.row_bytes, context.capacity_bytes, settings.ttl)
+        self._lock = threading.Lock()  # guards the table; never held during I/O
+        self._telling = threading.Lock()  # held while the core is told, so that it hears everything in order
+        self._follower = Follower(self._bucket, self._table, self._lock, context)
+        self._tenancy = Tenancy(self._bucket, context, self._bucket.shown_url)
+        self._writer = secrets.token_hex(4)
+        self._upkeep_at = 0.0  # on the monotonic clock
+
+    # Life.
+
+    def open(self) -> None:
+        """Show that blocks can be written and read, and learn what is there. Raises ``TierOpenError``.
+
+        Where nothing may be written, but this namespace is there to be read, the tier ``stores_nothing``.
+        Cost: three requests, and one for each pack.
+        """
+        try:
+            self.stores_nothing = not self._tenancy.begin()
+            self._follower.look()
+        except StorageError as error:
+            raise open_error(
+                self.context.name, self._bucket.shown_url, error, self.settings.protocol
+            ) from None
+        self._upkeep_at = 0.0
+
+    def follow(self) -> None:
+        """Learn what others stored and removed; once a minute sign, and remove what is too old. Raises ``OSError``.
+
+        Cost: a request per 1,000 packs, once a minute where there are many, and one for each pack that is new.
+        """
+        self._follower.look()
+        self._tell()
+        if time.monotonic() < self._upkeep_at:
+            return
+        self._upkeep_at = time.monotonic() + _UPKEEP_S
+        with self._lock:
+            expired, needed = self._table.expired(time.time()), self._table.bytes
+        if not self.stores_nothing:
+            self._tenancy.renew(needed)
+            self._forget(expired)
+            self._bucket.remove([self._path(name) for name in expired])
+
+    def close(self) -> None:
+        """Let the client go. A namespace that nobody else can have is out of use from now on."""
+        self._tenancy.end()
+        self._bucket.close()
+
+    def remove_namespace(self) -> None:
+        """Remove every object of the namespace. Raises ``OSError``."""
+        self._tenancy.removed()
+        folder = self.context.namespace
+        self._bucket.remove([found.path for found in self._bucket.below(folder)])
+        with self._lock:
+            self._table.drop(self._table.names)
+
+    # Blocks.
+
+    def contains(self, keys: Sequence[OffloadKey]) -> Sequence[bool]:
+        """Which of *keys* are there, from memory."""
+        with self._lock:
+            return self._table.find(keys)
+
+    def touch(self, keys: Sequence[OffloadKey]) -> None:
+        """These blocks are used."""
+        with self._lock:
+            self._table.use(keys, time.time())
+
+    def store(self, key: OffloadKey, block: memoryview) -> None:
+        """Store one block. Raises ``OSError``."""
+        self._store([key], [block])
+
+    def store_many(
+        self, keys: Sequence[OffloadKey], blocks: Sequence[memoryview]
+    ) -> Sequence[bool | Exception]:
+        """Store blocks in as few packs as their sizes allow, each whole or not at all; one request each."""
+        most = max(1, PACK_BYTES // self.context.row_bytes)
+        outcomes: list[bool | Exception] = []
+        for begin in range(0, len(keys), most):
+            part = slice(begin, begin + most)
+            try:
+                self._store(keys[part], blocks[part])
+            except StorageError as error:
+                outcomes += [error] * len(keys[part])
+            else:
+                outcomes += [True] * len(keys[part])
+        return outcomes
+
+    def _store(self, keys: Sequence[OffloadKey], blocks: Sequence[memoryview]) -> None:
+        index = index_of(keys)
+        self._make_room(sum(map(len, blocks)) + len(index))
+        self._write(keys, len(blocks), [*blocks, index])
+
+    def _write(self, keys: Sequence[OffloadKey], blocks: int, parts: Sequence[memoryview | bytes]) -> None:
+        with self._lock:
+            stamp = self._table.next_stamp(time.time())
+        name = PackName.of(stamp, self._writer, blocks, len(parts[-1]))
+        self._bucket.write(self._path(name.text), list(parts))
+        with self._lock:
+            self._table.add([Pack(name, tuple(keys), time.monotonic())])
+        self._tell()
+
+    def _make_room(self, needed: int) -> None:
+        """Remove what nobody uses, then the packs that were not used for longest. Raises ``StorageError``."""
+        with self._lock:
+            total = self._table.bytes + needed
+        self._tenancy.make_room(total)
+        with self._lock:
+            going = self._table.make_room(needed)
+        try:
+            self._bucket.remove([self._path(pack.name.text) for pack in going])
+        except StorageError:
+            with self._lock:
+                self._table.add(going)
+            raise
+        self._tell()
+
+    def load(self, key: OffloadKey, into: memoryview) -> bool:
+        """Read one block. Raises ``OSError``."""
+        (outcome,) = self.load_many([key], [into])
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
+
+    def load_many(
+        self, keys: Sequence[OffloadKey], intos: Sequence[memoryview]
+    ) -> Sequence[bool | Exception]:
+        """Read blocks, neighbours in one request."""
+        with self._lock:
+            reads = self._table.plan(keys)
+            self._table.use(keys, time.time())
+        outcomes: list[bool | Exception] = [False] * len(keys)
+        for read in reads:
+            outcome = self._read(read, intos)
+            for _, position in read.wanted:
+                outcomes[position] = outcome
+        return outcomes
+
+    def _read(self, read: Read, intos: Sequence[memoryview]) -> bool | Exception:
+        size = self.context.row_bytes
+        name = read.pack.name.text
+        try:
+            content = self._bucket.read_range(
+                self._path(name), read.first * size, (read.end - read.first) * size
+            )
+        except StorageError as error:
+            return error
+        if content is None:  # somebody evicted it
+            self._forget([name])
+            return False
+        if len(content) != (read.end - read.first) * size:
+            return StorageError(f"{self._path(name)} ends in the middle of a block", frozenset())
+        for number, position in read.wanted:
+            begin = (number - read.first) * size
+            intos[position][:] = content[begin : begin + size]
+        return True
+
+    def delete(self, keys: Sequence[OffloadKey]) -> None:
+        """Note for all engines that these blocks are not there. Raises ``OSError``."""
+        with self._lock:
+            there = [key for key, found in zip(keys, self._table.find(keys), strict=True) if found]
+        if there:
+            self._write(there, 0, [index_of(there)])
+
+    def _forget(self, names: Sequence[str]) -> None:
+        with self._lock:
+            self._table.drop(names)
+        self._tell()
+
+    def _tell(self) -> None:
+        """Tell the core what has changed."""
+        with self._telling:
+            with self._lock:
+                appeared, gone = self._table.take_changes()
+            self.context.report_evicted(gone)
+            self.context.report_stored(appeared)
+
+    def _path(self, name: str) -> str:
+        return f"{self.context.namespace}/{PACKS}/{name}"

@@ -1,0 +1,267 @@
+"""What a bucket holds, and what to do about it: packs, the keys in them, which to read and which leave. Pure.
+
+A *pack* is one immutable object: blocks one after the other, and behind them the index, their keys in that order. Its
+name says when it was stored, by whom, and where the index begins, so a listing and one small read tell all of it::
+
+    <stamp, 12 hex>-<writer, 8 hex>-<blocks, hex>-<bytes of the index, hex>
+
+The stamp is milliseconds since the epoch, or one more than the newest stamp that its writer knows. A *note* is a pack
+without blocks: its keys are those that were removed. Of several packs that name a key the last one by name counts.
+"""
+
+import re
+import zlib
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+
+from kvtier_core.tier import OffloadKey
+
+PACK_BYTES = 8 << 20
+"""Blocks in one pack, in bytes, or one block: more gains a client nothing, and a loss costs more."""
+
+_MAGIC = b"kvtier-1"
+_LENGTH_BYTES = 2
+_SUM_BYTES = 4
+_NAME = re.compile(r"([0-9a-f]{12})-[0-9a-f]{8}-([0-9a-f]{1,6})-([0-9a-f]{1,8})")
+_GAP = 4
+"""Blocks between two wanted ones that are read with them: a request costs more."""
+_MINUTE_S = 60.0
+
+
+def index_of(keys: Sequence[OffloadKey]) -> bytes:
+    """The index of a pack."""
+    named = b"".join(len(key).to_bytes(_LENGTH_BYTES, "little") + key for key in keys)
+    body = _MAGIC + named
+    return body + zlib.crc32(body).to_bytes(_SUM_BYTES, "little")
+
+
+def keys_in(index: bytes) -> tuple[OffloadKey, ...] | None:
+    """The keys that an index names; ``None`` for anything else."""
+    body = index[:-_SUM_BYTES]
+    if not body.startswith(_MAGIC) or zlib.crc32(body).to_bytes(_SUM_BYTES, "little") != index[-_SUM_BYTES:]:
+        return None
+    keys: list[OffloadKey] = []
+    at = len(_MAGIC)
+    while at < len(body):
+        begin = at + _LENGTH_BYTES
+        at = begin + int.from_bytes(body[at:begin], "little")
+        keys.append(OffloadKey(body[begin:at]))
+    return tuple(keys)
+
+
+@dataclass(frozen=True, slots=True)
+class PackName:
+    """What a pack's name says."""
+
+    text: str
+    stamp: int
+    """Milliseconds since the epoch."""
+    blocks: int
+    index_bytes: int
+
+    @classmethod
+    def of(cls, stamp: int, writer: str, blocks: int, index_bytes: int) -> "PackName":
+        """The name of a new pack."""
+        return cls(f"{first_name_of(stamp)}-{writer}-{blocks:x}-{index_bytes:x}", stamp, blocks, index_bytes)
+
+    @classmethod
+    def read(cls, text: str) -> "PackName | None":
+        """What *text* says, if it is a pack's name."""
+        match = _NAME.fullmatch(text)
+        return match and cls(text, int(match[1], 16), int(match[2], 16), int(match[3], 16))
+
+    def bytes(self, block_bytes: int) -> int:
+        """The size of the object."""
+        return self.blocks * block_bytes + self.index_bytes
+
+
+def first_name_of(stamp: int) -> str:
+    """No name of that stamp, or a later one, comes before it."""
+    return f"{stamp:012x}"
+
+
+class Pack:
+    """A pack that is in the bucket."""
+
+    __slots__ = ("keys", "known", "name", "used")
+
+    def __init__(self, name: PackName, keys: tuple[OffloadKey, ...], known: float) -> None:
+        self.name = name
+        self.keys = keys
+        """In order; none where the index is damaged."""
+        self.known = known
+        """When it was entered, on the monotonic clock: a listing that began before may lack it."""
+        self.used = name.stamp / 1000
+        """When one of its blocks was used here, or it was stored, in seconds since the epoch."""
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """One request: blocks *first* to before *end* of a pack, and which of them go where."""
+
+    pack: Pack
+    first: int
+    end: int
+    wanted: tuple[tuple[int, int], ...]
+    """Number of the block in the pack, position among the keys asked for."""
+
+
+class PackTable:
+    """The packs of one namespace. Its owner holds a lock around every method."""
+
+    def __init__(self, block_bytes: int, capacity: int | None, ttl: float | None) -> None:
+        self._block_bytes = block_bytes
+        self._capacity = capacity
+        self._ttl = ttl
+        self._packs: dict[str, Pack] = {}
+        self._where: dict[OffloadKey, Pack] = {}  # the last pack that names the key, notes among them
+        self._earlier: dict[OffloadKey, list[Pack]] = {}  # the others that do
+        self._was_there: dict[
+            OffloadKey, bool
+        ] = {}  # of those that changed, at the last call of take_changes
+        self._next_to_go: list[tuple[Pack, float]] = []
+        """The first to leave last, with the time of use as it was then: packs used since are passed over."""
+        self.bytes = 0
+        """Of all packs."""
+        self._newest = 0
+        """The newest stamp there was."""
+
+    def __len__(self) -> int:
+        return len(self._packs)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._packs
+
+    @property
+    def names(self) -> list[str]:
+        """Of all packs."""
+        return list(self._packs)
+
+    def next_stamp(self, now: float) -> int:
+        """The stamp of a pack that is stored *now*: no other has it or a later one, as far as known here."""
+        self._newest = max(self._newest + 1, int(now * 1000))
+        return self._newest
+
+    def add(self, packs: Iterable[Pack]) -> None:
+        """Enter packs; those that are there already are passed over."""
+        for pack in packs:
+            if pack.name.text in self._packs:
+                continue
+            self._packs[pack.name.text] = pack
+            self.bytes += pack.name.bytes(self._block_bytes)
+            self._newest = max(self._newest, pack.name.stamp)
+            for key in pack.keys:
+                last = self._where.get(key)
+                if last is None or last.name.text < pack.name.text:
+                    self._put(key, pack)
+                if last is not None:
+                    self._earlier.setdefault(key, []).append(min(last, pack, key=_text))
+
+    def drop(self, names: Iterable[str]) -> None:
+        """Packs are gone. What a note had removed may be there again without it."""
+        for name in names:
+            pack = self._packs.pop(name, None)
+            if pack is None:
+                continue
+            self.bytes -= pack.name.bytes(self._block_bytes)
+            for key in pack.keys:
+                others = self._earlier.pop(key, [])
+                leaves = pack
+                if self._where[key] is pack:
+                    last = max(others, key=_text, default=None)
+                    self._put(key, last)
+                    leaves = last or pack
+                if rest := [other for other in others if other is not leaves]:
+                    self._earlier[key] = rest
+
+    def _put(self, key: OffloadKey, pack: Pack | None) -> None:
+        self._was_there.setdefault(key, self.find([key])[0])
+        if pack is None:
+            del self._where[key]
+        else:
+            self._where[key] = pack
+
+    def take_changes(self) -> tuple[list[OffloadKey], list[OffloadKey]]:
+        """The blocks that are there now and were not at the last call, and those that are not there any more."""
+        before, self._was_there = self._was_there, {}
+        there = dict(zip(before, self.find(before), strict=True))
+        appeared = [key for key, was in before.items() if there[key] and not was]
+        return appeared, [key for key, was in before.items() if was and not there[key]]
+
+    def find(self, keys: Iterable[OffloadKey]) -> list[bool]:
+        """Which blocks are there."""
+        found = map(self._where.get, keys)
+        return [pack is not None and pack.name.blocks > 0 for pack in found]
+
+    def use(self, keys: Iterable[OffloadKey], now: float) -> None:
+        """These blocks are used at *now*."""
+        for key in keys:
+            pack = self._where.get(key)
+            if pack is not None:
+                pack.used = max(pack.used, now)
+
+    def plan(self, keys: Sequence[OffloadKey]) -> list[Read]:
+        """What to read for *keys*: neighbours in one request. Absent blocks are left out."""
+        wanted: dict[str, list[tuple[int, int]]] = {}
+        for position, key in enumerate(keys):
+            pack = self._where.get(key)
+            if pack is not None and pack.name.blocks:
+                wanted.setdefault(pack.name.text, []).append((pack.keys.index(key), position))
+        return [
+            Read(self._packs[name], run[0][0], run[-1][0] + 1, tuple(run))
+            for name, blocks in wanted.items()
+            for run in _runs(sorted(blocks))
+        ]
+
+    def lacking(self, listed: Collection[str], begun: float) -> list[str]:
+        """The packs that a listing of all, which began at *begun* on the monotonic clock, would have to name."""
+        return [name for name, pack in self._packs.items() if name not in listed and pack.known < begun]
+
+    def make_room(self, needed: int) -> list[Pack]:
+        """The packs to remove so that *needed* bytes fit, the longest unused first; they are dropped.
+
+        Of packs used in one minute the newest goes first: it holds the ends of prompts. Notes stay, or what they remove
+        would be there again for engines that start later.
+        """
+        going: list[Pack] = []
+        while self._capacity is not None and self.bytes + needed > self._capacity:
+            if not self._next_to_go:
+                packs = sorted((pack for pack in self._packs.values() if pack.name.blocks), key=_order)
+                self._next_to_go = [(pack, pack.used) for pack in reversed(packs)]
+            if not self._next_to_go:
+                break  # notes alone, which take next to nothing
+            pack, used = self._next_to_go.pop()
+            if pack.name.text in self._packs and pack.used == used:
+                going.append(pack)
+                self.drop([pack.name.text])
+        return going
+
+    def expired(self, now: float) -> list[str]:
+        """The packs that are too old at *now*, and notes that have nothing left to say."""
+        oldest = min((pack.name.text for pack in self._packs.values() if pack.name.blocks), default="~")
+        return [
+            name
+            for name, pack in self._packs.items()
+            if (not pack.name.blocks and name < oldest)
+            or (self._ttl is not None and pack.name.stamp / 1000 + self._ttl <= now)
+        ]
+
+
+def _text(pack: Pack) -> str:
+    return pack.name.text
+
+
+def _order(pack: Pack) -> tuple[float, int]:
+    return pack.used // _MINUTE_S, -pack.name.stamp
+
+
+def _runs(blocks: Sequence[tuple[int, int]]) -> Iterable[list[tuple[int, int]]]:
+    """*blocks*, in order, parted where too much lies between two of them."""
+    run: list[tuple[int, int]] = []
+    for block in blocks:
+        if run and block[0] - run[-1][0] > _GAP + 1:
+            yield run
+            run = []
+        run.append(block)
+    if run:
+        yield run
