@@ -131,7 +131,7 @@ def test_s13_a_server_that_is_down_is_named_by_host_and_port_and_no_credentials_
 
 
 def test_s15_options_may_have_the_names_of_the_client(server, url):
-    names = {
+    names: dict[str, object] = {
         "access_key_id": KEY,
         "secret_access_key": SECRET,
         "endpoint": f"http://127.0.0.1:{server.port}",

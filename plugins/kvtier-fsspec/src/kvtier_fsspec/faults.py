@@ -75,6 +75,7 @@ _CHECK_ALL = "check url, storage_options and the server"
 
 _SAID = re.compile(r"<Code>([^<]*)</Code>\s*<Message>([^<]*)</Message>")
 _STATUS = re.compile(r"Server returned (?:non-2xx status|error response).{0,40}?(\d{3} [A-Za-z ]+)")
+_REQUEST = re.compile(r"Error performing (\w+ https?://[^/\s]+)")
 _DETAILS = "\n\nDebug source:"  # behind it obstore shows how its error is made
 _CAUSE = re.compile(r'(?:message|error): "([^"]*)"')
 _UNREACHED = ("kind: Connect", "kind: Timeout", "kind: Interrupted", "kind: Request")
@@ -99,11 +100,12 @@ class StorageError(OSError):
 def words(error: Exception) -> str:
     """The type and message of *error* in one line; may hold secrets."""
     text, _, details = str(error).partition(_DETAILS)
+    request, status = _REQUEST.search(text), _STATUS.search(text)
+    what = [status[1].strip()] if status else _CAUSE.findall(details)[-1:]
     if said := _SAID.search(text):
-        status = _STATUS.search(text)
-        text = f"{status[1].strip()}, {said[1]}: {said[2]}" if status else f"{said[1]}: {said[2]}"
-    elif causes := _CAUSE.findall(details):
-        text = f"{text}: {causes[-1]}"
+        text = ", ".join([*what, f"{said[1]}: {said[2]}"])
+    elif what:
+        text = f"{request[1]}: {what[0]}" if request else f"{text}: {what[0]}"
     text = " ".join(text.split())
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
