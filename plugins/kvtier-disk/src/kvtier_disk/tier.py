@@ -5,6 +5,7 @@ deadlines are the core's.
 """
 
 import errno
+import os
 from collections.abc import Sequence
 
 from kvtier_core import TierOpenError
@@ -42,6 +43,9 @@ from kvtier_disk.settings import DEFAULT_CAPACITY, DiskSettings
 
 _MAX_OPEN = 128
 """Extents kept open at a time, two file descriptors each: a quarter of the usual limit of 1,024 files."""
+_CACHED_AT_END_BYTES, _CACHED_AT_END_S = 1 << 30, 1.0
+"""What a tier that closes leaves in the page cache at most (about what the host memory held that ends with it; of free
+memory a quarter), and how long it waits for the disk to take the requests."""
 _POLICY_SIZE = 1_000_000
 """Blocks that a policy is made for where rows and capacity don't say."""
 
@@ -191,6 +195,8 @@ class DiskTier(BlockTier):
         if upkeep is not None:
             upkeep.end()
         if store is not None:
+            free_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
+            store.opened.files.leave_in_cache(min(_CACHED_AT_END_BYTES, free_bytes // 4), _CACHED_AT_END_S)
             self._root.leave(store.opened.member, remove=self._was_removed)
 
     # Blocks.

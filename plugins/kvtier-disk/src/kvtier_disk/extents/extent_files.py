@@ -1,12 +1,14 @@
 """Reads and writes rows in the extent files of one namespace: neighbouring rows in one call, without a copy.
 
 Decides how bytes get to the disk: past the page cache (``O_DIRECT``) where file system and memory allow it, else
-through it. Never decides where a row goes, nor whether it is a block. Safe from any thread.
+through it; and what is left in the page cache at the end. Never decides where a row goes, nor whether it is a block.
+Safe from any thread.
 """
 
 import errno
 import os
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -142,6 +144,20 @@ class ExtentFiles:
                 if opened is not None and opened.users == 0:
                     opened.close()
 
+    def leave_in_cache(self, most_bytes: int, most_s: float) -> None:
+        """Have the kernel read the extents used last into the page cache, for the process that comes next.
+
+        Up to *most_bytes*, and waits no longer than *most_s*. Raises no error.
+        """
+        until = time.monotonic() + most_s
+        with self._lock:
+            for opened in reversed(self._open.values()):
+                most_bytes -= opened.shape.file_bytes
+                if most_bytes < 0 or opened.direct is None:
+                    return
+                with suppress(OSError):
+                    opened.ask_for_cache(until)
+
     def close(self) -> None:
         """Close everything."""
         self.forget(list(self._open))
@@ -170,7 +186,7 @@ class ExtentFiles:
     def _read(self, opened: OpenExtent, first_slot: int, rows: Sequence[memoryview]) -> list[bool | OSError]:
         offset = opened.shape.row_offset(first_slot)
         try:
-            done = opened.move(os.preadv, rows, offset)
+            done = opened.read(rows, offset)
         except OSError as error:
             if len(rows) == 1:
                 return [bare(error)]
@@ -327,6 +343,8 @@ class ExtentFiles:
                 opened.shape = self._checked_shape(extent, opened.buffered)
                 if self._direct:
                     opened.direct = opened.keep(handle.open_file(_name(extent), flags | os.O_DIRECT))
+                    # Of what is cached nothing is to be read ahead.
+                    os.posix_fadvise(opened.buffered, 0, 0, os.POSIX_FADV_RANDOM)
             except (FileNotFoundError, StrangerError, ForeignError) as error:
                 opened.close()
                 raise ExtentLostError(f"{self.path_of(extent)} is no extent of ours") from error

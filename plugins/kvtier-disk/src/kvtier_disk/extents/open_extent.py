@@ -1,17 +1,24 @@
 """One open extent: its descriptors, and rows moved between them and memory.
 
-Decides whether a call goes past the page cache. Knows no slots: where a row lies is told by the extent's shape.
+Decides what comes from the page cache and what goes past it. Knows no slots: where a row lies is told by the extent's
+shape.
 """
 
 import errno
 import os
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
+from operator import itemgetter
 
 from kvtier_disk.extents.form import Shape
 from kvtier_disk.extents.group_sync import GroupSync
+from kvtier_disk.extents.page_cache import cached_share
 
 _MAX_BUFFERS = 512  # in one call; the kernel takes 1024
+_ADVICE_BYTES = 128 << 10
+"""Asked for at a time: the kernel reads no more ahead in one call, however much is asked for."""
 
 
 @dataclass(eq=False)
@@ -39,17 +46,56 @@ class OpenExtent:
             os.close(fd)
         self.descriptors.clear()
 
+    def read(self, rows: Sequence[memoryview], offset: int) -> int:
+        """Fill *rows* from *offset*, from the page cache what it holds; returns how many bytes, as ``move``.
+
+        Raises ``OSError``.
+        """
+        total = 0
+        for is_cached, part in self._parts(rows, offset):
+            done = self.move(os.preadv, part, offset + total, cached=is_cached)
+            total += done
+            if done < len(part) * self.shape.row_bytes:
+                break
+        return total
+
+    def _parts(self, rows: Sequence[memoryview], offset: int) -> list[tuple[bool, Sequence[memoryview]]]:
+        """*rows* in pieces, of which the page cache holds all or not all."""
+        row_bytes = self.shape.row_bytes
+        share = 0.0 if self.direct is None else cached_share(self.buffered, offset, len(rows) * row_bytes)
+        if share in (0.0, 1.0):
+            return [(share == 1.0, rows)]
+        known = [
+            cached_share(self.buffered, offset + index * row_bytes, row_bytes) == 1.0
+            for index in range(len(rows))
+        ]
+        pieces = groupby(zip(known, rows, strict=True), key=itemgetter(0))
+        return [(is_cached, [row for _, row in piece]) for is_cached, piece in pieces]
+
+    def ask_for_cache(self, until: float) -> None:
+        """Have the kernel read the extent into the page cache, in the background; stop at *until* (monotonic).
+
+        The kernel takes what its queue has room for at once, and then makes this wait for the disk.
+        """
+        size = os.fstat(self.buffered).st_size
+        for start in range(0, size, _ADVICE_BYTES):
+            if time.monotonic() > until:
+                return
+            os.posix_fadvise(self.buffered, start, _ADVICE_BYTES, os.POSIX_FADV_WILLNEED)
+
     def move(
         self,
         call: Callable[[int, Sequence[memoryview], int], int],
         rows: Sequence[memoryview],
         offset: int,
+        *,
+        cached: bool = False,
     ) -> int:
         """Move all rows at *offset* with ``preadv`` or ``pwritev``; returns how many bytes: fewer at the file's end.
 
-        Raises ``OSError``.
+        Through the page cache where they are *cached*. Raises ``OSError``.
         """
-        fd = self.buffered if self.direct is None else self.direct
+        fd = self.buffered if self.direct is None or cached else self.direct
         size = sum(map(len, rows))
         total = 0
         waiting = list(rows)
