@@ -234,6 +234,15 @@ def machine(dtype: str, threads: int) -> dict[str, Any]:
     }
 
 
+def find_model(chosen: Path | None, place: Path) -> Path:
+    """The one that was named, or SmolLM2 as vLLM can load it."""
+    if chosen is not None:
+        return chosen
+    from vllm_model import save_smollm2  # noqa: PLC0415 - what it needs, --model does without
+
+    return save_smollm2(place / "model")
+
+
 def run(options: argparse.Namespace, place: Path, say: Say) -> dict[str, Any]:
     """Every part, as one JSON object."""
     absent = {name: why for name in options.ways if (why := WAYS[name].missing())}
@@ -252,11 +261,7 @@ def run(options: argparse.Namespace, place: Path, say: Say) -> dict[str, Any]:
                 absent[way.name] = f"it did not start or ended: {_last_line(error)}"
             say(f"{part}, {way.name}: {raw[part].get(way.name, absent.get(way.name))}")
 
-    model: Path = options.model
-    if model is None and {"reload", "conversations"} & set(options.parts):
-        from vllm_model import save_smollm2  # noqa: PLC0415 - what it needs, --model does without
-
-        model = save_smollm2(place / "model")
+    model = find_model(options.model, place)
     if "reload" in options.parts:
         prompts = [
             tokens(f"{number} {length}", length)

@@ -79,7 +79,9 @@ def _show_index(root: Root, index: Index) -> None:
     for id_, namespace in sorted(index.namespaces().items(), key=lambda item: -census.used[item[0]]):
         blocks = sum(1 for _ in index.pairs_of(id_))
         size, used = format_size(namespace.row_bytes), format_size(blocks * namespace.row_bytes)
-        _say(f"  {namespace.name}: {blocks} blocks of {size}, {used} used of {format_size(held[id_])} reserved")
+        _say(
+            f"  {namespace.name}: {blocks} blocks of {size}, {used} used of {format_size(held[id_])} reserved"
+        )
 
 
 def _say(text: str) -> None:
