@@ -304,6 +304,13 @@ class ObjectTests(TierTests):
         assert load(tier, A) == maker.make(A)
         assert make_tier(tier_settings).contains([A]) == [True]
 
+    def test_i18_c13_a_store_of_more_than_the_capacity_stays_within_it(self, tier_settings, maker, witness):
+        tier = make_tier(tier_settings, capacity=17 * (maker.row_bytes + 100))
+        many = similar_keys(100)
+        assert tier.store_many(many, [memoryview(maker.make(key)) for key in many]) == [True] * 100
+        assert 12 < len(witness.blocks()) <= 17
+        assert tier.contains(many).count(True) == len(witness.blocks())
+
     @pytest.mark.usefixtures("quick")
     def test_i18_one_capacity_holds_for_several_engines(self, open_tier, maker, witness):
         engines = [open_tier(capacity_blocks=11, threads=1) for _ in range(2)]

@@ -75,6 +75,12 @@ class Followed(BlockTier):
         self.touched += keys
 
 
+class Shared(Followed):
+    """Of others as well, which tell all they do."""
+
+    info = TierInfo(medium="remote", persistent=True, shared=True, bounded_by="tier", reports_contents=True)
+
+
 @pytest.fixture
 def driver(monkeypatch):
     monkeypatch.setattr("kvtier_core.manager.blocking.work.MAX_BATCH_BYTES", MAKER.row_bytes)
@@ -93,6 +99,14 @@ def test_c10_what_a_followed_tier_holds_is_known_when_it_is_open_and_absence_is_
     assert driver.lookup([A, B]) == [True, False]
     assert driver.load([B]).result.missing == (B,)
     assert num_held(driver) == 1
+
+
+def test_c55_a_shared_tier_that_tells_all_that_changes_is_not_asked():
+    with TierDriver(Shared, TierSettings(type="x", threads=1), row_bytes=MAKER.row_bytes) as driver:
+        assert driver.resident() is not None
+        assert driver.lookup([A, B]) == [True, False]
+        tier_of(driver).others_stored = [B]
+        wait_until(lambda: driver.lookup([A, B]) == [True, True], "the new block is known")
 
 
 def test_k7_o2_c16_changes_by_others_are_known_and_told_once(driver):

@@ -1,5 +1,7 @@
 """Nobody waits for all of somebody else's work: loads and lookups take turns."""
 
+import itertools
+
 import pytest
 
 from kvtier_core.values import TierInfo
@@ -61,6 +63,24 @@ def test_b7_the_first_call_of_a_long_job_leaves_most_of_it_for_later():
     assert sum(sizes[:4]) <= MANY / 5
     assert max(sizes) <= MANY / 5 / 4 / 2
     assert own <= 3 + 4 + 4
+
+
+def test_i18_neighbours_of_a_job_move_together_though_others_wait():
+    script = Script()
+    keys = similar_keys(641)
+    with drive(script, BatchTier, info=ASKED, threads=1, seed={key: row(0) for key in keys}) as tier:
+        script.before = gate = Gate("load_many", keys=keys[:1])
+        jobs = [tier.start_load(keys[:1], buffers(1))]
+        gate.wait_entered()
+        jobs += [tier.start_load(keys[begin : begin + 64], buffers(64)) for begin in range(1, 641, 64)]
+        gate.open()
+        for job in jobs:
+            assert tier.wait(job).error is None
+    number = {key: index for index, key in enumerate(keys)}
+    calls = [asked for method, asked in script.calls if method == "load_many"]
+    pairs = [pair for asked in calls for pair in itertools.pairwise(asked)]
+    neighbours = [pair for pair in pairs if number[pair[1]] == number[pair[0]] + 1]
+    assert len(neighbours) > 0.8 * len(pairs)
 
 
 def test_b7_short_jobs_still_share_a_call():

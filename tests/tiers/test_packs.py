@@ -71,12 +71,23 @@ def test_i18_neighbours_are_one_read_and_strangers_are_not():
     assert one_key_twice.wanted == ((3, 0), (3, 1))
 
 
+def test_i18_the_longest_unused_leave_first_and_of_a_minute_the_newest():
+    table = PackTable(SIZE, 6 * (SIZE + 100), None)
+    for number, at in enumerate((10.0, 70.0, 80.0, 190.0, 200.0)):
+        table.add([pack(int(at * 1000), KEYS[number : number + 1])])
+    table.use(KEYS[:1], 75.0)
+    leaving = [one.name.stamp // 1000 for one in table.make_room(6 * SIZE, 230.0)]
+    assert leaving == [80, 70, 10, 190, 200], (
+        "used at 80, 70, 75; those of the last minute go last, and in order"
+    )
+
+
 def test_i18_notes_outlive_what_they_remove():
     table = PackTable(SIZE, 3 * SIZE, None)
     table.add([pack(1, KEYS[:2]), pack(2, KEYS[:1], note=True), pack(3, KEYS[4:5])])
     assert table.expired(0.0) == []
     table.take_changes()
-    assert {one.name.stamp for one in table.make_room(2 * SIZE)} == {1, 3}
+    assert {one.name.stamp for one in table.make_room(2 * SIZE, 1000.0)} == {1, 3}
     assert table.take_changes() == ([], [KEYS[4], KEYS[1]])
     assert [PackName.read(name).stamp for name in table.expired(0.0)] == [2]
 
@@ -96,7 +107,7 @@ def test_i18_a_table_is_right_after_whatever_happens(seed):
             stamp = table.next_stamp(float(step)) if what != "late" else rng.randint(1, 1000 * step)
             new = pack(stamp, keys, note=what == "delete", known=float(step))
             if what == "store":
-                going = table.make_room(new.name.bytes(SIZE))
+                going = table.make_room(new.name.bytes(SIZE), float(step))
                 for one in going:
                     del packs[one.name.text]
                 saw |= {"evicted"} if going else set()

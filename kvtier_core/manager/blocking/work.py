@@ -1,8 +1,8 @@
 """Decides which call on a tier is made next, how much it takes, and which failed calls are made again.
 
 Loads and lookups come first, then deletes, then stores; never two at a time on one key. Loads and lookups take turns:
-each call takes a part of every job that waits, and where both kinds wait, they alternate. So a job of one block waits
-for one turn of a job of a thousand blocks, not for all of it.
+a call takes some neighbours of one job, then of the next, and where both kinds wait, they alternate. So a job of one
+block waits for one turn of a job of a thousand blocks, not for all of it.
 
 Pure bookkeeping: its owner holds a lock around every method. No threads, no clock, no I/O.
 """
@@ -57,6 +57,8 @@ _FIRST_RETRY_S = 0.1
 """Pause before the first of them; each later pause is twice as long."""
 _SHORT_TURN = 16
 """Units of one call that are too few to be worth cutting up further."""
+_RUN = 8
+"""Units of one job that a call takes before it looks at the next job: neighbours, which tiers move together."""
 
 
 class Unit(NamedTuple):
@@ -192,16 +194,16 @@ class _Line:
         self._turns.move_to_end(unit.turn, last=False)
         self._waiting += 1
 
-    def pop(self) -> Unit:
-        """Take the next unit; the turn after its own is next."""
+    def pop(self, most: int) -> list[Unit]:
+        """Take the next units of one turn, at most *most* and hardly more than a fifth; the turn after it is next."""
         turn, units = next(iter(self._turns.items()))
-        unit = units.popleft()
+        taken = [units.popleft() for _ in range(min(most, len(units), max(_RUN, len(units) // 5)))]
         if units:
             self._turns.move_to_end(turn)
         else:
             del self._turns[turn]
-        self._waiting -= 1
-        return unit
+        self._waiting -= len(taken)
+        return taken
 
     def drop(self, unwanted: Callable[[Unit], bool]) -> None:
         """Leave out the *unwanted*."""
@@ -277,12 +279,12 @@ class WorkQueue:
         taken: list[Unit] = []
         most = limit.at(len(ready))
         while ready and len(taken) < most:
-            unit = ready.pop()
-            if unit.key in self._busy:
-                self._park(unit)
-            else:
-                self._busy.add(unit.key)
-                taken.append(unit)
+            for unit in ready.pop(most - len(taken)):
+                if unit.key in self._busy:
+                    self._park(unit)
+                else:
+                    self._busy.add(unit.key)
+                    taken.append(unit)
         return taken
 
     def busy(self, keys: Iterable[OffloadKey]) -> set[OffloadKey]:

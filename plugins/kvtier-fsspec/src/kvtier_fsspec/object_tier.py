@@ -18,7 +18,7 @@ from kvtier_core.tier import BlockTier, OffloadKey, TierContext, TierInfo
 from kvtier_fsspec.bucket import Bucket
 from kvtier_fsspec.faults import StorageError, open_error
 from kvtier_fsspec.following import PACKS, Follower
-from kvtier_fsspec.packs import PACK_BYTES, Pack, PackName, PackTable, Read, index_of
+from kvtier_fsspec.packs import Pack, PackName, PackTable, Read, index_of, most_blocks
 from kvtier_fsspec.settings import FsspecSettings
 from kvtier_fsspec.tenancy import Tenancy
 
@@ -74,21 +74,21 @@ class ObjectTier(BlockTier):
         self._upkeep_at = 0.0
 
     def follow(self) -> None:
-        """Learn what others stored and removed; once a minute sign, and remove what is too old. Raises ``OSError``.
+        """Learn what others stored and removed, and remove what is too old; once a minute sign. Raises ``OSError``.
 
         Cost: a request per 1,000 packs, once a minute where there are many, and one for each pack that is new.
         """
         self._follower.look()
         self._tell()
-        if time.monotonic() < self._upkeep_at:
-            return
-        self._upkeep_at = time.monotonic() + _UPKEEP_S
         with self._lock:
             expired, needed = self._table.expired(time.time()), self._table.bytes
-        if not self.stores_nothing:
+        if self.stores_nothing:
+            return
+        if time.monotonic() >= self._upkeep_at:
+            self._upkeep_at = time.monotonic() + _UPKEEP_S
             self._tenancy.renew(needed)
-            self._forget(expired)
-            self._bucket.remove([self._path(name) for name in expired])
+        self._forget(expired)
+        self._bucket.remove([self._path(name) for name in expired])
 
     def close(self) -> None:
         """Let the client go. A namespace that nobody else can have is out of use from now on."""
@@ -123,7 +123,7 @@ class ObjectTier(BlockTier):
         self, keys: Sequence[OffloadKey], blocks: Sequence[memoryview]
     ) -> Sequence[bool | Exception]:
         """Store blocks in as few packs as their sizes allow, each whole or not at all; one request each."""
-        most = max(1, PACK_BYTES // self.context.row_bytes)
+        most = most_blocks(self.context.row_bytes, self.context.capacity_bytes)
         outcomes: list[bool | Exception] = []
         for begin in range(0, len(keys), most):
             part = slice(begin, begin + most)
@@ -155,7 +155,7 @@ class ObjectTier(BlockTier):
             total = self._table.bytes + needed
         self._tenancy.make_room(total)
         with self._lock:
-            going = self._table.make_room(needed)
+            going = self._table.make_room(needed, time.time())
         try:
             self._bucket.remove([self._path(pack.name.text) for pack in going])
         except StorageError:

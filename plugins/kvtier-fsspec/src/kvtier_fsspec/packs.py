@@ -13,11 +13,14 @@ import re
 import zlib
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from kvtier_core.tier import OffloadKey
 
 PACK_BYTES = 8 << 20
 """Blocks in one pack, in bytes, or one block: more gains a client nothing, and a loss costs more."""
+_LEAST_PACKS = 8
+"""That have room in a full namespace: what leaves for a store is never most of what is there."""
 
 _MAGIC = b"kvtier-1"
 _LENGTH_BYTES = 2
@@ -26,6 +29,12 @@ _NAME = re.compile(r"([0-9a-f]{12})-[0-9a-f]{8}-([0-9a-f]{1,6})-([0-9a-f]{1,8})"
 _GAP = 4
 """Blocks between two wanted ones that are read with them: a request costs more."""
 _MINUTE_S = 60.0
+
+
+def most_blocks(block_bytes: int, capacity: int | None) -> int:
+    """How many blocks go into one pack."""
+    most = PACK_BYTES if capacity is None else min(PACK_BYTES, capacity // _LEAST_PACKS)
+    return max(1, most // block_bytes)
 
 
 def index_of(keys: Sequence[OffloadKey]) -> bytes:
@@ -217,16 +226,18 @@ class PackTable:
         """The packs that a listing of all, which began at *begun* on the monotonic clock, would have to name."""
         return [name for name, pack in self._packs.items() if name not in listed and pack.known < begun]
 
-    def make_room(self, needed: int) -> list[Pack]:
+    def make_room(self, needed: int, now: float) -> list[Pack]:
         """The packs to remove so that *needed* bytes fit, the longest unused first; they are dropped.
 
-        Of packs used in one minute the newest goes first: it holds the ends of prompts. Notes stay, or what they remove
-        would be there again for engines that start later.
+        Of packs used in one minute the newest goes first: it holds the ends of prompts. In the minute before *now* it
+        goes last: more of its prompt may be about to come. Notes stay, or what they remove would be there again for
+        engines that start later.
         """
         going: list[Pack] = []
         while self._capacity is not None and self.bytes + needed > self._capacity:
             if not self._next_to_go:
-                packs = sorted((pack for pack in self._packs.values() if pack.name.blocks), key=_order)
+                blocks = [pack for pack in self._packs.values() if pack.name.blocks]
+                packs = sorted(blocks, key=partial(_order, now=now))
                 self._next_to_go = [(pack, pack.used) for pack in reversed(packs)]
             if not self._next_to_go:
                 break  # notes alone, which take next to nothing
@@ -251,8 +262,10 @@ def _text(pack: Pack) -> str:
     return pack.name.text
 
 
-def _order(pack: Pack) -> tuple[float, int]:
-    return pack.used // _MINUTE_S, -pack.name.stamp
+def _order(pack: Pack, now: float) -> tuple[bool, float, int]:
+    if pack.used > now - _MINUTE_S:
+        return True, pack.used, pack.name.stamp
+    return False, pack.used // _MINUTE_S, -pack.name.stamp
 
 
 def _runs(blocks: Sequence[tuple[int, int]]) -> Iterable[list[tuple[int, int]]]:
