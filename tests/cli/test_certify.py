@@ -188,17 +188,20 @@ def test_where_no_tier_is_configured_there_is_one_on_disk(place):
     assert storage.lasts
 
 
-def test_fr2_storage_of_our_own_can_be_written_and_is_published_as_files_are(place, tmp_path):
+def test_fr2_storage_of_our_own_takes_every_block_at_once_and_keeps_it(place, tmp_path):
     file = tmp_path / "kvtier.toml"
     file.write_text(
-        f'[tiers.cold]\ntype = "disk"\nroot = "{tmp_path}/precious"\nread_only = true\n'
-        '[tiers.far]\ntype = "fsspec"\nurl = "memory://bucket"\npublish = "put"\n'
+        f'[tiers.cold]\ntype = "disk"\nroot = "{tmp_path}/precious"\nread_only = true\nttl = "1s"\n'
+        '[tiers.far]\ntype = "fsspec"\nurl = "memory://bucket"\npublish = "put"\nstore_threshold = 2\n'
+        "[pool]\nstore_threshold = 3\n"
     )
     overrides = Storage(place, load_settings(file=file, environ={})).overrides
     environ = {"KVTIER_TIERS__COLD__READ_ONLY": "true"}
     moved = load_settings(file=file, overrides=overrides, environ=environ)
     cold, far = (moved.tiers[name].model_dump() for name in ("cold", "far"))
-    assert (cold["read_only"], far["publish"]) == (False, "auto")
+    assert (cold["read_only"], cold["ttl"]) == (False, None)
+    assert (far["publish"], far["store_threshold"]) == ("auto", 1)
+    assert moved.pool.store_threshold == 1
     assert not (tmp_path / "precious").exists()
 
 

@@ -127,8 +127,10 @@ def test_fr1_a_restart_that_finds_nothing_in_the_tiers_is_not_certified(certify,
 
 
 @pytest.mark.timeout(300)
-def test_fr2_a_read_only_tier_is_certified_on_storage_of_its_own(certify, monkeypatch):
+def test_fr2_a_tier_that_takes_no_blocks_or_few_is_certified_on_storage_of_its_own(certify, monkeypatch):
     monkeypatch.setenv("KVTIER_TIERS__DISK__READ_ONLY", "true")
+    monkeypatch.setenv("KVTIER_TIERS__DISK__STORE_THRESHOLD", "2")
+    monkeypatch.setenv("KVTIER_POOL__STORE_THRESHOLD", "3")
     status, report, rows = certify(
         "from kvtier_transformers.certify import open_engine\n", "--only", "restart"
     )

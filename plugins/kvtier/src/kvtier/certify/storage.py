@@ -11,15 +11,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pydantic import BaseModel
+
 from kvtier_core.engine import lasting_tiers
 from kvtier_core.errors import ConfigError
 from kvtier_core.proof import PROOF_BYTES, ROW_ALIGNMENT, read_proof, row_bytes_for
 from kvtier_core.settings import Settings
-from kvtier_core.tier import TierSettings
 
 DEFAULT_TIER = "disk"
-_OF_THE_STORAGE = ("read_only", "publish")
-"""Settings that describe the operator's storage. Ours is an empty directory, for which their defaults are right."""
+_AT_DEFAULT = ("read_only", "publish", "store_threshold", "ttl")
+"""Settings that stay at their default here: ours is an empty directory that takes each block at once, and keeps it."""
 _FIRST_ROW_S = 10.0
 _LOOK_S = 0.001
 
@@ -54,7 +55,7 @@ class Storage:
         """Raises ``ConfigError`` for a tier whose storage can't be elsewhere."""
         self._tiers = directory / "tiers"
         self._saved = directory / "saved"
-        self.overrides = _places_of_our_own(settings, self._tiers)
+        self.overrides = {"pool": _defaults_of(settings.pool), **_places_of_our_own(settings, self._tiers)}
         self.lasts = not settings.enabled_tiers or bool(lasting_tiers(settings))
         """Whether blocks outlive the engine."""
         self.clear()
@@ -121,10 +122,11 @@ def _places_of_our_own(settings: Settings, directory: Path) -> dict[str, Any]:
         return {"tiers": {DEFAULT_TIER: {"type": "disk", "root": str(directory / DEFAULT_TIER)}}}
     tiers: dict[str, dict[str, Any]] = {}
     for name, tier in settings.enabled_tiers.items():
+        tiers[name] = _defaults_of(tier)
         if hasattr(tier, "root"):
-            tiers[name] = {"root": str(directory / name), **_defaults_of(tier)}
+            tiers[name]["root"] = str(directory / name)
         elif hasattr(tier, "url"):
-            tiers[name] = {"url": (directory / name).as_uri(), **_defaults_of(tier)}
+            tiers[name]["url"] = (directory / name).as_uri()
         elif name in lasting_tiers(settings):
             raise ConfigError(
                 f"tiers.{name} (type {tier.type!r}) has no setting root or url that could give it storage of its own, "
@@ -133,9 +135,9 @@ def _places_of_our_own(settings: Settings, directory: Path) -> dict[str, Any]:
     return {"tiers": tiers}
 
 
-def _defaults_of(tier: TierSettings) -> dict[str, Any]:
-    fields = type(tier).model_fields
-    return {name: fields[name].get_default() for name in _OF_THE_STORAGE if name in fields}
+def _defaults_of(part: BaseModel) -> dict[str, Any]:
+    fields = type(part).model_fields
+    return {name: fields[name].get_default() for name in _AT_DEFAULT if name in fields}
 
 
 def reason_of(error: OSError) -> str:
