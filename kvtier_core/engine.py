@@ -13,6 +13,7 @@ from kvtier_core.keys import (
 )
 from kvtier_core.manager import TierManager
 from kvtier_core.namespace import GroupSpec, Namespace
+from kvtier_core.prefill_cost import PrefillCost
 from kvtier_core.runtime import lasting_tiers, open_manager, open_session, plan_geometry, why_nothing_lasts
 from kvtier_core.session import EngineSession
 from kvtier_core.settings import PoolSettings
@@ -39,6 +40,7 @@ __all__ = [
     "Namespace",
     "OffloadKey",
     "PoolSettings",
+    "PrefillCost",
     "PreparedTransfer",
     "RequestIdentity",
     "RequestInfo",

@@ -12,7 +12,7 @@ MAX_SECONDS = 3600.0
 """A hint ends after an hour: nobody takes back what a client forgot."""
 MAX_PRIORITY = 100
 VERSION = "1"
-"""Of each kind of hint."""
+"""Of each kind of hint, with any minor release, such as 1.0."""
 
 
 def _check_count(name: str, value: object, most: float = math.inf) -> None:
@@ -83,6 +83,7 @@ def read_hints(actions: Iterable[tuple[str, str, Mapping[str, Any]]]) -> Hints:
     """The hints in *actions*: kind, version and payload of each. What can't be understood is counted. Raises nothing.
 
     Example: ``[("pin", "1", {"seconds": 60, "bytes": 1 << 30}), ("drop", "1", {})]``. Of two of a kind the last holds.
+    ``kv.pin`` is the same as ``pin``.
     """
     said: dict[str, Any] = {}
     unknown = 0
@@ -99,12 +100,12 @@ def read_hints(actions: Iterable[tuple[str, str, Mapping[str, Any]]]) -> Hints:
 
 def _read(kind: str, version: str, payload: Mapping[str, Any]) -> Mapping[str, Any]:
     """The fields that one action sets. Raises what a strange one brings about."""
-    fields = _FIELDS[kind]
-    if version != VERSION:
+    fields = _FIELDS[kind.removeprefix("kv.")]
+    if version.partition(".")[0] != VERSION:
         raise ValueError(f"{kind} has no version {version!r}")
     said = {fields[name]: value for name, value in payload.items()}
     if not fields:
-        return {kind: True}
+        return {kind.removeprefix("kv."): True}
     if not said[fields["seconds"]] > 0:
         raise ValueError(f"{kind} needs a time")
     return said

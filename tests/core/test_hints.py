@@ -8,10 +8,10 @@ from kvtier_core.hints import MAX_SECONDS, Hints, read_hints
 def test_hints_of_every_kind_are_read():
     hints = read_hints(
         [
-            ("retain", "1", {"seconds": 60, "priority": 7}),
+            ("kv.retain", "1.0", {"seconds": 60, "priority": 7}),
             ("pin", "1", {"seconds": 1.5, "bytes": 1 << 20}),
             ("prefetch", "1", {}),
-            ("drop", "1", {}),
+            ("kv.drop", "1.2", {}),
         ]
     )
     assert hints == Hints(
@@ -26,6 +26,7 @@ def test_hints_of_every_kind_are_read():
         ("warm", "1", {}),
         ("pin", "2", {"seconds": 1}),
         ("pin", 1, {"seconds": 1}),
+        ("pin", "0.1", {"seconds": 1}),
         ("pin", "1", {}),
         ("pin", "1", {"seconds": 0}),
         ("pin", "1", {"seconds": -1}),

@@ -5,8 +5,8 @@ from functools import partial
 import pytest
 
 from kvtier_core.coordinator.limits import PoolLimits
+from kvtier_core.engine import PrefillCost
 from kvtier_transformers.engine import Engine
-from kvtier_transformers.prefill_cost import PrefillCost
 from tests.transformers.tiny import BLOCK, tiny_model, tokens
 
 PROMPT = 10 * BLOCK

@@ -2,6 +2,7 @@
 
 ``change``: loads return other bytes than were stored. ``blind``: the proof of what is loaded is not checked, in the
 whole process. ``fail``: the fraction of stores and loads that raise. ``hang``: loads do not end before the order does.
+``slow``: the seconds that each load of a block takes.
 """
 
 import json
@@ -51,6 +52,7 @@ class AwkwardTier(BlockTier):
     def load(self, key, into):
         self.trouble()
         pause = threading.Event()
+        pause.wait(self.order("slow"))
         while self.order("hang"):
             pause.wait(0.05)
         block = self.blocks.get(key)

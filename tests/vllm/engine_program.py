@@ -57,6 +57,11 @@ def schedule_asynchronously(*, has_streams=False):
     patch.object(CpuPlatform, "check_and_update_config", classmethod(check_and_update_config)).start()
 
 
+def forget_costs():
+    """Let no load be given up as too slow: a tiny model computes a prompt sooner than a busy disk loads it."""
+    patch("kvtier_vllm.steps.StepCost.add", lambda *_: None).start()
+
+
 def cache_prefixes_of_mla():
     """Let vLLM cache the prefixes of latent attention on any CPU.
 
@@ -107,6 +112,15 @@ def _adapter(name, number, path, *, in_place=False):
     return LoRARequest(name, number, path, load_inplace=in_place)
 
 
+def _envelope(hints):
+    """Hints as vLLM takes them, from ``[[type, version, payload], ...]``."""
+    from vllm.v1.kv_hints import KvHintAction, KvHintsEnvelope
+
+    if hints is None:
+        return None
+    return KvHintsEnvelope("0.1", "m1", [KvHintAction(str(i), *hint) for i, hint in enumerate(hints)])
+
+
 def _said(output):
     """The tokens of each completion, and where asked for how likely each token was."""
     completions = sorted(output.outputs, key=lambda completion: completion.index)
@@ -132,6 +146,8 @@ class Engine:
             put_kv_on_a_gpu(**simulated_gpu)
         if options.pop("asynchronous", False):
             schedule_asynchronously(has_streams=simulated_gpu is not None)
+        if not options.pop("learns_cost", False) and options["kv_transfer_config"]:
+            forget_costs()
         if options.pop("prefix_caching_of_mla", False):
             cache_prefixes_of_mla()
         self.refusals = [refusal(LLM, {**options, **changes}) for changes in options.pop("refused_first", ())]
@@ -194,7 +210,7 @@ class Engine:
         self.soaks += 1
         return [None if str(number) in aborts else said[number] for number in range(len(requests))]
 
-    def _add(self, number, prompt, max_tokens, salt=None, **sampling):
+    def _add(self, number, prompt, max_tokens, salt=None, hints=None, **sampling):
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
 
@@ -207,7 +223,22 @@ class Engine:
         )
         salted = {"cache_salt": salt} if salt else {}
         request_id = f"{number}/{self.soaks}"
-        self.llm.llm_engine.add_request(request_id, {"prompt_token_ids": prompt, **salted}, params)
+        self.llm.llm_engine.add_request(
+            request_id, {"prompt_token_ids": prompt, **salted}, params, kv_hints=_envelope(hints)
+        )
+
+    def prefetched(self, first, second, hints):
+        """How many blocks came from tiers while *first* ran and *second*, with *hints*, waited for its turn."""
+        engine, tiers = self.llm.llm_engine, self.manager._tiers.counters.tiers.values()
+        before = sum(tier.loaded for tier in tiers)
+        self._add(0, first, 64)
+        self._add(1, second, 1, hints=hints)
+        came = None
+        while engine.has_unfinished_requests():
+            if any(output.finished for output in engine.step()) and came is None:
+                came = sum(tier.loaded for tier in tiers) - before
+        self.soaks += 1
+        return came
 
     def _reset_as(self, kind, *, is_idle):
         running, connector = kind.get("running", True), kind.get("connector", True)

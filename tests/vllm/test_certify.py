@@ -12,6 +12,7 @@ from kvtier.main import main
 from kvtier_core import ConfigError, UnsupportedModelError
 from kvtier_vllm.certify import open_engine
 from tests.vllm.engines import BLOCK, QUIET, needs_vllm
+from tests.vllm.models import save_tiny_model
 
 pytestmark = [needs_vllm, pytest.mark.timeout(2400)]
 
@@ -137,6 +138,14 @@ def test_a_second_kind_of_workers_is_refused(model, tmp_path):
     assert change("tp2", model, {}, tmp_path)[1]["tensor_parallel_size"] == 2
     with pytest.raises(UnsupportedModelError, match="several workers already"):
         change("tp2", model, {"tensor_parallel_size": 2}, tmp_path)
+
+
+def test_heads_that_two_workers_cannot_share_are_refused(tmp_path):
+    from kvtier_vllm.certify.variants import change
+
+    odd = save_tiny_model(tmp_path / "odd", hidden_size=72, num_attention_heads=9, num_key_value_heads=3)
+    with pytest.raises(UnsupportedModelError, match="9 attention heads can't be shared by 2 workers"):
+        change("tp2", odd, {}, tmp_path)
 
 
 def test_the_distribution_offers_the_driver():

@@ -30,7 +30,9 @@ class WithAdapter(Scheduler):
 
     def named(self):
         request_id = super().named()
-        self.manager._holder.arrive(SimpleNamespace(request_id=request_id, lora_request=self.adapter))
+        self.manager._holder.arrive(
+            SimpleNamespace(request_id=request_id, lora_request=self.adapter, block_hashes=())
+        )
         return request_id
 
     def end_step(self):

@@ -49,7 +49,9 @@ class Scheduler:
         self.groups = range(groups)
         self.pool = Pool.create(plan_geometry(settings, namespace))
         tiers = open_manager(settings, namespace, self.pool)
-        self.manager = KvtierManager(tiers, self.pool, {}, PATIENCE_S, has_lora=has_lora)
+        self.manager = KvtierManager(
+            tiers, self.pool, {}, PATIENCE_S, tokens_per_hash=TOKENS, has_lora=has_lora
+        )
         self.numbers = count(1)
 
     def keys(self, name, chunks):

@@ -21,7 +21,7 @@ import torch
 from transformers import Cache, PreTrainedModel
 
 from kvtier_core import ClosedError, ConfigError, Settings, load_settings
-from kvtier_core.engine import EngineSession, RequestIdentity, open_session
+from kvtier_core.engine import EngineSession, PrefillCost, RequestIdentity, open_session
 from kvtier_core.transfer import KVLayout
 from kvtier_transformers.cache import DeviceKV
 from kvtier_transformers.cached_prompt import Prompt, flat_ids
@@ -30,7 +30,6 @@ from kvtier_transformers.decoding import GreedyDecoder
 from kvtier_transformers.layers import read_layers
 from kvtier_transformers.model_state import StateWatch
 from kvtier_transformers.namespace import namespace_for
-from kvtier_transformers.prefill_cost import PrefillCost
 from kvtier_transformers.support import check_generates, check_length, check_model
 from kvtier_transformers.token_log import CacheError, TokenLog
 

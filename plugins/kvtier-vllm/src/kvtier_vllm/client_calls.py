@@ -6,7 +6,7 @@ process. It decides whether weights have changed, or may have; what to do then i
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial, wraps
 from typing import Any
 from weakref import WeakSet
@@ -29,12 +29,14 @@ class Holder:
         self.holds_nothing = False
         """Whether all was left behind, and no request has come since."""
         self.adapters = Adapters()
-        self._arriving: dict[str, Adapter | None] = {}
+        self._arriving: dict[str, tuple[Adapter | None, Sequence[bytes]]] = {}
+        """By the ids of requests that begin: the adapter, and the hashes of the prompt."""
 
     def arrive(self, request: Any) -> None:
         """*request* is about to begin."""
         adapter = request.lora_request
-        self._arriving[request.request_id] = None if adapter is None else self.adapters.meet(adapter)
+        met = None if adapter is None else self.adapters.meet(adapter)
+        self._arriving[request.request_id] = met, request.block_hashes
 
     def has_arrived(self, request: Any) -> None:
         """It has begun, or failed to."""
@@ -42,7 +44,13 @@ class Holder:
 
     def adapter_of(self, request_id: str) -> Adapter | None:
         """The adapter of the request that begins, ``None`` for the model alone. One not seen coming has a stranger."""
-        return self._arriving.get(request_id, self.adapters.stranger)
+        adapter, _ = self._arriving.get(request_id, (self.adapters.stranger, ()))
+        return adapter
+
+    def hashes_of(self, request_id: str) -> Sequence[bytes]:
+        """The hashes of the prompt of the request that begins, none of one not seen coming."""
+        _, hashes = self._arriving.get(request_id, (None, ()))
+        return hashes
 
     def leave_behind(self, why: str) -> None:
         """Nothing stored so far answers any more, and what is stored from now on is for this run alone."""

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from kvtier_core.engine import MissReason, TierManager
+from kvtier_core.engine import Hints, MissReason, TierManager
 
 PREFIX = "vllm:kvtier_"
 
@@ -34,6 +34,10 @@ FIGURES = {
         kind="counter", label="", help="Blocks stored from the device to the pool"
     ),
     "evicted_blocks": Figure(kind="counter", label="", help="Blocks evicted from the pool"),
+    "hints": Figure(kind="counter", label="kind", help="Hints of requests, those not understood as unknown"),
+    "not_kept_blocks": Figure(
+        kind="counter", label="", help="Blocks that hints were to keep in the pool, and that found no place"
+    ),
     "tier_stored_blocks": Figure(kind="counter", label="tier", help="Blocks stored from the pool to a tier"),
     "tier_loaded_blocks": Figure(kind="counter", label="tier", help="Blocks loaded from a tier to the pool"),
     "tier_store_failed_blocks": Figure(kind="counter", label="tier", help="Blocks a tier could not store"),
@@ -73,6 +77,8 @@ FIGURES = {
         kind="gauge", label="tier", help="Rows that overdue loads keep out of use"
     ),
     "pool_rows": Figure(kind="gauge", label="", help="Rows of the pool"),
+    "pool_held_rows": Figure(kind="gauge", label="", help="Rows whose blocks hints keep"),
+    "pool_pinned_rows": Figure(kind="gauge", label="", help="Those among them that give way to nothing"),
     "pool_free_rows": Figure(kind="gauge", label="", help="Rows that hold no block"),
 }
 _OF_A_TIER = [name.removeprefix("tier_") for name in FIGURES if name.startswith("tier_")]
@@ -103,10 +109,15 @@ class Figures:
             yield "hit_blocks", source, figures["hit_blocks"].get(source, 0)
         for reason in MissReason:
             yield "misses", reason.value, figures["misses"].get(reason.value, 0)
+        for kind in Hints().count():
+            yield "hints", kind, figures["hints"].get(kind, 0)
+        yield "not_kept_blocks", "", pool["not_kept_blocks"]
         yield "device_stored_blocks", "", pool["stored_blocks"]
         yield "evicted_blocks", "", pool["evicted_blocks"]
         yield "pool_rows", "", pool["rows"]
         yield "pool_free_rows", "", pool["free_rows"]
+        yield "pool_held_rows", "", pool["held_rows"]
+        yield "pool_pinned_rows", "", pool["pinned_rows"]
         for name, tier in tiers.items():
             for figure in _OF_A_TIER:
                 yield f"tier_{figure}", name, tier[figure]

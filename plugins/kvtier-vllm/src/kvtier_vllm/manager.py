@@ -37,8 +37,9 @@ from kvtier_vllm.idle import Waiters
 from kvtier_vllm.kv_events import EventTranslator
 from kvtier_vllm.order import Asked
 from kvtier_vllm.places import TierPlace
-from kvtier_vllm.requests import begin_request, keys_asked, positions_of
+from kvtier_vllm.requests import begin_request, hints_of, keys_asked, keys_of_prompt, positions_of
 from kvtier_vllm.stats import take_stats
+from kvtier_vllm.steps import STEPS
 from kvtier_vllm.turns import Turns
 from kvtier_vllm.unfinished import Unfinished
 from kvtier_vllm.worker import PoolRows
@@ -78,6 +79,7 @@ class KvtierManager(OffloadingManager):
         places: Mapping[str, TierPlace],
         shutdown_timeout_s: float,
         *,
+        tokens_per_hash: int,
         has_lora: bool = False,
         tells_events: bool = False,
     ) -> None:
@@ -89,6 +91,7 @@ class KvtierManager(OffloadingManager):
         self._unfinished = Unfinished(pool.control)
         self._is_prefix = len(tiers.group_shapes) == 1 and tiers.group_shapes[0].window is None
         self._figures = Figures(tiers)
+        self._tokens_per_hash = tokens_per_hash
         self._has_lora = has_lora
         self._names = KeyNames(has_lora=has_lora)
         self._events = EventTranslator(places, self._names.vllms) if tells_events else None
@@ -101,6 +104,7 @@ class KvtierManager(OffloadingManager):
         self._numbers = count(1)
         self._step = 0
         self._holder = CALLS.watch(tiers)
+        self._cost = STEPS.watch(tiers.set_recompute_cost)
         self._waiters = Waiters()
         self._has_ended = False
         """Whether a worker can't copy any more: then nothing is stored or loaded."""
@@ -118,13 +122,27 @@ class KvtierManager(OffloadingManager):
         self._live[req_context.req_id] = request
         self._waiters.begin(request)
         info = begin_request(
-            self._tiers, request_id, req_context, self._allowed(req_context.load_tier_filter)
+            self._tiers,
+            request_id,
+            req_context,
+            self._allowed(req_context.load_tier_filter),
+            hints_of(req_context),
         )
-        # Request level lets vLLM offer blocks that it loaded, too. Who gets them is the coordinator's to decide.
-        offers_all = info.wants_remote_decode or self._any_asks_for_requests
+        if info.hints.prefetch:
+            self._prefetch(request, req_context)
+        # Request level lets vLLM offer what the device or the pool holds as well. The coordinator decides what of it
+        # goes where.
+        offers_all = info.wants_remote_decode or info.hints.keeps or self._any_asks_for_requests
         return RequestOffloadingContext(
             OffloadPolicy.REQUEST_LEVEL if offers_all else OffloadPolicy.CHUNK_LEVEL
         )
+
+    def _prefetch(self, request: _Request, req_context: ReqContext) -> None:
+        """Bring its prompt to the pool while it waits in vLLM's queue, where it is known what its keys are."""
+        name = self._names.of(request.wait.adapter)
+        hashes = self._holder.hashes_of(req_context.req_id)
+        if name is not None and hashes:
+            self._tiers.prefetch(request.id, keys_of_prompt(self._tiers, hashes, self._tokens_per_hash, name))
 
     def _asked(self, request: _Request, req_context: ReqContext) -> Asked | None:
         """Its keys; ``None`` while nothing says what its adapter is, and once that is in doubt."""

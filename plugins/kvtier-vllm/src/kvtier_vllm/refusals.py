@@ -66,7 +66,10 @@ def _without_prefix_caching(facts: EngineFacts) -> Iterator[str]:
 
 def _joined_windows(facts: EngineFacts) -> Iterator[str]:
     if facts.blocks_per_chunk > 1 and any(group.window is not None for group in facts.groups):
-        yield f"blocks_per_chunk = {facts.blocks_per_chunk} with sliding windows: a window is kept in single blocks"
+        yield (
+            f"blocks_per_chunk = {facts.blocks_per_chunk} with sliding windows: vLLM stores a joined block also when "
+            "the window has let go of its first blocks, and does not say which; leave blocks_per_chunk out"
+        )
 
 
 def _canonical(facts: EngineFacts) -> Iterator[str]:

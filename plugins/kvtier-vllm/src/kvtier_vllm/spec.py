@@ -135,6 +135,7 @@ class KvtierSpec(OffloadingSpec):
             pool,
             places,
             self._options.shutdown_timeout_s,
+            tokens_per_hash=self.config.cache.tokens_per_hash,
             has_lora=facts.has_lora,
             tells_events=self.kv_events_config.enable_kv_cache_events,
         )

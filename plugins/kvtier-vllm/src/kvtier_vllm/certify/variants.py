@@ -76,6 +76,10 @@ def _workers(model: Path, options: dict[str, Any], workplace: Path) -> _Start:  
         raise UnsupportedModelError("the model as it is has several workers already")
     if len(os.sched_getaffinity(0)) < _WORKERS:
         raise UnsupportedModelError("this machine has one core")
+    config = AutoConfig.from_pretrained(model, local_files_only=True).get_text_config()
+    heads = getattr(config, "num_attention_heads", _WORKERS)
+    if heads % _WORKERS:
+        raise UnsupportedModelError(f"its {heads} attention heads can't be shared by {_WORKERS} workers")
     return model, {**options, "tensor_parallel_size": _WORKERS}
 
 
