@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvtier_core.blocktier import BlockTier
 from kvtier_core.coordinator.limits import PoolLimits
-from kvtier_core.errors import ConfigError, PoolError
+from kvtier_core.errors import ConfigError, PoolError, UnsupportedModelError
 from kvtier_core.manager import TierBuild, TierManager
 from kvtier_core.manager.blocking import BlockingTier
 from kvtier_core.manager.guard import TierIdentity
@@ -28,7 +28,10 @@ from kvtier_core.settings.fields import find_secrets
 from kvtier_core.settings.model import MAX_LOADING, MAX_PINNED
 from kvtier_core.tier_settings import TierSettings
 from kvtier_core.transfer.choice import open_device
+from kvtier_core.transfer.device import Device
+from kvtier_core.transfer.numa import cpus_near
 from kvtier_core.transfer.pool import Pool, PoolGeometry
+from kvtier_core.transfer.rounds import SELF_TEST_JOBS, SelfTestError
 from kvtier_core.transfer.waiting import bounded
 from kvtier_core.units import exact_size, format_size
 
@@ -216,8 +219,10 @@ def open_session(
     """Open everything for one engine on one device.
 
     *settings* may be a path of a TOML file, or ``None`` for the environment and the defaults. *layout* describes the
-    engine's KV memory, with one group as in the namespace and a factor of 1. Raises ``ConfigError``, ``PluginError``,
-    ``PoolError`` (the pool does not fit this machine) or ``TierOpenError``; then nothing is left open.
+    engine's KV memory, with one group as in the namespace and a factor of 1. On an accelerator that memory is tested
+    (C44): nobody else may use it meanwhile. Raises ``ConfigError``, ``PluginError``, ``PoolError`` (the pool does not
+    fit this machine), ``TierOpenError`` or ``UnsupportedModelError`` (the accelerator copies wrong); then nothing is
+    left open.
     """
     if not isinstance(settings, Settings):
         settings = load_settings(file=settings)
@@ -237,8 +242,24 @@ def open_session(
         raise PoolError(str(error)) from None
     with ExitStack() as on_failure:
         on_failure.callback(pool.close)
+        if settings.pool.prefault:
+            pool.prefault(cpus_near(layout.device))
         manager = open_manager(settings, namespace, pool, open_timeout_s=open_timeout_s)
         on_failure.callback(_shut_down, manager, pool, open_timeout_s)
         device = open_device(layout, pool, on_finished=manager.notify)
+        on_failure.callback(device.shutdown, open_timeout_s)
+        if layout.device.type != "cpu":
+            _test(device, layout, pool)
+            manager.coordinator.skip_jobs(SELF_TEST_JOBS)
         on_failure.pop_all()
     return EngineSession(manager, device, pool, namespace.tokens_per_block * namespace.block_size_factor)
+
+
+def _test(device: Device, layout: "KVLayout", pool: Pool) -> None:
+    from kvtier_core.transfer.selftest import self_test  # noqa: PLC0415 - brings in torch
+
+    try:
+        report = self_test(device, layout, pool)
+    except SelfTestError as error:
+        raise UnsupportedModelError(f"kvtier can't serve this engine: {error}") from None
+    _log.info("%s passed kvtier's self-test: %s", layout.device, report.describe())

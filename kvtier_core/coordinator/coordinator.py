@@ -339,6 +339,10 @@ class Coordinator:
         """When ``tick`` must be called at the latest; ``None`` when no job is waited for."""
         return self._state.jobs.next_deadline()
 
+    def skip_jobs(self, count: int) -> None:
+        """Begin to number jobs so much higher: the device has had that many already."""
+        self._state.next_job += count
+
     def store_room(self, now: float) -> int:
         """Blocks that could be stored now without any tier having to leave one out (C28), those under way counted."""
         state = self._state

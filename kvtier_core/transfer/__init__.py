@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from kvtier_core.transfer.device import Device, TransferResult
     from kvtier_core.transfer.direction import Direction
     from kvtier_core.transfer.layout import KVGroup, KVLayout
+    from kvtier_core.transfer.numa import cpus_near
     from kvtier_core.transfer.plan import GroupTransfer, Numbers
     from kvtier_core.transfer.pool import Pool, PoolGeometry
     from kvtier_core.transfer.rounds import SELF_TEST_JOBS, SelfTestError
@@ -42,6 +43,7 @@ __all__ = [
     "SelfTestReport",
     "StreamDevice",
     "TransferResult",
+    "cpus_near",
     "examine_accelerators",
     "open_device",
     "self_test",
@@ -66,6 +68,7 @@ _HOMES = {
     "SelfTestReport": "selftest",
     "StreamDevice": "streams",
     "TransferResult": "device",
+    "cpus_near": "numa",
     "examine_accelerators": "accelerators",
     "open_device": "choice",
     "self_test": "selftest",

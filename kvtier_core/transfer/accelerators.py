@@ -23,11 +23,10 @@ _SHUTDOWN_S = 10.0
 
 @dataclass(frozen=True, kw_only=True)
 class AcceleratorReport:
-    """What came of one accelerator: a self-test that was passed, or a problem. kvtier serves no KV on some types."""
+    """What came of one accelerator: a self-test that was passed, or a problem."""
 
     device: str
     name: str
-    is_served: bool
     passed: "SelfTestReport | None" = None
     problem: str | None = None
 
@@ -46,9 +45,7 @@ def examine_accelerators() -> Iterator[AcceleratorReport]:
     others = torch.accelerator.current_accelerator() if hasattr(torch, "accelerator") else None
     if others is not None and others.type != "cuda":
         for index in range(torch.accelerator.device_count()):
-            device = f"{others.type}:{index}"
-            problem = "kvtier serves KV on CPUs and on GPUs that torch calls cuda (NVIDIA, ROCm)"
-            yield AcceleratorReport(device=device, name=others.type, is_served=False, problem=problem)
+            yield _examine(torch.device(others.type, index), others.type)
 
 
 def _examine(device: "torch.device", name: str) -> AcceleratorReport:
@@ -59,7 +56,7 @@ def _examine(device: "torch.device", name: str) -> AcceleratorReport:
         problem = str(error)
     except Exception as error:  # noqa: BLE001 - whatever the driver says is the answer
         problem = f"{type(error).__name__}: {error}"
-    return AcceleratorReport(device=str(device), name=name, is_served=True, passed=passed, problem=problem)
+    return AcceleratorReport(device=str(device), name=name, passed=passed, problem=problem)
 
 
 def _try(layout: KVLayout) -> "SelfTestReport":

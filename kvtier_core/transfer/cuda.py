@@ -8,21 +8,16 @@ may be queued then. Where rows can't be pinned, CUDA may hold up the caller of `
 """
 
 import ctypes
-import logging
-import threading
 from collections.abc import Callable
+from functools import partial
 
 import torch
 
 from kvtier_core.transfer.layout import KVLayout
+from kvtier_core.transfer.pinning import PinnedRows
 from kvtier_core.transfer.plan import Numbers
 from kvtier_core.transfer.pool import Pool
 from kvtier_core.transfer.streams import CopyBatch, StreamDevice
-
-_PIN_BYTES = 1 << 30
-"""Pinned by one call: a call for hundreds of GiB holds the driver for minutes."""
-
-_log = logging.getLogger("kvtier.transfer")
 
 
 class CUDADevice(StreamDevice):
@@ -42,7 +37,9 @@ class CUDADevice(StreamDevice):
         """
         if layout.device.type != "cuda":
             raise ValueError(f"the CUDA device needs tensors on a CUDA GPU, not on {layout.device}")
-        self._pinned = PinnedRows(pool, layout.device)
+        own = worker * min(layout.payload_bytes), (worker + 1) * max(layout.payload_bytes)
+        enter_thread = partial(torch.cuda.set_device, layout.device)
+        self._pinned = PinnedRows(pool, own, torch.cuda.cudart(), enter_thread)  # type: ignore[no-untyped-call]
         try:
             super().__init__(layout, pool, worker, on_finished, copy_batch or find_driver_batch())
         except BaseException:
@@ -53,9 +50,9 @@ class CUDADevice(StreamDevice):
         # blocking: a thread that waits sleeps instead of spinning
         return torch.cuda.Event(enable_timing=True, blocking=True)  # type: ignore[no-untyped-call]
 
-    def _to_device(self, numbers: torch.Tensor) -> torch.Tensor:
-        # From pinned memory: a copy from any other is waited for by the host.
-        return numbers.pin_memory().to(self._device, non_blocking=True)
+    def _host_memory(self, count: int) -> torch.Tensor:
+        # A copy from memory that is not pinned is waited for by the host.
+        return super()._host_memory(count).pin_memory()
 
     def _let_go(self) -> None:
         super()._let_go()
@@ -96,49 +93,3 @@ def find_driver_batch() -> CopyBatch | None:
             )
 
     return copy_batch
-
-
-class PinnedRows:
-    """The pool's rows, registered with CUDA so that copies are asynchronous and fast. All rows or none."""
-
-    def __init__(self, pool: Pool, device: torch.device) -> None:
-        """Register them, or log why not."""
-        self._addresses: list[int] = []
-        self._cudart = torch.cuda.cudart()  # type: ignore[no-untyped-call]
-        # CUDA remembers a refusal for the thread it happened on, and torch would take it for its next kernel's.
-        pinning = threading.Thread(target=self._pin, args=(pool, device), name="kvtier-pin")
-        pinning.start()
-        pinning.join()
-
-    def release(self) -> None:
-        """Unregister what was registered, before the pool's mapping goes. Twice is fine."""
-        while self._addresses:
-            self._cudart.cudaHostUnregister(self._addresses.pop())
-
-    def _pin(self, pool: Pool, device: torch.device) -> None:
-        try:
-            refusal = self._register(pool, device)
-        except BaseException as error:  # noqa: BLE001 - the device works without, and nobody sees this thread's errors
-            refusal = f"{type(error).__name__}: {error}"
-        if refusal is not None:
-            self.release()
-            _log.warning(
-                "CUDA refused to pin the pool (%s): copies will be slower. Raise the limit on locked memory "
-                "(ulimit -l) or make the pool smaller",
-                refusal,
-            )
-
-    def _register(self, pool: Pool, device: torch.device) -> str | None:
-        """What CUDA has against it, if anything; the rows registered until then stay so."""
-        # Whole rows at a time: one copy must not span two registrations.
-        geometry, address = pool.geometry, pool.address
-        rows_a_call = max(1, _PIN_BYTES // geometry.row_bytes)
-        with torch.cuda.device(device):
-            for row in range(0, geometry.num_rows, rows_a_call):
-                size = min(rows_a_call, geometry.num_rows - row) * geometry.row_bytes
-                begin = address + row * geometry.row_bytes
-                error = int(self._cudart.cudaHostRegister(begin, size, 0))
-                if error != 0:
-                    return f"cudaHostRegister: error {error} at row {row} of {geometry.num_rows}"
-                self._addresses.append(begin)
-        return None

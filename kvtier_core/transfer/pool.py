@@ -8,7 +8,7 @@ it. It counts while a member lives: one that a forked child of a dead engine sti
 it with the last process that has it open, and lets no other user open it. Layout, little-endian::
 
     0     magic "kvtpool" 0x07 | num_workers u64 | num_rows u64 | row_bytes u64 | bytes before row 0 u64
-    64    the control page's words (see ``control``), zero padding to a multiple of 4096
+    64    the control page's words (see ``control``), zero padding to a page of the kernel's (4096 bytes, or 65536)
     ...   row 0 | row 1 | ... | the maker's note, outside the mapping
 """
 
@@ -69,8 +69,9 @@ class PoolGeometry:
 
     @cached_property
     def rows_offset(self) -> int:
-        """Bytes before row 0, a multiple of 4096."""
-        return -(-(_HEADER_BYTES + control_words_bytes(self.num_workers)) // PAGE_BYTES) * PAGE_BYTES
+        """Bytes before row 0, in whole pages of the kernel's: a GPU's driver pins no less."""
+        page = mmap.PAGESIZE
+        return -(-(_HEADER_BYTES + control_words_bytes(self.num_workers)) // page) * page
 
     @property
     def total_bytes(self) -> int:
@@ -200,17 +201,22 @@ class Pool:
         """
         return wait_for(lambda: self.control.is_idle, bounded(timeout_s))
 
-    def prefault(self) -> Prefault:
+    def prefault(self, cpus: frozenset[int] | None = None) -> Prefault:
         """Take the pool's pages from the machine now, in the background, in huge pages if asked for.
 
-        A warning says where the kernel gives none. Raises ``RuntimeError`` where no thread can be had.
+        On one of *cpus*, if given: the pages come from the memory near it, while there is any. A warning says where the
+        kernel gives no huge pages. Raises ``RuntimeError`` where no thread can be had.
         """
         if self._prefault is None:
             length = self.geometry.total_bytes
             huge_pages = map_for_huge_pages(self.fd, length) if self._huge_pages else None
             address = self.address - self.geometry.rows_offset
-            self._prefault = Prefault(self._mapping, address, length, huge_pages)
+            self._prefault = Prefault(self._mapping, address, length, huge_pages, cpus)
         return self._prefault
+
+    def wait_for_prefault(self, timeout_s: float) -> bool:
+        """Wait until no pass of ``prefault`` is under way in this process; False on time-out."""
+        return self._prefault is None or self._prefault.wait(timeout_s)
 
     @property
     def fd(self) -> int:

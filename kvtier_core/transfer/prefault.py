@@ -18,6 +18,7 @@ import logging
 import mmap
 import os
 import threading
+from contextlib import suppress
 from pathlib import Path
 
 from kvtier_core.transfer.memory import format_size
@@ -167,17 +168,24 @@ class Prefault:
     """One background pass over a mapping. The interpreter goes on meanwhile: ctypes lets go of its lock."""
 
     def __init__(
-        self, mapping: mmap.mmap, address: int, length: int, huge_pages: HugePages | None = None
+        self,
+        mapping: mmap.mmap,
+        address: int,
+        length: int,
+        huge_pages: HugePages | None = None,
+        cpus: frozenset[int] | None = None,
     ) -> None:
         """Start at once. *mapping*, which begins at *address*, is kept until the pass has ended: its owner may be gone.
 
         It is not to be closed before ``stop`` has returned. *huge_pages*, of the same bytes, is finished at the end.
-        Raises ``RuntimeError`` where no thread can be had.
+        *cpus* are where the pass runs: memory lies on the NUMA node of the processor that touches it first. Raises
+        ``RuntimeError`` where no thread can be had.
         """
         self._mapping = mapping
         self._address = address
         self._length = length
         self._huge_pages = huge_pages
+        self._cpus = cpus
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="kvtier-prefault", daemon=True)
         try:
@@ -198,6 +206,9 @@ class Prefault:
 
     def _run(self) -> None:
         chunk = _CHUNK_BYTES if self._huge_pages is None else max(_CHUNK_BYTES, self._huge_pages.size)
+        if self._cpus is not None:
+            with suppress(OSError):  # they may have gone
+                os.sched_setaffinity(0, self._cpus)  # of this thread
         try:
             for begin in range(0, self._length, chunk):
                 if self._stopping.is_set():

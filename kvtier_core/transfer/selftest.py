@@ -29,6 +29,8 @@ from kvtier_core.transfer.rounds import SELF_TEST_JOBS, Parts, SelfTestError, pl
 
 _SLEEP_CYCLES = 20_000_000
 """How long compute is late: about 10 ms, more than it takes to queue a round's writes."""
+_PRODUCTS = 100
+"""Of matrices of 1024 x 1024 numbers, where torch has no sleep: about 10 ms on an accelerator."""
 _MARGIN = 4096
 """Bytes on either side of what is written that have to stay as they are."""
 _SPREAD = 1 << 16
@@ -102,9 +104,13 @@ class _KV:
     def __init__(self, layout: KVLayout) -> None:
         self._layout = layout
         self._is_queued = layout.device.type != "cpu"
+        self._torch = getattr(torch, layout.device.type)
         longest = max(group.block_bytes for group in layout.groups)
         self.noise: _Bytes = np.random.default_rng(0).integers(0, 256, longest + _SPREAD, np.uint8)
         there = layout.groups[0].tensors[0].device
+        self._matrices = []
+        if self._is_queued and not hasattr(self._torch, "_sleep"):
+            self._matrices = [torch.zeros(1024, 1024, device=there) for _ in range(3)]
         self._noise = torch.empty(len(self.noise), dtype=torch.uint8, device=there)
         self._buffer = torch.empty(longest, dtype=torch.uint8, device=there)
         with self._queue():
@@ -113,8 +119,8 @@ class _KV:
     def _queue(self) -> AbstractContextManager[object]:
         if not self._is_queued:
             return nullcontext()  # compute on a CPU is over when it returns
-        stream = torch.cuda.current_stream(self._layout.device)
-        queue: AbstractContextManager[object] = torch.cuda.stream(stream)
+        stream = self._torch.current_stream(self._layout.device)
+        queue: AbstractContextManager[object] = self._torch.stream(stream)
         return queue
 
     def _pages(self, group: int, block: int, cut: slice) -> Iterator[torch.Tensor]:
@@ -148,9 +154,15 @@ class _KV:
 
     def be_late(self) -> None:
         """What is queued from now on takes its time to begin."""
-        if self._is_queued:
-            with self._queue():
-                torch.cuda._sleep(_SLEEP_CYCLES)  # type: ignore[no-untyped-call]  # noqa: SLF001 - nothing public waits on a GPU
+        if not self._is_queued:
+            return
+        with self._queue():
+            if not self._matrices:
+                self._torch._sleep(_SLEEP_CYCLES)  # noqa: SLF001 - nothing public waits on a GPU
+                return
+            one, other, product = self._matrices
+            for _ in range(_PRODUCTS):
+                torch.mm(one, other, out=product)
 
 
 class _Trial:
@@ -181,7 +193,8 @@ class _Trial:
             except SelfTestError as error:
                 raise SelfTestError(f"in round {number + 1} of {SELF_TEST_JOBS}, {error}") from None
         self._look_again()
-        rows = [torch.from_numpy(self._flat[at : at + 1]) for at in (0, len(self._flat) - 1)]
+        own = range(self._worker * self._layout.payload_bytes[0], len(self._flat), self._row_bytes)
+        rows = [torch.from_numpy(self._flat[at : at + 1]) for at in (own[0], own[-1])]
         return SelfTestReport(
             is_pinned=None if self._layout.device.type == "cpu" else all(row.is_pinned() for row in rows),
             store_speed=speeds[Direction.STORE],

@@ -10,6 +10,7 @@ Then one piece a block crosses. Loads go the other way round.
 """
 
 from bisect import bisect
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
@@ -36,6 +37,9 @@ _GATHER_BELOW = 64 << 10
 that time, so copies of larger pages fill it. Computed, not measured: there was no GPU."""
 _STAGING_BYTES = 32 << 20
 """Of device memory for each direction to gather in, or one block if that is larger; none where nothing is gathered."""
+_IDS = 1 << 17
+"""Ids of gathered blocks, of each direction, that may be on their way to the device: 1 MiB of pinned memory. They are
+blocks of 1 GiB at least. Where there are more, a submission waits for the oldest."""
 _COPIES_A_CALL = 8192
 """ROCm faults above."""
 _WORD = torch.int64.itemsize
@@ -93,6 +97,41 @@ class _Group:
             yield pages, staging.view(pages.dtype)[:, begin : begin + pages.shape[1]]
 
 
+class _Staging:
+    """Where the blocks of one direction are gathered, and their ids: memory that is taken once.
+
+    Freshly pinned memory would stop the device for a moment, and fresh memory of the device is the engine's.
+    """
+
+    def __init__(self, block_bytes: int, ids: torch.Tensor, device: torch.device) -> None:
+        """For blocks of *block_bytes* or fewer. *ids* is memory of the host that the device copies from."""
+        self.memory = torch.empty(max(_STAGING_BYTES, block_bytes), dtype=torch.uint8, device=device)
+        self._there = torch.empty(len(ids), dtype=torch.int64, device=device)
+        self._here = ids
+        self._end = 0
+        """Of the ids so far, which go round in their memory."""
+        self._on_their_way: deque[tuple[int, Any]] = deque()
+        """Where some begin, and the event after which their room is free again."""
+
+    def room(self, block_bytes: int) -> int:
+        """How many blocks can be gathered at a time."""
+        return min(len(self.memory) // block_bytes, len(self._here))
+
+    def bring(self, ids: Numbers, event: Any) -> torch.Tensor:  # noqa: ANN401 - torch's own for this device
+        """Queue their way to the device, *event* behind it; at most ``room``, in place until the next are brought."""
+        size = len(self._here)
+        begin = self._end if self._end % size + len(ids) <= size else -(-self._end // size) * size
+        while self._on_their_way and self._on_their_way[0][0] + size < begin + len(ids):
+            self._on_their_way.popleft()[1].synchronize()
+        self._end = begin + len(ids)
+        here, there = self._here[begin % size :][: len(ids)], self._there[: len(ids)]
+        here.numpy()[:] = ids
+        there.copy_(here, non_blocking=True)
+        event.record()
+        self._on_their_way.append((begin, event))
+        return there
+
+
 class StreamDevice(LaneDevice):
     """Implements ``Device`` for tensors on any accelerator that has streams in torch. See ``LaneDevice``.
 
@@ -120,25 +159,23 @@ class StreamDevice(LaneDevice):
         self._device = layout.groups[0].device
         # Of torch's default priority, which is CUDA's lowest.
         self._streams = {direction: self._torch.Stream(layout.device) for direction in Direction}
-        self._staging: dict[Direction, torch.Tensor] = {}
+        self._staging: dict[Direction, _Staging] = {}
         if gathered := [group.block_bytes for group in self._groups if group.is_gathered]:
             for direction, stream in self._streams.items():
+                ids = self._host_memory(_IDS)
                 with self._torch.stream(stream):  # the memory may still be in use by what is queued elsewhere
-                    self._staging[direction] = torch.empty(
-                        max(_STAGING_BYTES, *gathered), dtype=torch.uint8, device=self._device
-                    )
+                    self._staging[direction] = _Staging(max(gathered), ids, self._device)
         tensors = [tensor for group in layout.groups for tensor in group.tensors]
-        self._copy_batch = copy_batch or _CopyLoop(
-            [torch.from_numpy(pool.rows_array), *tensors, *self._staging.values()]
-        )
+        buffers = [staging.memory for staging in self._staging.values()]
+        self._copy_batch = copy_batch or _CopyLoop([torch.from_numpy(pool.rows_array), *tensors, *buffers])
         super().__init__(layout, pool, worker, on_finished)
 
     def _event(self) -> Any:  # noqa: ANN401 - torch's own for this device
         return self._torch.Event(enable_timing=True)
 
-    def _to_device(self, numbers: torch.Tensor) -> torch.Tensor:
-        """The same numbers on the device."""
-        return numbers.to(self._device)
+    def _host_memory(self, count: int) -> torch.Tensor:
+        """Memory of the host, from which the device copies numbers."""
+        return torch.empty(count, dtype=torch.int64)
 
     def _enter_lane(self) -> None:
         # Else waiting for an event makes a context on GPU 0: some hundred MiB.
@@ -173,20 +210,20 @@ class StreamDevice(LaneDevice):
         if not group.is_gathered:
             self._copy(direction, *group.pages(blocks, places))
             return
-        whole = self._staging[direction]
-        room = len(whole) // group.block_bytes
-        numbers = self._to_device(torch.from_numpy(blocks))
+        staging = self._staging[direction]
+        room = staging.room(group.block_bytes)
         for begin in range(0, len(blocks), room):
-            some, slots = numbers[begin : begin + room], places[begin : begin + room]
-            staging = whole[: len(slots) * group.block_bytes].view(len(slots), group.block_bytes)
-            addresses = staging.data_ptr() + np.arange(len(slots)) * group.block_bytes
+            some, slots = blocks[begin : begin + room], places[begin : begin + room]
+            ids = staging.bring(some, self._event())
+            whole = staging.memory[: len(slots) * group.block_bytes].view(len(slots), group.block_bytes)
+            addresses = whole.data_ptr() + np.arange(len(slots)) * group.block_bytes
             cross = partial(self._copy, direction, *_join(addresses, slots, group.block_bytes))
             if direction is Direction.STORE:
-                group.gather(some, staging)
+                group.gather(ids, whole)
                 cross()
             else:
                 cross()
-                group.scatter(some, staging)
+                group.scatter(ids, whole)
 
     def _copy(self, direction: Direction, pages: Numbers, places: Numbers, sizes: Numbers) -> None:
         """Between the device and rows, in one call or few."""

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from kvtier.main import main
-from kvtier_core.transfer import KVLayout, accelerators
+from kvtier_core.transfer import KVLayout, accelerators, selftest
 from tests.transfer.kv import said_to_be_on_a_gpu
 from tests.transfer.simgpu.gpu import GPU
 from tests.transfer.simgpu.liars import OneBit
@@ -67,7 +67,7 @@ def test_a_pool_that_is_not_pinned_is_said_so(gpu, doctor):
     status, out, err = doctor()
     assert status == 0
     assert out.count("the pool is NOT pinned") == 2
-    assert "ulimit -l" in err
+    assert "CUDA refused to pin the pool" in err
 
 
 def test_accelerators_are_tried_without_tiers(gpu, doctor):
@@ -98,13 +98,27 @@ def test_a_gpu_whose_driver_fails_is_reported_in_the_drivers_words(gpu, doctor, 
     assert "accelerator cuda:1 (Simulated 1): FAILED\n  why: RuntimeError: CUDA error: out of memory" in out
 
 
-def test_an_accelerator_that_kvtier_does_not_serve_is_no_failure(doctor, monkeypatch):
+def test_an_accelerator_that_torch_does_not_call_cuda_is_tried_as_well(doctor, monkeypatch):
+    monkeypatch.setattr(selftest, "_PRODUCTS", 1)
+    monkeypatch.setattr(accelerators, "_make_layout", _layout_on)
     monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device("xpu"))
     monkeypatch.setattr(torch.accelerator, "device_count", lambda: 1)
-    status, out, _ = doctor()
+    made = GPU(0, "xpu")
+    with made.installed():
+        status, out, _ = doctor()
     assert status == 0
+    assert re.search(r"accelerator xpu:0 \(xpu\): ok \(stores .*the pool is NOT pinned", out)
+    assert made.faults == []
+
+
+def test_an_accelerator_without_streams_is_one_that_failed(doctor, monkeypatch):
+    monkeypatch.setattr(accelerators, "_make_layout", _layout_on)
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device("mps"))
+    monkeypatch.setattr(torch.accelerator, "device_count", lambda: 1)
+    status, out, _ = doctor()
+    assert status == 1
     assert (
-        "accelerator xpu:0 (xpu): not served\n  why: kvtier serves KV on CPUs and on GPUs that torch calls cuda"
+        "accelerator mps:0 (mps): FAILED\n  why: ValueError: KV on mps:0 can not be moved: torch has no"
         in out
     )
 

@@ -14,6 +14,7 @@ from kvtier_core.tier_settings import TierLimits, TierSettings
 from kvtier_core.transfer import CPUDevice, Direction, KVLayout
 from kvtier_testing.faulty import FaultyTier
 from tests.session.toy import LAYERS, PATIENCE_S, TOKENS, Toy, namespace_of
+from tests.transfer.kv import said_to_be_on_a_gpu
 
 
 @pytest.fixture
@@ -32,7 +33,12 @@ def make_toy(monkeypatch: pytest.MonkeyPatch, tiers: dict[str, FaultyTier]) -> I
             tiers[context.name] = self
 
     def make(
-        names: tuple[str, ...] = ("one",), *, num_rows: int = 16, num_blocks: int = 32, **limits: float
+        names: tuple[str, ...] = ("one",),
+        *,
+        num_rows: int = 16,
+        num_blocks: int = 32,
+        is_on_a_gpu: bool = False,
+        **limits: float,
     ) -> Toy:
         gate = threading.Event()
         gate.set()
@@ -45,7 +51,7 @@ def make_toy(monkeypatch: pytest.MonkeyPatch, tiers: dict[str, FaultyTier]) -> I
 
         monkeypatch.setattr("kvtier_core.transfer.cpu.CPUDevice", GatedDevice)
         kv = [torch.zeros(num_blocks, TOKENS, 8) for _ in range(LAYERS)]
-        layout = KVLayout(kv)
+        layout = said_to_be_on_a_gpu(KVLayout(kv)) if is_on_a_gpu else KVLayout(kv)
         settings = Settings(
             pool=PoolSettings(capacity=num_rows * row_bytes_for(layout.payload_bytes[0])),
             tiers={name: TierSettings(type="faulty", limits=TierLimits(**limits)) for name in names},

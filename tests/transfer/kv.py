@@ -64,9 +64,9 @@ def _uneven(dtype: torch.dtype) -> list[torch.Tensor]:
 LAYOUTS = [_block_major, _layer_major, _strided, _k_and_v, _uneven]
 
 
-def said_to_be_on_a_gpu(layout: KVLayout) -> KVLayout:
+def said_to_be_on_a_gpu(layout: KVLayout, kind: str = "cuda") -> KVLayout:
     """The same layout, which the CUDA device takes; the tensors stay where there is memory."""
-    object.__setattr__(layout, "device", torch.device("cuda", 0))
+    object.__setattr__(layout, "device", torch.device(kind, 0))
     return layout
 
 

@@ -1,5 +1,6 @@
 import ctypes
 import gc
+import os
 import resource
 import threading
 
@@ -49,3 +50,20 @@ def test_a_pass_keeps_the_mapping_of_a_pool_that_nobody_has_any_more(monkeypatch
     assert running.wait(30)
     assert touched[0] == b"kvtpool"
     assert len(touched) == -(-GEOMETRY.total_bytes // (16 << 20))
+
+
+def test_a_pass_runs_on_the_processors_that_it_is_given(monkeypatch):
+    before, seen = os.sched_getaffinity(0), []
+    monkeypatch.setattr(prefault, "advise", lambda *_: seen.append(os.sched_getaffinity(0)))
+    with Pool.create(GEOMETRY) as pool:
+        assert pool.prefault(frozenset([min(before)])).wait(30)
+    assert set(map(frozenset, seen)) == {frozenset([min(before)])}
+    assert os.sched_getaffinity(0) == before
+
+
+def test_a_pass_whose_processors_have_gone_runs_all_the_same(monkeypatch):
+    seen = []
+    monkeypatch.setattr(prefault, "advise", lambda *_: seen.append(1))
+    with Pool.create(GEOMETRY) as pool:
+        assert pool.prefault(frozenset([100_000])).wait(30)
+    assert seen

@@ -4,11 +4,15 @@ Random engines, and deliberate mistakes, are in ``test_transfer_simgpu``.
 """
 
 import ctypes
+import os
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -333,20 +337,6 @@ def test_c36_copies_that_cuda_gives_up_fail_their_job(
     assert [result.ok for result in device.get_finished()] == [True]
 
 
-def test_c40_who_waits_sleeps(gpu: GPU, make_cuda: MakeCUDA, pool: Pool, kv: list[torch.Tensor]) -> None:
-    gate, device = Gate(), make_cuda(KVLayout(kv), pool)
-    gpu.compute.launch(gate)
-    device.submit(STORE, 1, one([2], [1]))
-    device.submit(LOAD, 1, one([3], [2]))
-    assert gate.reached.wait(TIMEOUT_S)
-    begun = time.process_time()
-    assert not device.wait(STORE, [1], 2.0)
-    used = time.process_time() - begun
-    gate.open()
-    assert used < 0.5, "the lanes, or the thread that waits, did not sleep"
-    assert vars(device._event())["blocking"], "CUDA's events sleep only where they are asked to"
-
-
 def test_c42_the_drivers_call_gets_its_arguments_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
     """The driver's call copies at once here, as it reads its arguments in C."""
     source, target = (np.arange(16, dtype=np.uint8), np.zeros(16, dtype=np.uint8))
@@ -384,3 +374,104 @@ def test_c42_the_drivers_call_gets_its_arguments_in_order(monkeypatch: pytest.Mo
     assert seen == [(2, [1, 0, 0, 0, 0, 0], 0, 1, 4711)]
     with pytest.raises(RuntimeError, match="cuMemcpyBatchAsync: error 801 at copy 0 of 1, of 3 bytes in all"):
         copy_batch(source.ctypes.data + places[:1], target.ctypes.data + places[:1], np.array([3]))
+
+
+def _cpu_seconds(threads: Sequence[threading.Thread]) -> float:
+    """What they have computed since they began, and this thread as well."""
+    found = time.thread_time()
+    for thread in threads:
+        stat = Path(f"/proc/self/task/{thread.native_id}/stat").read_text().rpartition(")")[2].split()
+        found += (int(stat[11]) + int(stat[12])) / os.sysconf("SC_CLK_TCK")  # utime, stime
+    return found
+
+
+def test_c40_a_worker_that_waits_for_ten_seconds_of_compute_sleeps(
+    gpu: GPU, make_cuda: MakeCUDA, pool: Pool, kv: list[torch.Tensor]
+) -> None:
+    device = make_cuda(KVLayout(kv), pool)
+    lanes = [thread for thread in threading.enumerate() if thread.name.startswith("kvtier-")]
+    assert len(lanes) == 2
+    gpu.compute.launch(partial(time.sleep, 10))
+    before = _cpu_seconds(lanes)
+    device.submit(STORE, 1, one([1], [1]))
+    device.submit(LOAD, 1, one([2], [2]))
+    assert device.wait(STORE, [1], TIMEOUT_S)
+    assert device.wait(LOAD, [1], TIMEOUT_S)
+    assert min(result.seconds for result in device.get_finished()) >= 0
+    assert _cpu_seconds(lanes) - before < 0.5
+
+
+def test_c40_events_are_cudas_own_which_can_block(
+    make_cuda: MakeCUDA, pool: Pool, kv: list[torch.Tensor]
+) -> None:
+    """``torch.Event`` takes ``blocking`` and ignores it."""
+    event = make_cuda(KVLayout(kv), pool)._event()
+    assert type(event) is torch.cuda.Event
+    assert event.blocking
+
+
+def test_c42_a_call_for_copies_is_of_8192_at_most(gpu: GPU, make_pool: Callable[..., Pool]) -> None:
+    """ROCm faults above. Its own call takes no attributes, so that none are handed over."""
+    calls = []
+
+    def copy_batch(*arrays: Numbers) -> None:
+        calls.append([len(array) for array in arrays])
+        gpu.copy_batch(*arrays)
+
+    kv = [torch.zeros(300, 64, dtype=torch.uint8) for _ in range(60)]
+    layout = said_to_be_on_a_gpu(KVLayout(kv))
+    pool = make_pool(num_rows=300, row_bytes=row_bytes(layout))
+    pool.rows_array[:] = 3
+    with patch.object(streams_module, "_GATHER_BELOW", 0):
+        device = CUDADevice(layout, pool, copy_batch=copy_batch)
+    device.submit(LOAD, 1, one(range(300), range(300)))
+    assert device.wait(LOAD, [1], TIMEOUT_S)
+    assert all(bool((tensor == 3).all()) for tensor in kv)
+    assert calls == [[8192] * 3, [8192] * 3, [300 * 60 - 2 * 8192] * 3]
+    assert device.shutdown(TIMEOUT_S)
+
+
+def test_c42_without_nvidias_driver_there_is_no_call_for_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torch copies on ROCm then, whose ``hipMemcpyBatchAsync`` faults with attributes."""
+
+    def load(name: str) -> None:
+        raise OSError(f"{name}: cannot open shared object file")
+
+    monkeypatch.setattr(ctypes, "CDLL", load)
+    assert cuda_module.find_driver_batch() is None
+
+
+def test_nothing_is_allocated_while_serving(
+    gpu: GPU, make_pool: Callable[..., Pool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither pinned memory, which stops a GPU for a moment, nor memory of the device, which is the engine's."""
+    made = []
+
+    def count(name: str) -> Callable[..., torch.Tensor]:
+        real = getattr(torch, name)
+
+        def make(*arguments: Any, **options: Any) -> torch.Tensor:
+            made.append(name)
+            tensor: torch.Tensor = real(*arguments, **options)
+            return tensor
+
+        return make
+
+    kv = [torch.zeros(40, 64, dtype=torch.uint8) for _ in range(3)]
+    layout = said_to_be_on_a_gpu(KVLayout(kv))
+    pool = make_pool(num_rows=40)
+    monkeypatch.setattr(streams_module, "_IDS", 8)
+    device = CUDADevice(layout, pool)
+    assert device._staging
+    for name in ("empty", "zeros", "tensor"):
+        monkeypatch.setattr(torch, name, count(name))
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: made.append("pin_memory") or tensor)
+    monkeypatch.setattr(torch.Tensor, "to", lambda tensor, *_, **__: made.append("to") or tensor)
+    for job in range(1, 20):
+        for direction in Direction:
+            device.submit(direction, job, one(range(job % 2, 40, 2), range(job % 2, 40, 2)))
+    for direction in Direction:
+        assert device.wait(direction, [19], TIMEOUT_S)
+    assert [result.error for result in device.get_finished()] == [None] * 38
+    assert made == []
+    assert device.shutdown(TIMEOUT_S)

@@ -82,7 +82,7 @@ class _Memory:
     def compute(self, run: Callable[[], _Result]) -> _Result:
         """Run it on what is in the GPU's memory now, and let what it wrote come there later."""
         assert not self._gpu.faults, self._gpu.faults
-        compute, begun = self._gpu.compute, SimulatedEvent()
+        compute, begun = self._gpu.compute, SimulatedEvent(blocking=True)
         for here, there in self._pairs:
             compute.launch(partial(here.copy_, there))
         begun.record(compute)

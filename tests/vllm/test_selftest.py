@@ -85,7 +85,8 @@ def test_a_load_that_fails_stops_the_engine_and_the_log_says_what_to_do(start, t
 
 @pytest.mark.filterwarnings("ignore")  # what vLLM imports may warn
 @pytest.mark.parametrize(
-    ("device", "is_served"), [("cpu", True), ("cuda:1", True), ("xpu:0", False), ("meta", False)]
+    ("device", "is_served"),
+    [("cpu", True), ("cuda:1", True), ("xpu:0", True), ("meta", False), ("mps", False)],
 )
 def test_devices_that_kvtier_can_not_copy_from_are_refused_by_name(device, is_served):
     from kvtier_core import UnsupportedModelError

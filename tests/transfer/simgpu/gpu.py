@@ -73,6 +73,9 @@ class SimulatedStream:
 class SimulatedEvent:
     """``torch.cuda.Event``: a wait is for the newest record at the time of the call, if there is any."""
 
+    gpu: "GPU"
+    """The one that is installed."""
+
     def __init__(self, *, enable_timing: bool = False, blocking: bool = False) -> None:
         self._has_timing = enable_timing
         self.blocking = blocking
@@ -83,7 +86,7 @@ class SimulatedEvent:
     def record(self, stream: SimulatedStream | None = None) -> None:
         self._reached = threading.Event()
         self._reached_at = None
-        (stream or torch.cuda.current_stream()).launch(partial(self._reach, self._reached))
+        (stream or self.gpu.current_stream()).launch(partial(self._reach, self._reached))
 
     def _reach(self, reached: threading.Event) -> None:
         self._reached_at = time.perf_counter()
@@ -97,6 +100,9 @@ class SimulatedEvent:
         return partial(_wait_for, self._reached)
 
     def synchronize(self) -> None:
+        """As CUDA it takes a whole processor, unless the event was made to block."""
+        while not self.blocking and not self.query():
+            pass
         self.newest_record()()
 
     def elapsed_time(self, end: "SimulatedEvent") -> float:
@@ -128,31 +134,18 @@ class _Queueing(TorchDispatchMode):
             return func(*args, **kwargs)
         self._stream.launch(partial(func, *args, **kwargs))
         if func is torch.ops.aten.copy_.default and not (args[2:] == (True,) or kwargs.get("non_blocking")):
-            event = SimulatedEvent()
+            event = SimulatedEvent(blocking=True)
             event.record(self._stream)
             event.synchronize()
         return kwargs.get("out", args[0])
 
 
-class _Pinned:
-    """Ids in pinned memory. ``to`` copies them, though the device's memory is the host's."""
-
-    def __init__(self, tensor: torch.Tensor) -> None:
-        self._tensor = tensor
-
-    def to(self, device: torch.device, *, non_blocking: bool = False) -> torch.Tensor:
-        there = torch.zeros(self._tensor.shape, dtype=self._tensor.dtype, device=device)
-        return there.copy_(self._tensor, non_blocking=non_blocking)
-
-
-def _pin_memory(tensor: torch.Tensor) -> _Pinned:
-    return _Pinned(tensor)
-
-
 class GPU:
     """Stands in for ``torch.cuda`` while ``installed``. The engine's kernels are launched on ``compute``."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, kind: str = "cuda") -> None:
+        """*kind*: the module of torch's that it stands in for."""
+        self._module = getattr(torch, kind)
         self.faults: list[str] = []
         self._random = random.Random(seed)
         self._current = threading.local()
@@ -171,12 +164,12 @@ class GPU:
             return any(address <= at < address + size for address, size in self._registered.items())
 
         names = ("Stream", "current_stream", "stream", "device", "set_device", "cudart", "_sleep")
+        own = {name: getattr(self, name) for name in names if hasattr(self._module, name)}
         try:
             with (
-                patch.multiple(
-                    torch.cuda, Event=SimulatedEvent, **{name: getattr(self, name) for name in names}
-                ),
-                patch.object(torch.Tensor, "pin_memory", _pin_memory),
+                patch.multiple(self._module, Event=SimulatedEvent, **own),
+                patch.object(SimulatedEvent, "gpu", self, create=True),
+                patch.object(torch.Tensor, "pin_memory", lambda tensor: tensor),
                 patch.object(cuda, "find_driver_batch", lambda: None),
                 patch.object(torch.Tensor, "is_pinned", is_pinned),
             ):

@@ -17,7 +17,7 @@ _OWN_STREAM = "with torch.cuda.stream(torch.cuda.Stream(None)): "
 _CALL = "self._copy_batch(sources[some], targets[some], sizes[some])"
 _GATHER = "torch.index_select(pages, 0, blocks, out=places)"
 _SCATTER = "pages.index_copy_(0, blocks, places)"
-_TO_DEVICE = "return numbers.pin_memory().to(self._device, non_blocking=True)"
+_TO_DEVICE = "there.copy_(here, non_blocking=True)"
 
 
 @dataclass(frozen=True)
@@ -104,15 +104,33 @@ MUTANTS = (
     ),
     Mutant(
         "the ids' way to the device has a stream of its own",
-        "cuda:CUDADevice._to_device",
+        "streams:_Staging.bring",
         _TO_DEVICE,
         _OWN_STREAM + _TO_DEVICE,
     ),
     Mutant(
+        "ids are written over those on their way",
+        "streams:_Staging.bring",
+        "self._on_their_way.popleft()[1].synchronize()",
+        "self._on_their_way.popleft()",
+    ),
+    Mutant(
+        "nothing says when ids have come",
+        "streams:_Staging.bring",
+        "event.record()",
+        "",
+    ),
+    Mutant(
+        "ids go round too early",
+        "streams:_Staging.bring",
+        "self._on_their_way[0][0] + size < begin + len(ids)",
+        "self._on_their_way[0][0] + size < begin",
+    ),
+    Mutant(
         "both directions share a staging buffer",
         "streams:StreamDevice._queue",
-        "self._staging[direction]",
-        "self._staging[Direction.STORE]",
+        "staging.memory",
+        "self._staging[Direction.STORE].memory",
     ),
     Mutant(
         "rows are said to be free when copies are queued",
@@ -202,8 +220,8 @@ MUTANTS = (
     Mutant(
         "each round gathers the same blocks",
         "streams:StreamDevice._queue",
-        "numbers[begin : begin + room]",
-        "numbers[: len(places[begin : begin + room])]",
+        "blocks[begin : begin + room]",
+        "blocks[: len(places[begin : begin + room])]",
     ),
 )
 

@@ -85,6 +85,7 @@ class Run:
         self._limits: dict[str, Any] = {
             "_GATHER_BELOW": self._random.choice((0, *_PAGES)),
             "_STAGING_BYTES": self._random.randint(1, 3 * max(self._layout.payload_bytes)),
+            "_IDS": self._random.randint(1, 12),
             "_COPIES_A_CALL": self._random.randint(1, 20),
         }
         self._pool = Pool.create(

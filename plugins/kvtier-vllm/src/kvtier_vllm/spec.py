@@ -9,6 +9,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
 
+import torch
 from vllm.v1.kv_offload.base import (
     CanonicalKVCaches,
     OffloadingManager,
@@ -20,7 +21,7 @@ from vllm.v1.kv_offload.config import OffloadingConfig
 
 from kvtier_core import PoolError, UnsupportedModelError
 from kvtier_core.engine import lasting_tiers, open_manager, plan_geometry, why_nothing_lasts
-from kvtier_core.transfer import SelfTestError, open_device, self_test
+from kvtier_core.transfer import SelfTestError, cpus_near, open_device, self_test
 from kvtier_vllm.facts import make_namespace
 from kvtier_vllm.failed_start import leaving_nothing
 from kvtier_vllm.inspection import read_facts, read_weights_digest
@@ -86,9 +87,9 @@ class KvtierSpec(OffloadingSpec):
                 huge_pages=settings.pool.huge_pages,
             )
             on_failure.callback(pool.close)
-            if settings.pool.prefault:
-                pool.prefault()
             layout = make_layout(kv_caches, facts.blocks_per_chunk)
+            if settings.pool.prefault:
+                pool.prefault(cpus_near(layout.device))
             batch = copy_batch if device_type == "cuda" else None
             device = open_device(layout, pool, worker=rank, copy_batch=batch)
             on_failure.callback(device.shutdown, self._options.shutdown_timeout_s)
@@ -144,10 +145,10 @@ class KvtierSpec(OffloadingSpec):
 def _check_device(kv_caches: CanonicalKVCaches) -> str:
     """The type of the device that the KV is on; CUDA's is that of ROCm as well."""
     device = kv_caches.tensors[0].tensor.device
-    if device.type not in ("cpu", "cuda"):
+    if device.type != "cpu" and not hasattr(getattr(torch, device.type, None), "Stream"):
         raise UnsupportedModelError(
-            f"kvtier-vllm can't serve KV on {device}: it copies from CPUs and from GPUs that torch calls cuda (NVIDIA, "
-            "ROCm). Run this engine without kvtier"
+            f"kvtier-vllm can't serve KV on {device}: it copies from CPUs and from accelerators that have streams in "
+            "torch. Run this engine without kvtier"
         )
     device_type: str = device.type
     return device_type

@@ -67,11 +67,11 @@ def run(args: argparse.Namespace) -> int:
             print(_as_text(reports[-1]), flush=True)
     disabled = [name for name in settings.tiers if name not in settings.enabled_tiers]
     disabled += settings.unavailable
-    ok = all(report.ok for report in reports) and all(map(_is_fine, accelerators))
+    ok = all(report.ok for report in reports) and all(item.passed is not None for item in accelerators)
     if args.json:
         found = {
             "ok": ok,
-            "accelerators": [{"ok": _is_fine(item), **asdict(item)} for item in accelerators],
+            "accelerators": [{"ok": item.passed is not None, **asdict(item)} for item in accelerators],
             "tiers": [asdict(item) for item in reports],
             "disabled": disabled,
         }
@@ -81,15 +81,11 @@ def run(args: argparse.Namespace) -> int:
     return 0 if ok else 1
 
 
-def _is_fine(report: AcceleratorReport) -> bool:
-    return report.passed is not None or not report.is_served
-
-
 def _accelerator_as_text(report: AcceleratorReport) -> str:
     who = f"accelerator {report.device} ({report.name})"
     if report.passed is not None:
         return f"{who}: ok ({report.passed.describe()})"
-    return f"{who}: {'FAILED' if report.is_served else 'not served'}\n  why: {report.problem}"
+    return f"{who}: FAILED\n  why: {report.problem}"
 
 
 def _as_text(report: TierReport) -> str:
