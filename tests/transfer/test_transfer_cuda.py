@@ -9,6 +9,7 @@ import torch
 from kvtier_core.transfer import CUDADevice, Direction, KVLayout, Pool
 from kvtier_core.transfer import cuda as cuda_module
 from kvtier_core.transfer import streams as streams_module
+from kvtier_core.transfer.pinning import PinnedRows
 from tests.transfer.conftest import TIMEOUT_S
 from tests.transfer.kv import DTYPES, one, payload
 from tests.transfer.round_trip import round_trip
@@ -157,7 +158,10 @@ def test_c42_a_pool_that_can_not_be_pinned_still_works_and_says_so(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    real = cuda_module.PinnedRows(pool, kv[0].device)  # the second registration of the same rows is refused
+    own = 0, pool.geometry.row_bytes - 64
+    real = PinnedRows(
+        pool, own, torch.cuda.cudart(), bool
+    )  # the second registration of the same rows is refused
     try:
         with caplog.at_level(logging.WARNING):
             device = make_cuda(KVLayout(kv), pool)

@@ -63,7 +63,7 @@ def load(monkeypatch: pytest.MonkeyPatch) -> Callable[[object], None]:
 
 def test_the_processors_of_the_gpus_node_that_may_be_used(sys: Path, load: Callable[[object], None]) -> None:
     load(_driver())
-    assert cpus_near(_GPU, sys) == {4, 6, 11}
+    assert cpus_near(_GPU, sys) == frozenset({4, 6, 11})
 
 
 @pytest.mark.parametrize("driver", [None, _driver(error=3)])
