@@ -38,8 +38,8 @@ that time, so copies of larger pages fill it. Computed, not measured: there was 
 _STAGING_BYTES = 32 << 20
 """Of device memory for each direction to gather in, or one block if that is larger; none where nothing is gathered."""
 _IDS = 1 << 17
-"""Ids of gathered blocks, of each direction, that may be on their way to the device: 1 MiB of pinned memory. They are
-blocks of 1 GiB at least. Where there are more, a submission waits for the oldest."""
+"""Ids of gathered blocks, of each direction, that may be on their way to the device: 1 MiB of pinned memory. Blocks of
+8 KiB are 1 GiB then. Where there are more, a submission waits for the oldest."""
 _COPIES_A_CALL = 8192
 """ROCm faults above."""
 _WORD = torch.int64.itemsize
