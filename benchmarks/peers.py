@@ -7,7 +7,7 @@ CPUs, kvtier, SmolLM2 and the peers. One that is missing or does not start is a 
   keeps whole units of its own size. *Excess* is the time to the first token beyond that from the device's cache a
   moment later: from host memory; in a new process from files as they were left; and from files dropped from the page
   cache. The first load of each process warms up.
-- ``conversations``: eight at a time, of which the device's cache holds a part; tokens a second, in rounds.
+- ``conversations``: eight in turns, of which the device's cache holds a part; tokens a second, in rounds.
 - ``faults``: see ``peers_faults``.
 
 Printed are medians with 95 % intervals by resampling. ``ratios`` are ours over theirs: of seconds, less is better; of
@@ -42,7 +42,7 @@ RELOADS = 3
 """From host memory, of each prompt."""
 DEVICE_BLOCKS = 72
 FEW_DEVICE_BLOCKS = 28
-CONVERSATIONS, TURNS, FIRST_TURN, NEXT_TURN, AT_ONCE = 8, 4, 600, 200, 2
+CONVERSATIONS, TURNS, FIRST_TURN, NEXT_TURN, AT_ONCE = 8, 3, 600, 200, 2
 PARTS = ("reload", "conversations", "faults")
 Say = Callable[[str], None]
 Sample = dict[str, float]
@@ -271,9 +271,10 @@ def run(options: argparse.Namespace, place: Path, say: Say) -> dict[str, Any]:
             ]
             for number in range(count)
         ]
-        each("reload", Reloads(model, place, prompts, engine_options).measure, ways)
+        timed = [way for way in ways if way.is_timed]
+        each("reload", Reloads(model, place, prompts, engine_options).measure, timed)
     if "conversations" in options.parts:
-        chosen = [way for way in ways if way.name not in absent and way.name != "lifeboat"]
+        chosen = [way for way in ways if way.is_timed and way.name != "none" and way.name not in absent]
 
         def start(way: Way) -> Running:
             return Running(
@@ -316,7 +317,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="one prompt of each length, two rounds")
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS, help="what is measured")
     parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS), help="who is compared")
-    parser.add_argument("--prompts", type=int, default=4, help="prompts of 1,281 and of 3,841 tokens each")
+    parser.add_argument("--prompts", type=int, default=3, help="prompts of 1,281 and of 3,841 tokens each")
     parser.add_argument("--unequal", type=int, default=1, help="prompts of 4,000 tokens")
     parser.add_argument("--rounds", type=int, default=6, help="rounds of conversations")
     parser.add_argument("--threads", type=int, default=2, help="compute threads of each engine")

@@ -16,7 +16,7 @@ PAGE = Path(__file__).parents[1] / "docs" / "benchmarks" / "peers.md"
 UNPUBLISHED = {
     "lifeboatcache": (
         "it is proprietary, and its package has no licence text that would allow figures of it to be published. "
-        "They are left out here; `nox -s peers` prints them where it is installed"
+        "Its times are not taken, and its answers after faults are not shown"
     )
 }
 TITLES = {
@@ -238,7 +238,7 @@ def method(run: dict[str, Any], ways: Sequence[str]) -> Iterator[str]:
         "*Dropped*: the files are out of the page cache."
     )
     yield (
-        "- Conversations: 8 of 4 turns from 600 to 1,200 tokens, two at a time; the device's cache holds 3,584 tokens. "
+        "- Conversations: 8 of 3 turns from 600 to 1,000 tokens, two at a time; the device's cache holds 3,584 tokens. "
         "All engines run side by side and take turns."
     )
     yield (

@@ -57,6 +57,8 @@ class Way:
     """Whether what it keeps on the disk can be limited."""
     outlives: bool = True
     """Whether a new process finds what was stored."""
+    is_timed: bool = True
+    """Whether its times are taken: not where nobody may be told them."""
     note: str = ""
 
     def missing(self) -> str | None:
@@ -178,6 +180,7 @@ WAYS = {
             BLOCK,
             _lifeboat,
             environment=lambda setup: {"LIFEBOAT_CACHE_HOME": str(setup.root)},
+            is_timed=False,
             note=_PEER_COPY,
         ),
     )
