@@ -156,12 +156,15 @@ class Bucket:
                 "a forked process can't use a bucket: its client has no threads there. Spawn processes"
             )
         url, config, client = _arguments(self._settings.url, self._settings.storage_options)
-        if "timeout" not in client:
-            client = {**client, "timeout": self._longest}
-        retries = {"max_retries": _RETRIES, "retry_timeout": self._longest}
+        arguments: dict[str, Any] = {
+            "config": config,
+            "client_options": {"timeout": self._longest, **client},
+            "retry_config": {"max_retries": _RETRIES, "retry_timeout": self._longest},
+        }
         provider = _credentials(url, config)
-        more = {} if provider is None else {"credential_provider": provider}
-        return (from_url(url, config=config, client_options=client, retry_config=retries, **more),)
+        if provider is not None:
+            arguments["credential_provider"] = provider
+        return (from_url(url, **arguments),)
 
 
 def _arguments(url: str, options: Mapping[str, Any]) -> tuple[str, dict[str, Any], dict[str, Any]]:

@@ -54,6 +54,7 @@ class ObjectTier(BlockTier):
         self._follower = Follower(self._bucket, self._table, self._lock, context)
         self._tenancy = Tenancy(self._bucket, context, self._bucket.shown_url)
         self._writer = secrets.token_hex(4)
+        self._has_just_looked = False
         self._upkeep_at = 0.0  # on the monotonic clock
 
     # Life.
@@ -67,6 +68,7 @@ class ObjectTier(BlockTier):
         try:
             self.stores_nothing = not self._tenancy.begin()
             self._follower.look()
+            self._has_just_looked = True
         except StorageError as error:
             raise open_error(
                 self.context.name, self._bucket.shown_url, error, self.settings.protocol
@@ -78,7 +80,9 @@ class ObjectTier(BlockTier):
 
         Cost: a request per 1,000 packs, once a minute where there are many, and one for each pack that is new.
         """
-        self._follower.look()
+        if not self._has_just_looked:
+            self._follower.look()
+        self._has_just_looked = False
         self._tell()
         with self._lock:
             expired, needed = self._table.expired(time.time()), self._table.bytes

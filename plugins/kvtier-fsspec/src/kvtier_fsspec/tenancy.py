@@ -22,6 +22,7 @@ class Tenancy:
         self._shown_url = shown_url
         self._unused = UnusedNamespaces(place, context.namespace, context.capacity_bytes, context.log)
         self._signs = False
+        self._has_just_signed = False
         self._told = ""
 
     def begin(self) -> bool:
@@ -32,6 +33,7 @@ class Tenancy:
         self._signs = True
         try:
             self._sign(in_use=True)
+            self._has_just_signed = True
         except StorageError as error:
             self._signs = False
             if not error.may_not_write or self._place.read(self._path, 1) is None:
@@ -48,13 +50,15 @@ class Tenancy:
     def renew(self, needed: int) -> None:
         """Say that the namespace is in use, learn which others are not, and make room among those.
 
-        A fault is told once. Cost: two requests and one for each namespace below the URL; more where one has newly come
-        out of use.
+        The first call, right after ``begin``, does not say it again. A fault is told once. Cost: two requests and one
+        for each namespace below the URL; more where one has newly come out of use.
         """
         if not self._signs:
             return
         try:
-            self._sign(in_use=True)
+            if not self._has_just_signed:
+                self._sign(in_use=True)
+            self._has_just_signed = False
             self._unused.learn()
             self.make_room(needed)
         except StorageError as error:
