@@ -32,42 +32,6 @@ Answer = Literal[True] | MissReason | None
 _NOT_STORED = MissReason.NOT_STORED
 
 
-class _Told:
-    """What a tier has told of keys, for a while: a bounded map whose entries lapse; the oldest goes first."""
-
-    def __init__(self, limit: int) -> None:
-        self._limit = limit
-        self._entries: OrderedDict[OffloadKey, tuple[float, Answer]] = OrderedDict()
-
-    def put(self, key: OffloadKey, answer: Answer, expires: float) -> None:
-        self._entries[key] = (expires, answer)
-        self._entries.move_to_end(key)
-        if len(self._entries) > self._limit:
-            self._entries.popitem(last=False)
-
-    def get(self, key: OffloadKey, now: float) -> Answer:
-        entry = self._entries.get(key)
-        if entry is None:
-            return None
-        if entry[0] <= now:
-            del self._entries[key]
-            return None
-        return entry[1]
-
-    def has_any(self, keys: Iterable[OffloadKey]) -> bool:
-        """Whether there is an entry, lapsed or not, for any of *keys*."""
-        return bool(self._entries) and not self._entries.keys().isdisjoint(keys)
-
-    def drop(self, key: OffloadKey) -> None:
-        self._entries.pop(key, None)
-
-    def clear(self) -> None:
-        self._entries.clear()
-
-    def __len__(self) -> int:
-        return len(self._entries)
-
-
 class Presence:
     """One tier's contents, known without asking."""
 
@@ -75,20 +39,33 @@ class Presence:
         self.resident: ResidentPresence | None = None
         self._ttl = ttl_s
         self._miss_ttl = miss_ttl_s
-        self._told = _Told(limit)
-        """Answers to questions, for ``ttl_s``, and keys that could not be had, for ``miss_ttl_s``."""
+        self._limit = limit
+        self._told: OrderedDict[OffloadKey, tuple[float, Answer]] = OrderedDict()
+        """Answers to questions, and keys that could not be had, each until when; at most *limit*, the oldest first."""
         self._asked: dict[OffloadKey, int] = {}
 
     def classify(self, keys: Sequence[OffloadKey], now: float) -> list[Answer]:
         """For each key: True (there), a reason (not there), or ``None`` (unknown, perhaps already asked)."""
         held = self._held()
-        unknown: list[Answer] = [None] * len(keys)
+        answers: list[Answer] = [None] * len(keys)
         if held is not None:
-            unknown = [True if there else _NOT_STORED for there in held.contains_many(keys)]
+            answers = [True if there else _NOT_STORED for there in held.contains_many(keys)]
         if not self._told:
-            return unknown
-        told = (self._told.get(key, now) for key in keys)
-        return [answer if of_key is None else of_key for of_key, answer in zip(told, unknown, strict=True)]
+            return answers
+        return [self._remembered(key, now) or answer for key, answer in zip(keys, answers, strict=True)]
+
+    def _remembered(self, key: OffloadKey, now: float) -> Answer:
+        until, answer = self._told.get(key, (now, None))
+        if until > now:
+            return answer
+        self._told.pop(key, None)
+        return None
+
+    def _remember(self, key: OffloadKey, answer: Answer, until: float) -> None:
+        self._told[key] = until, answer
+        self._told.move_to_end(key)
+        if len(self._told) > self._limit:
+            self._told.popitem(last=False)
 
     def _held(self) -> ResidentPresence | None:
         return self.resident if self.resident is not None and self.resident.complete else None
@@ -96,7 +73,9 @@ class Presence:
     def holds_any(self, keys: Sequence[OffloadKey]) -> bool:
         """Whether ``classify`` may say True of any of *keys*. Cost: one membership test a key."""
         held = self._held()
-        return (held is not None and True in held.contains_many(keys)) or self._told.has_any(keys)
+        if held is not None and True in held.contains_many(keys):
+            return True
+        return bool(self._told) and not self._told.keys().isdisjoint(keys)
 
     def not_asked(self, keys: Sequence[OffloadKey], answers: Sequence[Answer]) -> list[OffloadKey]:
         """The keys whose answer is unknown and that no question under way is about."""
@@ -143,9 +122,9 @@ class Presence:
         is_resident = self._held() is not None
         for key, there in zip(keys, present, strict=True):
             if is_resident:
-                self._told.drop(key)
+                self._told.pop(key, None)
             else:
-                self._told.put(key, True if there else _NOT_STORED, now + self._ttl)
+                self._remember(key, True if there else _NOT_STORED, now + self._ttl)
 
     def stored(self, keys: Sequence[OffloadKey], now: float) -> None:
         """A store of *keys* to the tier succeeded."""
@@ -153,7 +132,7 @@ class Presence:
 
     def lost(self, key: OffloadKey, reason: MissReason, now: float) -> None:
         """*key* could not be had from the tier; don't ask again until something changes."""
-        self._told.put(key, reason, now + self._miss_ttl)
+        self._remember(key, reason, now + self._miss_ttl)
 
     def clear(self) -> None:
         """Forget everything, the resident set included: the tier serves another namespace from now on."""
