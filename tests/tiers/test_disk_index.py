@@ -39,6 +39,10 @@ def key_of(length: int) -> OffloadKey:
     return OffloadKey(os.urandom(length))
 
 
+def other_than(key: OffloadKey) -> OffloadKey:
+    return OffloadKey(bytes(byte ^ 1 for byte in key))
+
+
 def test_neighbours_with_keys_of_one_length_are_one_run():
     a, b, c, d, e = pairs = [(key_of(36), 4), (key_of(36), 5), (key_of(8), 6), (key_of(8), 8), (key_of(8), 7)]
     assert list(key_runs(pairs)) == [(4, [a[0], b[0]]), (6, [c[0]]), (8, [d[0]]), (7, [e[0]])]
@@ -57,7 +61,7 @@ def test_c32_slots_hold_just_the_keys_they_were_given_whatever_their_lengths_and
     stored, rest = pairs[:150], pairs[150:]
     assert index.publish(namespace, owner, stored, [], 5.0) == [True] * 150
     assert set(index.pairs_of(namespace)) == set(stored)
-    gone = [(key_of(len(key)), place) for key, place in stored[:20]]  # there are others in these slots
+    gone = [(other_than(key), place) for key, place in stored[:20]]
     index.forget(namespace, owner, [*gone, *stored[20:50]])
     assert set(index.pairs_of(namespace)) == {*stored[:20], *stored[50:]}
     index.unclaim(owner, [place for _, place in rest])
