@@ -5,7 +5,6 @@ deadlines are the core's.
 """
 
 import errno
-import os
 from collections.abc import Sequence
 
 from kvtier_core import TierOpenError
@@ -25,6 +24,7 @@ from kvtier_disk.extents.bounds import Bounds, extents_to_keep_open, least_capac
 from kvtier_disk.extents.contents import Contents
 from kvtier_disk.extents.full_disk import join
 from kvtier_disk.extents.membership import Membership
+from kvtier_disk.extents.page_cache import available_bytes
 from kvtier_disk.extents.place import (
     NOT_WRITABLE,
     RootRefusedError,
@@ -44,8 +44,8 @@ from kvtier_disk.settings import DEFAULT_CAPACITY, DiskSettings
 _MAX_OPEN = 128
 """Extents kept open at a time, two file descriptors each: a quarter of the usual limit of 1,024 files."""
 _CACHED_AT_END_BYTES, _CACHED_AT_END_S = 1 << 30, 1.0
-"""What a tier that closes leaves in the page cache at most (about what the host memory held that ends with it; of free
-memory a quarter), and how long it waits for the disk to take the requests."""
+"""A tier that closes leaves no more than that in the page cache, nor than a quarter of the available memory, and waits
+no longer for the disk to take the requests. About as much is in the pool, which ends as well."""
 _POLICY_SIZE = 1_000_000
 """Blocks that a policy is made for where rows and capacity don't say."""
 
@@ -195,8 +195,8 @@ class DiskTier(BlockTier):
         if upkeep is not None:
             upkeep.end()
         if store is not None:
-            free_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
-            store.opened.files.leave_in_cache(min(_CACHED_AT_END_BYTES, free_bytes // 4), _CACHED_AT_END_S)
+            most_bytes = min(_CACHED_AT_END_BYTES, available_bytes() // 4)
+            store.opened.files.leave_in_cache(most_bytes, _CACHED_AT_END_S)
             self._root.leave(store.opened.member, remove=self._was_removed)
 
     # Blocks.

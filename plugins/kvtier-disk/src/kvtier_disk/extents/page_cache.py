@@ -1,4 +1,6 @@
-"""Which part of a file the page cache holds, without a change to it: ``cachestat``, from Linux 6.5 on.
+"""Which part of a file the page cache holds, without a change to it, and how much more it could hold.
+
+The first is ``cachestat``, from Linux 6.5 on.
 
 A read with ``RWF_NOWAIT`` tells as well, but where it finds nothing it makes the kernel read ahead.
 """
@@ -6,6 +8,7 @@ A read with ``RWF_NOWAIT`` tells as well, but where it finds nothing it makes th
 import ctypes
 import mmap
 import platform
+from pathlib import Path
 
 _CACHESTAT = 451
 """The call's number on the machines named below."""
@@ -35,3 +38,12 @@ def cached_share(fd: int, offset: int, size: int) -> float:
         return 0.0
     pages = (offset + size - 1) // mmap.PAGESIZE - offset // mmap.PAGESIZE + 1
     return float(counts.cached / pages)
+
+
+def available_bytes() -> int:
+    """The memory that the kernel could give to others, what it may drop from the page cache included; 0 if unknown."""
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+    except OSError:
+        return 0
+    return next((int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable:")), 0)
