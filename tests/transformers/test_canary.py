@@ -2,11 +2,12 @@
 
 import pytest
 import torch
+from transformers import PreTrainedModel
 
 from kvtier_core import UnsupportedModelError
 from kvtier_transformers import Engine
 from kvtier_transformers.cache import BlockLayer, DeviceKV
-from tests.transformers.tiny import tiny_model, tokens
+from tests.transformers.tiny import VOCAB, tiny_model, tokens
 
 CONFIG = '[pool]\ncapacity = "4MiB"\n[tiers.ram]\ntype = "memory"\ncapacity = "4MiB"\n'
 
@@ -82,6 +83,29 @@ def test_c05_a_load_that_brings_nothing_is_refused(config, monkeypatch):
 def test_c05_it_can_be_left_out(config, wrong_adapter):
     with Engine.open(tiny_model(), max_tokens=64, config=config, canary=False) as engine:
         assert engine.generate(tokens(40), max_tokens=2).hit_tokens == 0
+
+
+def masking(value: float) -> PreTrainedModel:
+    """A model that rules out a word, as one with a padded vocabulary does."""
+    model = tiny_model()
+    model.lm_head.bias = torch.nn.Parameter(torch.zeros(VOCAB))
+    model.lm_head.bias.data[-1] = value
+    return model
+
+
+MASKS = [float("-inf"), torch.finfo(torch.float32).min]
+
+
+@pytest.mark.parametrize("value", MASKS)
+def test_fr5_a_model_that_rules_out_words_passes(config, value):
+    with Engine.open(masking(value), max_tokens=64, config=config) as engine:
+        assert engine.generate(tokens(50), max_tokens=1).first_logits[-1] == value
+
+
+@pytest.mark.parametrize("value", MASKS)
+def test_fr5_words_that_are_ruled_out_hide_no_misread_kv(config, wrong_adapter, value):
+    with pytest.raises(UnsupportedModelError, match=r"the logits behind 32 tokens differ by up to \d"):
+        Engine.open(masking(value), max_tokens=64, config=config)
 
 
 @pytest.mark.parametrize("block_size", [1, 4, 16, 48])
