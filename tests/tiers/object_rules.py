@@ -1,149 +1,41 @@
-"""What the object-store tier owes on every server, beside the conformance tests, and what it does about faults."""
+"""What the object-store tier owes on every server, beside the conformance tests."""
 
-import os
-import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
-from typing import Any
 
 import pytest
 
-from kvtier_core.errors import TierOpenError
 from kvtier_core.keys import OffloadKey
-from kvtier_core.values import TierContext
 from kvtier_fsspec import following
 from kvtier_fsspec.object_tier import ObjectTier
 from kvtier_fsspec.packs import PackName
 from kvtier_testing.checks import make_rows
-from kvtier_testing.driving import PATIENCE_S, TierDriver
+from kvtier_testing.driving import TierDriver
 from kvtier_testing.fixtures import NAMESPACE
 from kvtier_testing.rows import similar_keys
 from kvtier_testing.tiers import TierTests, assert_contents
 from tests.tiers.engine import TierEngine
 from tests.tiers.fault_proxy import (
-    Fault,
-    FaultProxy,
-    Request,
-    cut_body,
-    delay,
-    flip,
     hang_up,
-    lose_answer,
-    refuse,
-    shorten,
 )
-from tests.tiers.s3_server import KEY, SECRET, client, options
-
-KEYS = similar_keys(12)
-A, B, C, D = KEYS[:4]
-BUCKET = "bucket"
-DENIED = refuse(403, "AccessDenied", "Access Denied")
-EXPIRED = refuse(
-    400, "ExpiredToken", "The provided token has expired.", more=f"<Token-0>{SECRET}-token</Token-0>"
+from tests.tiers.object_place import (
+    KEYS,
+    A,
+    B,
+    C,
+    ObjectFixtures,
+    Witness,
+    everything,
+    is_pack,
+    load,
+    make_tier,
+    wait_until,
 )
-SLOW_DOWN = refuse(503, "SlowDown", "Please reduce your request rate.")
-TOO_MANY = refuse(429, "TooManyRequests", "Please reduce your request rate.")
-NO_BUCKET = refuse(404, "NoSuchBucket", "The specified bucket does not exist")
-ELSEWHERE = refuse(400, "AuthorizationHeaderMalformed", "the region 'a' is wrong; expecting 'b'")
 
 
-def is_pack(request: Request) -> bool:
-    return "/packs/" in request.path and "list-type" not in request.path
-
-
-def on(method: str, fault: Fault, times: int | None = None) -> Callable[[Request], Fault | None]:
-    """The fault for requests of that method for packs: always, or so many times."""
-    left = [times]
-
-    def choose(request: Request) -> Fault | None:
-        if request.method != method or not is_pack(request) or left[0] == 0:
-            return None
-        if left[0] is not None:
-            left[0] -= 1
-        return fault
-
-    return choose
-
-
-def everything(fault: Fault) -> Callable[[Request], Fault | None]:
-    return lambda _request: fault
-
-
-def wait_until(is_so: Callable[[], bool]) -> None:
-    give_up = time.monotonic() + PATIENCE_S
-    while not is_so():
-        assert time.monotonic() < give_up, "it never came"
-        time.sleep(0.01)
-
-
-class Witness:
-    """An independent look at what is below a URL, and damage to it."""
-
-    def __init__(self, port: int, url: str) -> None:
-        self._client = client(port)
-        self._root = url.removeprefix(f"s3://{BUCKET}/")
-
-    def close(self) -> None:
-        self._client.close()
-
-    def names(self, folder: str = f"{NAMESPACE}/packs") -> list[str]:
-        prefix = f"{self._root}/{folder}/"
-        answer = self._client.list_objects_v2(Bucket=BUCKET, Prefix=prefix)
-        return [item["Key"].removeprefix(prefix) for item in answer.get("Contents", ())]
-
-    def packs(self) -> list[str]:
-        """Those with blocks in them."""
-        return [name for name in self.names() if PackName.read(name).blocks]
-
-    def blocks(self) -> list[int]:
-        """One entry for each block that there is."""
-        return [number for name in self.packs() for number in range(PackName.read(name).blocks)]
-
-    def get(self, path: str) -> bytes:
-        content: bytes = self._client.get_object(Bucket=BUCKET, Key=f"{self._root}/{path}")["Body"].read()
-        return content
-
-    def put(self, path: str, content: bytes) -> None:
-        self._client.put_object(Bucket=BUCKET, Key=f"{self._root}/{path}", Body=content)
-
-    def remove(self, path: str) -> None:
-        self._client.delete_object(Bucket=BUCKET, Key=f"{self._root}/{path}")
-
-
-class ObjectTests(TierTests):
+class ObjectTests(ObjectFixtures, TierTests):
     """Give it ``server_port`` of a server with a bucket named ``bucket``."""
-
-    full_rounds = 4
-
-    @pytest.fixture
-    def tier_class(self) -> type[Any]:
-        return ObjectTier
-
-    @pytest.fixture
-    def url(self):
-        return f"s3://{BUCKET}/{secrets.token_hex(8)}"
-
-    @pytest.fixture
-    def proxy(self, server_port):
-        proxy = FaultProxy(server_port)
-        yield proxy
-        proxy.stop()
-
-    @pytest.fixture
-    def tier_settings(self, proxy, url):
-        return {"url": url, "storage_options": options(proxy.port)}
-
-    @pytest.fixture
-    def witness(self, server_port, url):
-        witness = Witness(server_port, url)
-        yield witness
-        witness.close()
-
-    @pytest.fixture
-    def quick(self, monkeypatch):
-        """Engines look at the bucket all the time."""
-        monkeypatch.setattr(ObjectTier, "follow_interval", 0.02)
 
     # Packs.
 
@@ -360,169 +252,9 @@ class ObjectTests(TierTests):
         mine.close()
         assert witness.names(NAMESPACE) == []
 
-    # Opening.
-
-    @pytest.mark.parametrize(
-        ("fault", "says", "advises"),
-        [
-            (NO_BUCKET, "bucket does not exist", "create the bucket"),
-            (DENIED, "AccessDenied: Access Denied", "check the credentials"),
-            (EXPIRED, "ExpiredToken: The provided token has expired", "check the credentials"),
-            (ELSEWHERE, "the region 'a' is wrong", "set region"),
-            (SLOW_DOWN, "SlowDown", "check url"),
-        ],
-    )
-    def test_i18_a_server_that_refuses_is_told_with_what_to_do(self, open_tier, proxy, fault, says, advises):
-        proxy.fault = everything(fault)
-        with pytest.raises(TierOpenError) as caught:
-            open_tier()
-        text = str(caught.value)
-        assert says in text
-        assert advises in text
-        assert not [secret for secret in (KEY, SECRET) if secret in text]
-
-    @pytest.mark.parametrize(
-        ("change", "says"),
-        [
-            ({"endpoint_url": "nonsense"}, "no URL such as.*correct url or storage_options"),
-            ({"endpoint_ur": "http://127.0.0.1:1"}, "endpoint_ur.*correct url or storage_options"),
-            ({"endpoint_url": "http://127.0.0.1:1"}, "127.0.0.1:1: .*refused.*check that the server runs"),
-            (
-                {"endpoint_url": "http://no.such.host.invalid:1"},
-                "no.such.host.invalid.*check that the server",
-            ),
-        ],
-    )
-    def test_i18_options_that_lead_nowhere_are_told(self, tier_settings, change, says):
-        settings = {**tier_settings, "storage_options": {**tier_settings["storage_options"], **change}}
-        with pytest.raises(TierOpenError, match=f"(?i){says}") as caught:
-            make_tier(settings)
-        assert SECRET not in str(caught.value)
-
-    def test_b10_a_bucket_that_can_only_be_read_is_read_and_given_nothing(
-        self, open_tier, maker, proxy, warnings
-    ):
-        rows = make_rows(maker, [A, B])
-        with open_tier() as tier:
-            tier.store(rows)
-        proxy.fault = lambda request: DENIED if request.method in ("PUT", "POST", "DELETE") else None
-        tier = open_tier()
-        assert_contents(tier, rows, absent=[C])
-        assert tier.store(make_rows(maker, [C])).missing == (C,)
-        (told,) = [text for text in warnings() if "can't be written" in text]
-        assert "nothing is stored" in told
-
-    # Faults on the way. None of them is remembered as absence.
-
-    @pytest.mark.parametrize("fault", [DENIED, EXPIRED, NO_BUCKET, SLOW_DOWN, hang_up, cut_body, shorten])
-    def test_i18_a_load_that_goes_wrong_fails_and_works_again(self, open_tier, maker, proxy, fault):
-        rows = make_rows(maker, [A, B])
-        tier = open_tier(threads=1)
-        tier.store(rows)
-        proxy.fault = on("GET", fault)
-        loaded = tier.load([A, B]).result
-        assert (loaded.failed, loaded.missing) == ((A, B), ())
-        assert SECRET not in str(loaded.error)
-        proxy.fault = None
-        tier.store(rows)  # a block that could not be had is stored over
-        assert_contents(tier, rows)
-        assert_contents(open_tier(), rows)
-
-    @pytest.mark.parametrize("fault", [SLOW_DOWN, TOO_MANY, hang_up, cut_body])
-    def test_i18_a_load_that_goes_wrong_once_is_tried_again(self, open_tier, maker, proxy, fault):
-        rows = make_rows(maker, [A, B])
-        tier = open_tier(threads=1)
-        tier.store(rows)
-        proxy.fault = on("GET", fault, times=1)
-        assert tier.load([A, B]).rows == rows
-
-    @pytest.mark.parametrize("fault", [DENIED, EXPIRED, NO_BUCKET, SLOW_DOWN, hang_up])
-    def test_i18_a_store_that_goes_wrong_fails_and_publishes_nothing(
-        self, open_tier, maker, proxy, witness, fault
-    ):
-        rows = make_rows(maker, [A, B])
-        tier = open_tier(threads=1)
-        proxy.fault = on("PUT", fault)
-        stored = tier.store(rows)
-        assert stored.failed == (A, B)
-        assert SECRET not in str(stored.error)
-        proxy.fault = None
-        assert witness.packs() == []
-        assert tier.lookup([A, B]) == [False, False]
-        assert tier.store(rows).error is None
-        assert_contents(tier, rows)
-
-    @pytest.mark.usefixtures("quick")
-    def test_i18_a_store_whose_answer_is_lost_is_whole_or_absent(self, open_tier, maker, proxy):
-        rows = make_rows(maker, [A, B])
-        tier = open_tier(threads=1)
-        proxy.fault = on("PUT", lose_answer)
-        tier.store(rows)
-        proxy.fault = None
-        wait_until(lambda: tier.lookup([A, B]) == [True, True])
-        assert_contents(tier, rows)
-
-    def test_i18_flipped_bytes_prove_nothing(self, open_tier, maker, proxy):
-        tier = open_tier(threads=1)
-        tier.store(make_rows(maker, [A]))
-        proxy.fault = on("GET", flip)
-        assert not maker.proves(A, tier.load([A]).rows[A]), "the core counts it as damaged"
-
-    def test_i18_a_server_that_answers_late_holds_up_one_load(self, open_tier, maker, proxy):
-        rows = make_rows(maker, [A, B])
-        tier = open_tier(threads=1)
-        tier.store(rows)
-        proxy.fault = on("GET", delay(10.0, proxy), times=1)
-        begin = time.monotonic()
-        assert tier.load([A, B]).rows == rows
-        assert time.monotonic() - begin >= 9.0
-
-    def test_i18_a_server_that_never_answers_ends_within_the_deadline(self, open_tier, maker, proxy):
-        tier = open_tier(threads=1, limits={"load_timeout": 4.0})
-        tier.store(make_rows(maker, [A]))
-        proxy.fault = on("GET", delay(3600.0, proxy))
-        loaded = tier.load([A]).result
-        assert loaded.failed == (A,)
-        assert "timed out" in str(loaded.error).lower() or "error sending request" in str(loaded.error)
-
-    @pytest.mark.usefixtures("quick")
-    def test_i18_a_look_that_goes_wrong_removes_nothing(self, open_tier, maker, proxy):
-        rows = make_rows(maker, [A, B])
-        tier = open_tier(threads=1)
-        tier.store(rows)
-        for fault in (NO_BUCKET, DENIED, hang_up):
-            proxy.fault = partial(_on_listing, fault)
-            proxy.requests.clear()
-            wait_until(lambda: len(proxy.requests) > 5)
-            assert tier.lookup([A, B]) == [True, True]
-        proxy.fault = None
-        assert_contents(tier, rows)
-
-    def test_k13_o2_a_forked_child_is_told_and_does_not_hang(self, tier_settings, maker):
-        tier = make_tier(tier_settings)
-        tier.store(A, memoryview(maker.make(A)))
-        reader, writer = os.pipe()
-        child = os.fork()
-        if child == 0:
-            try:
-                load(tier, A)
-            except OSError as error:
-                os.write(writer, str(error).encode())
-            finally:
-                os._exit(0)
-        os.close(writer)
-        with os.fdopen(reader) as said:
-            assert "forked process" in said.read()
-        os.waitpid(child, 0)
-        assert load(tier, A) == maker.make(A)
-
 
 def _has(tier: TierDriver, keys: Sequence[OffloadKey]) -> bool:
     return tier.lookup(keys) == [True] * len(keys)
-
-
-def _on_listing(fault: Fault, request: Request) -> Fault | None:
-    return fault if "list-type" in request.path else None
 
 
 def _only(witness: Witness, *, but: str = "") -> str:
@@ -530,32 +262,7 @@ def _only(witness: Witness, *, but: str = "") -> str:
     return f"{NAMESPACE}/packs/{name}"
 
 
-def make_tier(
-    settings: dict[str, Any],
-    *,
-    namespace: str = NAMESPACE,
-    row_bytes: int = 8192,
-    capacity: int | None = None,
-) -> ObjectTier:
-    """The tier without the core around it, open."""
-    context = TierContext(
-        name="far",
-        namespace=namespace,
-        row_bytes=row_bytes,
-        description={"namespace": namespace},
-        capacity_bytes=capacity,
-    )
-    tier = ObjectTier(ObjectTier.Settings.model_validate({"type": "fsspec", **settings}), context)
-    tier.open()
-    return tier
-
-
 def age(tier: ObjectTier, *, minutes: int) -> None:
     """As if what is there had been used so much earlier."""
     for pack in tier._table._packs.values():
         pack.used -= 60 * minutes
-
-
-def load(tier: ObjectTier, key: OffloadKey) -> bytes | None:
-    into = bytearray(tier.context.row_bytes)
-    return bytes(into) if tier.load(key, memoryview(into)) else None

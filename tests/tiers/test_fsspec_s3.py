@@ -17,6 +17,7 @@ from kvtier_testing.driving import PATIENCE_S, TierDriver
 from kvtier_testing.rows import RowMaker, similar_keys
 from kvtier_testing.tiers import assert_contents
 from tests.tiers.fsspec_rules import A, B, C, store_until_it_works
+from tests.tiers.object_faults import ObjectFaults
 from tests.tiers.object_rules import ObjectTests
 from tests.tiers.s3_server import KEY, SECRET, S3Server, client, options, refusal
 
@@ -60,6 +61,10 @@ def no_credentials(monkeypatch, tmp_path):
 
 class TestMoto(ObjectTests):
     """Every test is in the base classes."""
+
+
+class TestMotoFaults(ObjectFaults):
+    """As above."""
 
 
 def rows(*keys):

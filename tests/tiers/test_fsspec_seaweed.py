@@ -16,6 +16,7 @@ if not PROGRAM.exists():
 from kvtier_testing.driving import PATIENCE_S
 from tests.tiers import object_engines
 from tests.tiers.object_engines import CAPACITY, KEYS, LONGEST, MAKER
+from tests.tiers.object_faults import ObjectFaults
 from tests.tiers.object_rules import ObjectTests
 from tests.tiers.s3_server import client
 
@@ -37,6 +38,10 @@ def server_port(server):
 
 class TestSeaweedFS(ObjectTests):
     """Every test is in the base classes."""
+
+
+class TestSeaweedFSFaults(ObjectFaults):
+    """As above."""
 
 
 def start_engine(port: int, url: str, seed: int) -> subprocess.Popen[str]:
