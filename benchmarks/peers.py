@@ -295,7 +295,11 @@ def run(options: argparse.Namespace, place: Path, say: Say) -> dict[str, Any]:
         each("faults", faults.run, list(first.values()))
     return {
         **summarize(raw),
-        "peers": {way.product: way.product_version() for way in ways if way.name not in absent},
+        "peers": {
+            ("vllm" if way.name == "none" else way.product): way.product_version()
+            for way in ways
+            if way.name not in absent
+        },
         "absent": absent,
         "notes": {way.name: way.note for way in ways if way.note},
         "machine": machine(options.dtype, options.threads),
