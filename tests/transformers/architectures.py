@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, Cache, DynamicCache, PreTrainedModel
 
 from kvtier_core import UnsupportedModelError
+from kvtier_transformers.compat import cache_keyword
 from kvtier_transformers.decoding import GreedyDecoder
 from kvtier_transformers.engine import Engine
 from tests.transformers.tiny import BLOCK, SIZES, VOCAB, tokens, write_settings
@@ -258,6 +259,9 @@ REFUSED: Mapping[str, tuple[str, Mapping[str, Any], str]] = {
     "BERT": ("bert", SIZES, "depends on the tokens that follow"),
 }
 """With what the refusal has to name."""
+_SHORT = 70
+_BATCH = torch.tensor([tokens(_PROMPT), [0] * (_PROMPT - _SHORT) + tokens(_SHORT)])
+_MASK = torch.tensor([[1] * _PROMPT, [0] * (_PROMPT - _SHORT) + [1] * _SHORT])
 Outcome = tuple[Literal["served", "refused", "fault"], str]
 
 
@@ -281,11 +285,12 @@ def try_out(model_type: str, settings: Mapping[str, Any], directory: Path) -> Ou
     saved = directory / "model"
     make(model_type, settings).save_pretrained(saved)
     config, prompt = write_settings(directory), tokens(_PROMPT)
-    given = []
+    given, batches = [], []
     try:
         for _ in range(2):  # from files each time: a model's own namespace is what a restart finds
             with Engine.open(load(saved), max_tokens=160, config=config, chunk_tokens=40) as engine:
                 given += [engine.generate(prompt, max_tokens=_NEW, ignore_eos=True) for _ in range(2)]
+                batches.append(_run_batch(engine))
                 assert engine.flush()
     except UnsupportedModelError as error:
         return "refused", str(error)
@@ -306,7 +311,35 @@ def try_out(model_type: str, settings: Mapping[str, Any], directory: Path) -> Ou
     held = _PROMPT - _PROMPT % BLOCK
     if hits != [0, held, held, held] or given[2].hits_by_tier != {"disk": held}:
         return "fault", f"hits {hits}, {[dict(result.hits_by_tier) for result in given]}"
+    right_batch = _generate(model)
+    for found, columns in batches:
+        if found != right_batch or columns != held:
+            return "fault", f"a batch with {columns} columns loaded gives {found} and not {right_batch}"
     return "served", ""
+
+
+def _run_batch(engine: Engine) -> tuple[list[list[int]], int]:
+    """The answers to a batch of which one prompt is known, and how many columns were loaded."""
+    with engine.cache_for(_BATCH, attention_mask=_MASK) as prompt:
+        answers = _generate(engine._model, prompt.cache)
+        prompt.store(torch.tensor(answers))
+        return answers, prompt.hit_tokens
+
+
+def _generate(model: PreTrainedModel, cache: Cache | None = None) -> list[list[int]]:
+    """Transformers' answers to the batch."""
+    given = {} if cache is None else {cache_keyword(model): cache}
+    output = model.generate(
+        _BATCH,
+        attention_mask=_MASK,
+        do_sample=False,
+        min_new_tokens=_NEW,
+        max_new_tokens=_NEW,
+        pad_token_id=0,
+        **given,
+    )
+    answers: list[list[int]] = output.tolist()
+    return answers
 
 
 def main(arguments: list[str] | None = None) -> int:

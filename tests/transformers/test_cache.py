@@ -4,7 +4,7 @@ from transformers import DynamicCache
 
 from kvtier_core import PoolError
 from kvtier_transformers.compat import cache_keyword
-from kvtier_transformers.token_log import CacheError
+from kvtier_transformers.errors import CacheError
 from tests.transformers.tiny import BLOCK, MODELS, device_kv, tiny_model, tokens
 
 PROMPT = 100
@@ -94,7 +94,7 @@ def test_blocks_copied_elsewhere_and_back_give_the_same_logits():
 def test_a_batch_is_refused_before_anything_is_written():
     model = tiny_model()
     kv = make_kv(model)
-    with pytest.raises(CacheError, match="one sequence"), torch.no_grad():
+    with pytest.raises(CacheError, match="made for 1"), torch.no_grad():
         model(input_ids=torch.tensor([tokens(5), tokens(5)]), **{cache_keyword(model): kv.cache()})
     assert all(tensor.count_nonzero() == 0 for tensor in kv.tensors)
 
@@ -121,7 +121,7 @@ def test_gradients_are_refused():
 
 def test_beam_search_is_refused():
     model, prompt = tiny_model(), torch.tensor([tokens(20)])
-    with pytest.raises(CacheError, match="one sequence"):
+    with pytest.raises(CacheError, match="made for 1"):
         model.generate(
             prompt,
             num_beams=2,

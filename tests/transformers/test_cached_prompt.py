@@ -6,7 +6,7 @@ from transformers import AutoModelForCausalLM
 
 from kvtier_transformers.compat import cache_keyword
 from kvtier_transformers.engine import Engine
-from kvtier_transformers.token_log import CacheError
+from kvtier_transformers.errors import CacheError
 from tests.transformers.tiny import save_model, tiny_model, tokens, write_settings
 
 PROMPT = [*tokens(60), *tokens(40)]  # its end is its beginning: prompt lookup finds candidates

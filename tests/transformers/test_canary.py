@@ -7,6 +7,7 @@ from transformers import PreTrainedModel
 from kvtier_core import UnsupportedModelError
 from kvtier_transformers import Engine
 from kvtier_transformers.cache import BlockLayer, DeviceKV
+from kvtier_transformers.sequences import Running
 from tests.transformers.tiny import VOCAB, tiny_model, tokens
 
 CONFIG = '[pool]\ncapacity = "4MiB"\n[tiers.ram]\ntype = "memory"\ncapacity = "4MiB"\n'
@@ -26,7 +27,7 @@ def swap_keys_and_values(layers: list[BlockLayer]) -> None:
 
 
 def swap_heads(layers: list[BlockLayer]) -> None:
-    layers[0]._key_tokens = layers[0]._key_tokens.flip(1)
+    layers[0]._key_tokens = layers[0]._key_tokens.flip(2)
 
 
 def swap_layers(layers: list[BlockLayer]) -> None:
@@ -34,7 +35,7 @@ def swap_layers(layers: list[BlockLayer]) -> None:
 
 
 def shift_a_token(layers: list[BlockLayer]) -> None:
-    layers[1]._key_tokens = layers[1]._key_tokens.roll(1, 0)
+    layers[1]._key_tokens = layers[1]._key_tokens.roll(1, 1)
 
 
 @pytest.fixture(params=[swap_keys_and_values, swap_heads, swap_layers, shift_a_token])
@@ -42,8 +43,8 @@ def wrong_adapter(request, monkeypatch):
     """An adapter that misreads what it has loaded, as after a change of the layout."""
     real = DeviceKV.cache
 
-    def cache(self, length=0, log=None):
-        made = real(self, length, log)
+    def cache(self, length=0, log=None, batch=None):
+        made = real(self, length, log, batch)
         if length:
             request.param(self._layers)
             for layer in self._layers:
@@ -67,16 +68,16 @@ def test_c05_an_adapter_that_misreads_what_it_loads_is_refused_before_anything_i
 def test_c05_other_bytes_are_refused(config, monkeypatch):
     real = DeviceKV.cache
 
-    def cache(self, length=0, log=None):
+    def cache(self, length=0, log=None, batch=None):
         self.tensors[2][:length] *= 1 + 1e-6
-        return real(self, length, log)
+        return real(self, length, log, batch)
 
     monkeypatch.setattr(DeviceKV, "cache", cache)
     refused(config, "other bytes came back in 1 of 4 tensors, the first one number 2")
 
 
 def test_c05_a_load_that_brings_nothing_is_refused(config, monkeypatch):
-    monkeypatch.setattr(Engine, "_load", lambda self, request_id, prompt_tokens: 0)
+    monkeypatch.setattr(Running, "_load", lambda self: 0)
     refused(config, "0 of 32 tokens came back")
 
 
@@ -122,7 +123,7 @@ def test_c05_an_engine_that_has_no_room_for_a_block_and_more_opens_without(confi
     ran = []
     model = tiny_model()
     with Engine.open(model, max_tokens=16, config=config) as engine:
-        monkeypatch.setattr(engine, "_wait_for_blocks", lambda: ran.append(1))
+        monkeypatch.setattr(engine._sequences, "_wait_for_blocks", lambda: ran.append(1))
         assert engine.generate(tokens(8), max_tokens=2).token_ids
     assert ran == [1]
 

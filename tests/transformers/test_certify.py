@@ -27,10 +27,10 @@ from kvtier_transformers.certify import open_engine
 
 cache = DeviceKV.cache
 
-def misread(self, length=0, log=None):
+def misread(self, length=0, log=None, batch=None):
     one, other = self.tensors[2:4]  # K and V of the second layer, (tokens, heads, head_dim)
     {how}
-    return cache(self, length, log)
+    return cache(self, length, log, batch)
 
 DeviceKV.cache = misread
 """

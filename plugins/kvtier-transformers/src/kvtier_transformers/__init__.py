@@ -10,10 +10,10 @@ if TYPE_CHECKING:
     from kvtier_transformers.cache import DeviceKV
     from kvtier_transformers.cached_prompt import Prompt
     from kvtier_transformers.engine import Engine, Generation
+    from kvtier_transformers.errors import CacheError
     from kvtier_transformers.models import LoadedModel, load
     from kvtier_transformers.namespace import namespace_for
     from kvtier_transformers.support import check_model
-    from kvtier_transformers.token_log import CacheError
 
 __all__ = [
     "CacheError",
@@ -28,7 +28,7 @@ __all__ = [
 ]
 
 _HOMES = {
-    "CacheError": "token_log",
+    "CacheError": "errors",
     "DeviceKV": "cache",
     "Engine": "engine",
     "Generation": "engine",

@@ -112,7 +112,11 @@ def _num_blocks(kv: DeviceKV) -> int:
 def _forward(model: PreTrainedModel, tokens: Sequence[int], cache: Cache) -> torch.Tensor:
     """The model's logits for each of *tokens*, or its last hidden states where it has no head."""
     with torch.inference_mode():
-        output = model(input_ids=torch.tensor([tokens]), use_cache=True, **{cache_keyword(model): cache})
+        output = model(
+            input_ids=torch.tensor([tokens], device=model.device),
+            use_cache=True,
+            **{cache_keyword(model): cache},
+        )
     states: torch.Tensor = output[0]
     return states
 

@@ -30,7 +30,11 @@ class GreedyDecoder:
 
     def _forward(self, token_ids: Sequence[int]) -> torch.Tensor:
         with torch.inference_mode():
-            output = self._model(input_ids=torch.tensor([token_ids]), use_cache=True, **self._options)
+            output = self._model(
+                input_ids=torch.tensor([token_ids], device=self._model.device),
+                use_cache=True,
+                **self._options,
+            )
         self._length += len(token_ids)
         self._on_progress(self._length)
         logits: torch.Tensor = output.logits[0, -1].float()  # (vocab,)

@@ -1,15 +1,12 @@
-"""An engine for one sequence at a time: greedy generation whose KV comes from and goes to kvtier's tiers.
+"""An engine for one caller at a time: greedy generation whose KV comes from and goes to kvtier's tiers.
 
-Decides when to ask for cached tokens, when computed blocks are handed on, and when the device's blocks may be used
-again. Transfers, tiers and waiting are the session's. Whatever the tiers do, the answer is the model's: what can't be
-loaded is computed.
+Decides who may use it when, and which models and prompts it takes. Whatever the tiers do, the answer is the model's:
+what can't be loaded is computed.
 """
 
-import itertools
 import os
 import threading
 import time
-import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -18,23 +15,22 @@ from types import TracebackType
 from typing import Any, Literal, Self
 
 import torch
-from transformers import Cache, PreTrainedModel
+from transformers import PreTrainedModel
 
 from kvtier_core import ClosedError, ConfigError, Settings, load_settings
-from kvtier_core.engine import EngineSession, PrefillCost, RequestIdentity, open_session
+from kvtier_core.engine import EngineSession, PrefillCost, open_session
 from kvtier_core.transfer import KVLayout
+from kvtier_transformers.batch import BatchedPrompt, TokenIds, flat_ids, is_plain, read_batch
 from kvtier_transformers.cache import DeviceKV
-from kvtier_transformers.cached_prompt import Prompt, flat_ids
+from kvtier_transformers.cached_prompt import Prompt
 from kvtier_transformers.canary import check_restores, trial_settings
 from kvtier_transformers.decoding import GreedyDecoder
-from kvtier_transformers.layers import read_layers
+from kvtier_transformers.errors import CacheError
+from kvtier_transformers.layers import check_batches, read_layers
 from kvtier_transformers.model_state import StateWatch
 from kvtier_transformers.namespace import namespace_for
+from kvtier_transformers.sequences import Running, Sequences
 from kvtier_transformers.support import check_generates, check_length, check_model
-from kvtier_transformers.token_log import CacheError, TokenLog
-
-_STORE_PATIENCE_S = 2.0
-"""How long one sequence waits in all for tiers that are behind, before they leave blocks of it out."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,7 +57,7 @@ class Generation:
 
 
 class Engine:
-    """Runs a model with kvtier behind it. One sequence at a time; a second thread's call is refused meanwhile.
+    """Runs a model with kvtier behind it. One prompt or batch at a time; other threads' calls are refused meanwhile.
 
     ``wait_timeout_s`` bounds every wait for tiers and copies: tiers that take longer cost hits.
     """
@@ -119,12 +115,11 @@ class Engine:
         self._session = session
         self._chunk_tokens = chunk_tokens
         self._wait_timeout_s = wait_timeout_s
-        self._ids = (f"{uuid.uuid4().hex}-{number}" for number in itertools.count())
+        self._sequences = Sequences(model, kv, session, wait_timeout_s)
         self._one_thread = threading.RLock()
         """Held by whoever uses the session, which is no two threads' at once."""
         self._has_sequence = False
-        self._last_request: str | None = None
-        self._copies_lost = False
+        self._takes_batches = False
         self._closed = False
         self._process = os.getpid()
         self._prefill_cost = PrefillCost()
@@ -137,7 +132,7 @@ class Engine:
 
     def generate(
         self,
-        prompt_ids: torch.Tensor | Sequence[int],
+        prompt_ids: TokenIds,
         *,
         max_tokens: int = 128,
         salt: str | None = None,
@@ -156,22 +151,24 @@ class Engine:
         if max_tokens < 1:
             raise CacheError(f"max_tokens must be at least 1, not {max_tokens}")
         check_generates(self._model)
-        prompt_ids = flat_ids(prompt_ids, "prompts")
-        with self._request(prompt_ids, max_tokens - 1, salt) as (request_id, cache, _):
-            hit_tokens, load_s = cache.get_seq_length(), time.perf_counter() - started
-            hand_on = _HandOn(self._session, request_id, self._block_ids)
+        prompt_ids = flat_ids(prompt_ids)
+        with self._running([BatchedPrompt(token_ids=tuple(prompt_ids))], max_tokens - 1, salt) as running:
+            (request_id,), hit_tokens = running.ids, running.hit_tokens
+            load_s = time.perf_counter() - started
 
             def on_progress(num_tokens: int) -> None:
                 self._ensure_open()  # close, on another thread, waits for this sequence
-                hand_on(num_tokens)
+                running.hand_on(num_tokens)
 
             decoder = GreedyDecoder(
-                self._model, cache, chunk_tokens=self._chunk_tokens, on_progress=on_progress
+                self._model, running.cache, chunk_tokens=self._chunk_tokens, on_progress=on_progress
             )
             computing = time.perf_counter()
             first_logits = decoder.prefill(prompt_ids)
             token_ids = [int(first_logits.argmax())]  # also waits for a device that computes by itself
-            self._learn_cost(len(prompt_ids) - hit_tokens, time.perf_counter() - computing - hand_on.seconds)
+            self._learn_cost(
+                len(prompt_ids) - hit_tokens, time.perf_counter() - computing - running.seconds_handing_on
+            )
             ttft_s = time.perf_counter() - started
             stop = frozenset() if ignore_eos else self._stop_tokens()
             while True:
@@ -196,14 +193,19 @@ class Engine:
 
     @contextmanager
     def cache_for(
-        self, prompt_ids: torch.Tensor | Sequence[int], *, salt: str | None = None
+        self,
+        prompt_ids: TokenIds,
+        *,
+        attention_mask: torch.Tensor | None = None,
+        salt: str | None = None,
     ) -> Iterator[Prompt]:
-        """A cache with the prompt's known prefix loaded, for ``model.generate`` or ``model.forward``.
+        """A cache with the known prefix of a prompt, or of each in a batch, for ``model.generate`` or ``forward``.
 
         Like this::
 
-            with engine.cache_for(ids) as prompt:
-                output = model.generate(ids, past_key_values=prompt.cache)
+            batch = tokenizer(texts, return_tensors="pt", padding=True, padding_side="left")
+            with engine.cache_for(batch.input_ids, attention_mask=batch.attention_mask) as prompt:
+                output = model.generate(**batch, past_key_values=prompt.cache)
                 prompt.store(output)
 
         ``generate`` skips the loaded tokens by itself; ``forward`` wants those after ``prompt.hit_tokens``. Without
@@ -211,20 +213,21 @@ class Engine:
         the engine's model. A prompt's KV is known by its token ids, so that the model raises ``CacheError`` when it is
         called with a mask that hides some, with other positions, or with embeddings. Assisted generation does so where
         tokens were loaded, and so does ``use_cache=False``. Raises as ``generate`` does.
-        """
-        prompt_ids = flat_ids(prompt_ids, "prompts")
-        with self._request(prompt_ids, 0, salt) as (request_id, cache, log):
 
-            def store(new_ids: Sequence[int], num_tokens: int) -> None:
+        *attention_mask* says where a batch has padding. A batch takes memory of its own: up to ``max_tokens`` for each
+        sequence, padding included. Of a sequence with padding behind its prompt, only the prompt is stored.
+        """
+        prompts = read_batch(prompt_ids, attention_mask)
+        with self._running(prompts, 0, salt) as running:
+
+            def store(new_ids: Sequence[Sequence[int]], columns: int) -> None:
                 self._ensure_open()
                 self._check_model()
-                self._session.append(request_id, new_ids)
-                _HandOn(self._session, request_id, self._block_ids)(num_tokens)
-                self._await_copies(
-                    request_id
-                )  # the caller may take tokens back and write others in their place
+                running.append(new_ids)
+                running.hand_on(columns)
+                running.await_copies()  # the caller may take tokens back and write others in their place
 
-            yield Prompt(cache, tuple(prompt_ids), cache.get_seq_length(), log, store)
+            yield Prompt(running, self._padding_tokens(), store)
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
@@ -236,36 +239,24 @@ class Engine:
             self._one_thread.release()
 
     @contextmanager
-    def _request(
-        self, prompt_ids: Sequence[int], more_tokens: int, salt: str | None
-    ) -> Iterator[tuple[str, Cache, TokenLog]]:
-        """One request from its announcement to its end, with a cache that holds what could be loaded."""
+    def _running(
+        self, prompts: Sequence[BatchedPrompt], more_tokens: int, salt: str | None
+    ) -> Iterator[Running]:
+        """The requests of *prompts* from their announcement to their end, while nobody else uses the engine."""
         self._ensure_open()
         with self._alone():
             if self._has_sequence:
                 raise CacheError("the engine is busy with another sequence: end that first")
             self._has_sequence = True
             try:
-                self._check_room(len(prompt_ids), more_tokens)
+                self._check_room(prompts, more_tokens)
                 self._check_model()
-                self._wait_for_blocks()
-                request_id = next(self._ids)
-                self._session.begin(request_id, prompt_ids, RequestIdentity(salt=salt))
-                self._last_request = request_id
-                try:
-                    length = self._load(request_id, len(prompt_ids))
-                    log = TokenLog(prompt_ids[:length])
-                    cache = self._kv.cache(length, log)
-                    with log.watch(self._model, cache):
-                        yield request_id, cache, log
-                except BaseException:
-                    self._copies_lost = True
-                    self._session.abort(request_id)  # raises when this request's transfers do not end
-                    self._copies_lost = False
-                    raise
-                self._session.end(request_id)
+                if not (self._takes_batches or is_plain(prompts)):
+                    check_batches(self._model)
+                    self._takes_batches = True
+                with self._sequences.begin(prompts, salt) as running:
+                    yield running
             finally:
-                self._kv.end_cache()
                 self._has_sequence = False
 
     def _ensure_open(self) -> None:
@@ -285,43 +276,15 @@ class Engine:
                 "computed with the old ones: close it, and open another engine"
             )
 
-    def _check_room(self, prompt_tokens: int, more_tokens: int) -> None:
-        if not prompt_tokens:
+    def _check_room(self, prompts: Sequence[BatchedPrompt], more_tokens: int) -> None:
+        if not all(prompt.token_ids for prompt in prompts):
             raise CacheError("the prompt is empty: give at least one token")
-        if prompt_tokens + more_tokens > self._kv.max_tokens:
+        longest = max(prompt.begin + len(prompt.token_ids) for prompt in prompts)
+        if longest + more_tokens > self._kv.max_tokens:
             raise CacheError(
-                f"{prompt_tokens} prompt tokens and {more_tokens} more do not fit: this engine was opened for "
+                f"{longest} prompt tokens and {more_tokens} more do not fit: this engine was opened for "
                 f"{self._kv.max_tokens}; open it with a larger max_tokens"
             )
-
-    def _wait_for_blocks(self) -> None:
-        # The last request's blocks may still be on their way into the pool; writing into them now would store the
-        # next request's bytes under the last one's keys.
-        if self._copies_lost:
-            raise CacheError(
-                "a copy of an earlier sequence never ended and may still touch the device: open a new engine"
-            )
-        if self._last_request is None:
-            return
-        self._await_copies(self._last_request)
-        self._last_request = None
-
-    def _await_copies(self, request_id: str) -> None:
-        if not self._session.wait_stored(request_id, self._wait_timeout_s):
-            raise CacheError(
-                f"the sequence's blocks were not copied to the pool within {self._wait_timeout_s:g} s, so its "
-                "device blocks can't be used again yet: try again, or open the engine with a larger wait_timeout_s"
-            )
-
-    def _load(self, request_id: str, prompt_tokens: int) -> int:
-        """Load what the tiers have of the prompt's beginning; return how many tokens that is."""
-        # One token is always left to compute: the logits come from computing it.
-        loadable = min(self._session.wait_matched(request_id, self._wait_timeout_s), prompt_tokens - 1)
-        loadable -= loadable % self._kv.tokens_per_block
-        if not loadable:
-            return 0
-        self._session.load(request_id, loadable, self._block_ids(loadable))
-        return self._session.wait_loaded(request_id, self._wait_timeout_s)
 
     def _learn_cost(self, num_tokens: int, seconds: float) -> None:
         """Tell the session what computing costs, so that no tier makes a prompt slower than computing it would be."""
@@ -329,14 +292,15 @@ class Engine:
         if (cost := self._prefill_cost.seconds_per_token()) is not None:
             self._session.set_recompute_cost(cost)
 
-    def _block_ids(self, num_tokens: int) -> range:
-        return range(-(-num_tokens // self._kv.tokens_per_block))
-
     def _stop_tokens(self) -> frozenset[int]:
         configs = (getattr(self._model, "generation_config", None), self._model.config)
         given = (getattr(config, "eos_token_id", None) for config in configs)
         found = next((ids for ids in given if ids is not None), None)
         return frozenset(found if isinstance(found, list | tuple) else () if found is None else (found,))
+
+    def _padding_tokens(self) -> frozenset[int]:
+        pad = getattr(getattr(self._model, "generation_config", None), "pad_token_id", None)
+        return self._stop_tokens() if pad is None else frozenset((pad,))  # as generate chooses it
 
     def flush(self, timeout_s: float = 60.0) -> bool:
         """Wait until everything stored so far has reached the tiers; False when that takes longer.
@@ -376,21 +340,3 @@ class Engine:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.close()
-
-
-class _HandOn:
-    """Hands the computed blocks of one request on, after every forward pass, and says how long that took."""
-
-    def __init__(self, session: EngineSession, request_id: str, block_ids: Callable[[int], range]) -> None:
-        self._session = session
-        self._request_id = request_id
-        self._block_ids = block_ids
-        self.seconds = 0.0
-        """Spent so far, waiting for tiers that are behind included: no more than a little above the patience."""
-
-    def __call__(self, num_tokens: int) -> None:
-        started = time.perf_counter()
-        patience_s = max(0.0, _STORE_PATIENCE_S - self.seconds)
-        self._session.computed(self._request_id, num_tokens, self._block_ids(num_tokens), wait_s=patience_s)
-        self._session.end_step()
-        self.seconds += time.perf_counter() - started

@@ -5,8 +5,10 @@ the shape of its K and V, and that tokens computed in pieces give what they give
 depends on later tokens would be answered wrongly from a cache.
 """
 
+import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from transformers import DynamicCache, PreTrainedModel
@@ -20,7 +22,7 @@ _NEAR = {torch.float64: 1e-5, torch.float32: 1e-5}
 """How far two ways to compute the same may be apart, over its own size. Other dtypes round more coarsely."""
 _COARSELY_NEAR = 0.02
 _IN_PIECES = 100
-"""Times that, where shapes differ as well: a prompt at once, and in pieces."""
+"""Times that, where shapes differ as well: a prompt at once, and in pieces or in a batch."""
 _QUANTIZED = ("torch.ao.nn.quantized", "torch.nn.quantized")
 """Where torch rounds each activation by the largest of its batch: tokens that follow show, as rounding."""
 _QUANTIZED_NEAR = 0.25
@@ -34,6 +36,7 @@ class LayerKV:
     """``(kv_heads, head_dim)`` of K. V may have others, as in latent attention."""
     value_shape: tuple[int, int]
     dtype: torch.dtype
+    device: torch.device
     window: int | None = None
     """How many tokens a query sees, itself included; all when unset."""
 
@@ -61,6 +64,29 @@ def read_layers(model: PreTrainedModel) -> list[LayerKV | None]:
     return [layer for layer in found if not isinstance(layer, str)]
 
 
+def check_batches(model: PreTrainedModel) -> None:
+    """Raise ``UnsupportedModelError`` when KV depends on padding, or on the other sequences of a batch.
+
+    Cost: three forward passes over 48 tokens or fewer.
+    """
+    tokens = trial_tokens(model, _TRIAL_TOKENS)
+    padding = len(tokens) // 3
+    prompts = [tokens, tokens[: len(tokens) - padding]]
+    mask = torch.ones((2, len(tokens)), dtype=torch.long, device=model.device)
+    mask[1, :padding] = 0
+    options = {"attention_mask": mask}
+    if "position_ids" in inspect.signature(model.forward).parameters:
+        options["position_ids"] = (mask.cumsum(-1) - 1).clamp_min(0)
+    together = _prefix_kv(_run(model, [[tokens, tokens[:padding] + prompts[1]]], **options), 0)
+    for number, prompt in enumerate(prompts):
+        alone = _prefix_kv(_run(model, [prompt]), 0)
+        counts = [min(one.shape[2], both.shape[2]) for one, both in zip(alone, together, strict=True)]
+        expected = [tensor[:, :, -count:] for tensor, count in zip(alone, counts, strict=True)]
+        found = [tensor[[number], :, -count:] for tensor, count in zip(together, counts, strict=True)]
+        if not are_near(expected, found, _other_shapes(nearness(model, expected[0].dtype))):
+            raise refuse(type(model).__name__, ["its KV in a batch is another than alone"])
+
+
 def _num_new(cache: DynamicCache, num_tokens: int) -> int:
     """How many of the tokens to exchange: each layer still shows some that came before, a short window as well."""
     shown = [layer.keys.shape[2] for layer in cache.layers if layer.keys is not None]
@@ -74,11 +100,16 @@ def _differences(model: PreTrainedModel, caches: Mapping[str, DynamicCache], num
         yield "it keeps no KV in the cache it is given"
         return
     near = nearness(model, prefixes["at once"][0].dtype)
-    far = near * _IN_PIECES if near < _COARSELY_NEAR else near
+    far = _other_shapes(near)
     if not are_near(prefixes["at once"], prefixes["before others"], near):
         yield "its KV of a prefix depends on the tokens that follow"
     elif not are_near(prefixes["at once"], prefixes["in pieces"], far):
         yield "its KV depends on how a prompt is cut into pieces"
+
+
+def _other_shapes(near: float) -> float:
+    """*near* for the same tokens in tensors of other shapes."""
+    return near * _IN_PIECES if near < _COARSELY_NEAR else near
 
 
 def nearness(model: PreTrainedModel, dtype: torch.dtype) -> float:
@@ -105,14 +136,15 @@ def trial_tokens(model: PreTrainedModel, count: int) -> list[int]:
     return [ordinary[index * index % len(ordinary)] for index in range(1, count + 1)]
 
 
-def _run(model: PreTrainedModel, pieces: Sequence[Sequence[int]]) -> DynamicCache:
-    """Transformers' cache after the model has seen the *pieces*, one forward pass each."""
+def _run(model: PreTrainedModel, pieces: Sequence[Sequence[Any]], **options: torch.Tensor) -> DynamicCache:
+    """Transformers' cache after the model has seen the *pieces*, one forward pass each: a sequence's, or a batch's."""
     try:
         cache = DynamicCache(config=model.config)
         with torch.inference_mode():
             for piece in pieces:
                 if piece:
-                    model(input_ids=torch.tensor([piece]), use_cache=True, **{cache_keyword(model): cache})
+                    token_ids = torch.atleast_2d(torch.tensor(piece, device=model.device))
+                    model(input_ids=token_ids, use_cache=True, **options, **{cache_keyword(model): cache})
     except Exception as error:
         raise refuse(
             type(model).__name__, [f"transformers' DynamicCache does not serve it: {error}"]
@@ -143,6 +175,7 @@ def _layer_of(layer: object) -> LayerKV | str | None:
         key_shape=(keys.shape[1], keys.shape[3]),
         value_shape=(values.shape[1], values.shape[3]),
         dtype=keys.dtype,
+        device=keys.device,
         window=getattr(layer, "sliding_window", None),
     )
 
