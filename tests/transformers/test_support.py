@@ -39,7 +39,8 @@ def refusal(model):
 
 def test_a_sliding_window_is_read_from_the_layers():
     model = MistralForCausalLM(MistralConfig(**SIZES, sliding_window=32)).eval()
-    kept = LayerKV(key_shape=(2, 16), value_shape=(2, 16), dtype=torch.float32, window=32)
+    cpu = torch.device("cpu")
+    kept = LayerKV(key_shape=(2, 16), value_shape=(2, 16), dtype=torch.float32, device=cpu, window=32)
     assert read_layers(model) == [kept, kept]
 
 

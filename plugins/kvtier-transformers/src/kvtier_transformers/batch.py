@@ -46,7 +46,7 @@ def read_matrix(ids: TokenIds) -> list[Sequence[int]]:
         return [ids]
     if ids.dim() > 2:  # noqa: PLR2004 - sequences, columns
         raise CacheError(f"token ids of shape {tuple(ids.shape)}: give (sequences, columns)")
-    matrix: list[Sequence[int]] = torch.atleast_2d(ids).tolist()
+    matrix: list[Sequence[int]] = (ids if ids.dim() > 1 else ids.reshape(1, -1)).tolist()
     return matrix
 
 
@@ -59,7 +59,9 @@ def read_batch(ids: TokenIds, attention_mask: torch.Tensor | None) -> list[Batch
     width = len(matrix[0])
     if attention_mask is None:
         return [BatchedPrompt(token_ids=tuple(columns)) for columns in matrix]
-    shown = torch.atleast_2d(attention_mask != 0)
+    shown = attention_mask.cpu() != 0
+    if shown.dim() == 1:
+        shown = shown[None]
     if shown.shape != (len(matrix), width):
         raise CacheError(
             f"attention_mask has shape {tuple(attention_mask.shape)}, and the token ids {(len(matrix), width)}"

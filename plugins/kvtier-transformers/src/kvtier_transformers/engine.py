@@ -18,7 +18,7 @@ import torch
 from transformers import PreTrainedModel
 
 from kvtier_core import ClosedError, ConfigError, Settings, load_settings
-from kvtier_core.engine import EngineSession, PrefillCost, open_session
+from kvtier_core.engine import EngineSession, Hints, PrefillCost, open_session
 from kvtier_core.transfer import KVLayout
 from kvtier_transformers.batch import BatchedPrompt, TokenIds, flat_ids, is_plain, read_batch
 from kvtier_transformers.cache import DeviceKV
@@ -136,23 +136,28 @@ class Engine:
         *,
         max_tokens: int = 128,
         salt: str | None = None,
+        hints: Hints | None = None,
         ignore_eos: bool = False,
         on_token: Callable[[int], None] | None = None,
     ) -> Generation:
         """Complete *prompt_ids* greedily with up to *max_tokens* tokens, the end token included if it comes.
 
-        *salt* keeps requests apart: cached blocks are shared only between requests of one salt. *on_token* is called
-        with every token, on the caller's thread. Raises ``CacheError`` when the prompt is empty, does not fit, or
-        the engine is busy, or the model is not as it was when it was opened, ``ClosedError`` also when another thread
-        closes the engine, and in a forked child, ``UnsupportedModelError`` when the model has no head to generate with.
-        Cost: a forward pass over the tokens not cached, then one a token.
+        *salt* keeps requests apart: cached blocks are shared only between requests of one salt. *hints* say what will
+        become of its blocks, and change no answer. *on_token* is called with every token, on the caller's thread.
+
+        Raises ``CacheError`` when the prompt is empty, does not fit, or the engine is busy, or the model is not as it
+        was when it was opened, ``ClosedError`` also when another thread closes the engine, and in a forked child,
+        ``UnsupportedModelError`` when the model has no head to generate with. Cost: a forward pass over the tokens not
+        cached, then one a token.
         """
         started = time.perf_counter()
         if max_tokens < 1:
             raise CacheError(f"max_tokens must be at least 1, not {max_tokens}")
         check_generates(self._model)
         prompt_ids = flat_ids(prompt_ids)
-        with self._running([BatchedPrompt(token_ids=tuple(prompt_ids))], max_tokens - 1, salt) as running:
+        with self._running(
+            [BatchedPrompt(token_ids=tuple(prompt_ids))], max_tokens - 1, salt, hints
+        ) as running:
             (request_id,), hit_tokens = running.ids, running.hit_tokens
             load_s = time.perf_counter() - started
 
@@ -198,6 +203,7 @@ class Engine:
         *,
         attention_mask: torch.Tensor | None = None,
         salt: str | None = None,
+        hints: Hints | None = None,
     ) -> Iterator[Prompt]:
         """A cache with the known prefix of a prompt, or of each in a batch, for ``model.generate`` or ``forward``.
 
@@ -218,7 +224,7 @@ class Engine:
         sequence, padding included. Of a sequence with padding behind its prompt, only the prompt is stored.
         """
         prompts = read_batch(prompt_ids, attention_mask)
-        with self._running(prompts, 0, salt) as running:
+        with self._running(prompts, 0, salt, hints) as running:
 
             def store(new_ids: Sequence[Sequence[int]], columns: int) -> None:
                 self._ensure_open()
@@ -240,7 +246,7 @@ class Engine:
 
     @contextmanager
     def _running(
-        self, prompts: Sequence[BatchedPrompt], more_tokens: int, salt: str | None
+        self, prompts: Sequence[BatchedPrompt], more_tokens: int, salt: str | None, hints: Hints | None
     ) -> Iterator[Running]:
         """The requests of *prompts* from their announcement to their end, while nobody else uses the engine."""
         self._ensure_open()
@@ -254,7 +260,7 @@ class Engine:
                 if not (self._takes_batches or is_plain(prompts)):
                     check_batches(self._model)
                     self._takes_batches = True
-                with self._sequences.begin(prompts, salt) as running:
+                with self._sequences.begin(prompts, salt, hints) as running:
                     yield running
             finally:
                 self._has_sequence = False

@@ -143,7 +143,8 @@ def _run(model: PreTrainedModel, pieces: Sequence[Sequence[Any]], **options: tor
         with torch.inference_mode():
             for piece in pieces:
                 if piece:
-                    token_ids = torch.atleast_2d(torch.tensor(piece, device=model.device))
+                    token_ids = torch.tensor(piece, device=model.device)
+                    token_ids = token_ids if token_ids.dim() > 1 else token_ids[None]
                     model(input_ids=token_ids, use_cache=True, **options, **{cache_keyword(model): cache})
     except Exception as error:
         raise refuse(

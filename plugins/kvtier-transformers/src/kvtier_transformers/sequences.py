@@ -12,7 +12,7 @@ from contextlib import ExitStack, contextmanager
 
 from transformers import Cache, PreTrainedModel
 
-from kvtier_core.engine import EngineSession, RequestIdentity
+from kvtier_core.engine import EngineSession, Hints, RequestIdentity
 from kvtier_transformers.batch import BatchedPrompt, is_plain
 from kvtier_transformers.cache import BatchMemory, DeviceKV
 from kvtier_transformers.errors import CacheError
@@ -37,14 +37,18 @@ class Sequences:
         self._copies_lost = False
 
     @contextmanager
-    def begin(self, prompts: Sequence[BatchedPrompt], salt: str | None) -> Iterator["Running"]:
+    def begin(
+        self, prompts: Sequence[BatchedPrompt], salt: str | None, hints: Hints | None
+    ) -> Iterator["Running"]:
         """Requests for all *prompts*, from their announcement to their end, and a cache that holds what was loaded."""
         self._wait_for_blocks()
         ids = [next(self._ids) for _ in prompts]
         try:
             try:
                 for request_id, prompt in zip(ids, prompts, strict=True):
-                    self._session.begin(request_id, prompt.token_ids, RequestIdentity(salt=salt))
+                    self._session.begin(
+                        request_id, prompt.token_ids, RequestIdentity(salt=salt), hints=hints or Hints()
+                    )
                     self._last_requests.append(request_id)
                 running = Running(self._kv, self._session, ids, prompts, self._wait_timeout_s)
                 with running.log.watch(self._model, running.cache):
