@@ -27,9 +27,9 @@ from kvtier_transformers.canary import check_restores, trial_settings
 from kvtier_transformers.decoding import GreedyDecoder
 from kvtier_transformers.errors import CacheError
 from kvtier_transformers.layers import check_batches, read_layers
-from kvtier_transformers.model_state import StateWatch
 from kvtier_transformers.namespace import namespace_for
 from kvtier_transformers.sequences import Running, Sequences
+from kvtier_transformers.state_bytes import StateWatch
 from kvtier_transformers.support import check_generates, check_length, check_model
 
 

@@ -13,7 +13,8 @@ from transformers import PreTrainedModel
 
 from kvtier_core.engine import GroupSpec, Namespace
 from kvtier_transformers.cache import DeviceKV
-from kvtier_transformers.model_state import config_digest, digest_state, read_state
+from kvtier_transformers.model_state import config_digest, read_state
+from kvtier_transformers.state_bytes import digest_state
 from kvtier_weights import digest_weights, list_model_files
 
 LAYOUT = "transformers: by layer K page, V page; page (tokens, kv_heads, head_dim)"
