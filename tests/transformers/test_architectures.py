@@ -56,7 +56,8 @@ same rule: its layers are read when the engine opens.
 ## In transformers
 
 Each model is compared with transformers' own cache: computed, loaded from the pool, and loaded from disk by another
-engine. Served means the same 12 greedy tokens, and first logits within 1e-3.
+engine. Served means the same 12 greedy tokens, and first logits within 1e-3. A batch of two prompts, one with padding,
+has the same tokens as well.
 
 | model | `model_type` | |
 |---|---|---|

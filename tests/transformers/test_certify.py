@@ -107,9 +107,9 @@ def test_an_adapter_that_misreads_one_layer_is_not_certified(certify, how):
 def test_an_adapter_that_loads_nothing_is_not_certified(certify):
     driver = """
 from kvtier_transformers.certify import open_engine
-from kvtier_transformers.engine import Engine
+from kvtier_transformers.sequences import Running
 
-Engine._load = lambda *_: 0
+Running._load = lambda *_: 0
 """
     status, _, rows = certify(driver, "--only", "pool")
     assert status == 1
