@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self
@@ -154,26 +155,21 @@ class Engine:
         if max_tokens < 1:
             raise CacheError(f"max_tokens must be at least 1, not {max_tokens}")
         check_generates(self._model)
-        prompt_ids = flat_ids(prompt_ids)
-        with self._running(
-            [BatchedPrompt(token_ids=tuple(prompt_ids))], max_tokens - 1, salt, hints
-        ) as running:
+        prompt = BatchedPrompt(token_ids=tuple(flat_ids(prompt_ids)))
+        with self._running([prompt], max_tokens - 1, salt, hints) as running:
             (request_id,), hit_tokens = running.ids, running.hit_tokens
             load_s = time.perf_counter() - started
-
-            def on_progress(num_tokens: int) -> None:
-                self._ensure_open()  # close, on another thread, waits for this sequence
-                running.hand_on(num_tokens)
-
             decoder = GreedyDecoder(
-                self._model, running.cache, chunk_tokens=self._chunk_tokens, on_progress=on_progress
+                self._model,
+                running.cache,
+                chunk_tokens=self._chunk_tokens,
+                on_progress=partial(self._hand_on, running),
             )
             computing = time.perf_counter()
-            first_logits = decoder.prefill(prompt_ids)
+            first_logits = decoder.prefill(prompt.token_ids)
             token_ids = [int(first_logits.argmax())]  # also waits for a device that computes by itself
-            self._learn_cost(
-                len(prompt_ids) - hit_tokens, time.perf_counter() - computing - running.seconds_handing_on
-            )
+            seconds = time.perf_counter() - computing - running.seconds_handing_on
+            self._learn_cost(len(prompt.token_ids) - hit_tokens, seconds)
             ttft_s = time.perf_counter() - started
             stop = frozenset() if ignore_eos else self._stop_tokens()
             while True:
@@ -186,7 +182,7 @@ class Engine:
             return Generation(
                 token_ids=tuple(token_ids),
                 finish_reason="stop" if token_ids[-1] in stop else "length",
-                prompt_tokens=len(prompt_ids),
+                prompt_tokens=len(prompt.token_ids),
                 hit_tokens=hit_tokens,
                 hits_by_tier=self._session.request_hits(request_id),
                 misses=self._session.explain(request_id),
@@ -264,6 +260,10 @@ class Engine:
                     yield running
             finally:
                 self._has_sequence = False
+
+    def _hand_on(self, running: Running, columns: int) -> None:
+        self._ensure_open()  # close, on another thread, waits for this sequence
+        running.hand_on(columns)
 
     def _ensure_open(self) -> None:
         if os.getpid() != self._process:
