@@ -266,11 +266,14 @@ def worker_parts(layout: KVLayout, pool: Pool, worker: int) -> list[npt.NDArray[
     factor = layout.block_size_factor
     parts = []
     for group, payload_bytes in enumerate(layout.payload_bytes):
-        if (needed := num_workers * payload_bytes + PROOF_BYTES) > row_bytes:
+        begin = layout.row_offset(group, worker)
+        end = begin + payload_bytes if layout.row_offsets else num_workers * payload_bytes
+        if (needed := end + PROOF_BYTES) > row_bytes:
             raise ValueError(
-                f"{num_workers} worker(s) with {payload_bytes} bytes a block of group {group}, and {PROOF_BYTES} bytes "
-                f"of proof, need rows of {needed} bytes, the pool's have {row_bytes}"
+                f"{num_workers} worker(s), this one with {payload_bytes} bytes a block of group {group} from byte "
+                f"{begin} on, and {PROOF_BYTES} bytes of proof, need rows of {needed} bytes, and the pool's have "
+                f"{row_bytes}"
             )
-        rows = pool.rows_array[:, worker * payload_bytes : (worker + 1) * payload_bytes]
+        rows = pool.rows_array[:, begin : begin + payload_bytes]
         parts.append(rows if factor == 1 else rows.reshape(len(rows), factor, payload_bytes // factor))
     return parts

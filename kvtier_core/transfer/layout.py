@@ -3,8 +3,8 @@
 Decides whether tensors can be moved page by page, and the order of a row's bytes. Imports torch for its types only.
 
 A row belongs to one group and holds ``block_size_factor`` device blocks of it, one after another; each is the block's
-page of every tensor, in the order of the tensors. With several workers a row holds the workers' parts one after
-another, each laid out like this.
+page of every tensor, in the order of the tensors. With several workers a row holds the workers' parts, each laid out
+like this: one after another, or where the engine says.
 """
 
 from dataclasses import dataclass, field
@@ -105,12 +105,19 @@ class KVLayout:
     device: "torch.device"
     payload_bytes: tuple[int, ...]
     """Bytes of one block (one worker's part of a row), by group."""
+    row_offsets: tuple[int, ...] | None
+    """Where this worker's part begins in a row, by group; ``None`` where all workers have parts of one size."""
 
-    def __init__(self, *groups: "KVGroup | Sequence[Tensor]", block_size_factor: int = 1) -> None:
+    def __init__(
+        self,
+        *groups: "KVGroup | Sequence[Tensor]",
+        block_size_factor: int = 1,
+        row_offsets: "Sequence[int] | None" = None,
+    ) -> None:
         """One argument a group, a sequence of tensors standing for ``KVGroup`` of them.
 
-        Raises ``ValueError`` when there is no group, they are on several devices, or the factor is below 1,
-        ``TypeError`` when that is no whole number.
+        Raises ``ValueError`` when there is no group, they are on several devices, the factor is below 1, or not every
+        group has an offset, ``TypeError`` when the factor is no whole number.
         """
         if isinstance(block_size_factor, bool) or not hasattr(block_size_factor, "__index__"):
             raise TypeError(f"block_size_factor must be a whole number, not {block_size_factor!r}")
@@ -118,6 +125,10 @@ class KVLayout:
         if not groups or factor < 1:
             raise ValueError(
                 f"a KV layout needs at least one group and a factor of at least 1, not {len(groups)} and {factor}"
+            )
+        if row_offsets is not None and (len(row_offsets) != len(groups) or min(row_offsets) < 0):
+            raise ValueError(
+                f"{len(groups)} KV groups need an offset in a row each, not {tuple(row_offsets)}"
             )
         made = tuple(group if isinstance(group, KVGroup) else KVGroup(group) for group in groups)
         for index, group in enumerate(made):
@@ -129,7 +140,14 @@ class KVLayout:
             block_size_factor=factor,
             device=made[0].device,
             payload_bytes=tuple(group.block_bytes * factor for group in made),
+            row_offsets=None if row_offsets is None else tuple(row_offsets),
         )
+
+    def row_offset(self, group: int, worker: int) -> int:
+        """Where the part of this layout's *worker* begins in a row of *group*."""
+        if self.row_offsets is None:
+            return worker * self.payload_bytes[group]
+        return self.row_offsets[group]
 
 
 def _freeze(value: object, **fields: object) -> None:

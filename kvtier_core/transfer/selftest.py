@@ -257,7 +257,9 @@ class _Trial:
             slots = enumerate(zip(part.block_ids, patterns, strict=True), part.first_slot)
             for at, (block, pattern) in slots:
                 row, slot = part.rows[at // factor], at % factor
-                begin = row * self._row_bytes + self._worker * factor * size + slot * size
+                begin = (
+                    row * self._row_bytes + self._layout.row_offset(part.group, self._worker) + slot * size
+                )
                 moves.append(_Move(direction, part.group, int(block), int(begin), size, pattern))
         return moves
 

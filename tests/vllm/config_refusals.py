@@ -30,7 +30,7 @@ def answer(engine, groups=PLAIN_GROUPS, connector=None, parallel=None):
     from vllm.engine.arg_utils import EngineArgs
 
     from kvtier_core import UnsupportedModelError
-    from kvtier_vllm.inspection import read_facts
+    from kvtier_vllm.inspection import read_own_facts
     from kvtier_vllm.refusals import check_engine, check_persistence
 
     transfer = {
@@ -56,7 +56,7 @@ def answer(engine, groups=PLAIN_GROUPS, connector=None, parallel=None):
         return ""
 
     with set_current_vllm_config(config):
-        facts = read_facts(offloading, kv_caches)
+        facts = read_own_facts(offloading, kv_caches)
     return {
         "engine": said(check_engine, facts),
         "lasting": said(check_persistence, facts, ["disk"]),

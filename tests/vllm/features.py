@@ -11,6 +11,7 @@ import os
 import sys
 import tempfile
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,11 +20,11 @@ from tests.vllm import drafters
 from tests.vllm.architectures import apart, prepare
 from tests.vllm.engine_program import Engine
 from tests.vllm.engines import BLOCK, connector, disk, engine_options, prompt
-from tests.vllm.models import save_tiny_model
+from tests.vllm.models import save_hybrid_model, save_tiny_model
 
 Answers = list[Any]
 Options = Mapping[str, Any]
-_CHANGES_NO_TOKEN = ("speculative_config",)
+_CHANGES_NO_TOKEN = ("speculative_config", "pipeline_parallel_size", "tensor_parallel_size")
 """Options without which vLLM has to say the same: the answers are compared with those."""
 
 
@@ -46,6 +47,7 @@ class Feature(NamedTuple):
     model: Callable[[Path], Path] = save_tiny_model
     processes: bool = False
     """Whether scheduler and workers have processes of their own."""
+    environment: Mapping[str, str] = {}
 
 
 class Outcome(NamedTuple):
@@ -68,6 +70,20 @@ def _speculating(method: str, save: Callable[[Path, Path], Path] | None = None, 
     return Feature(options)
 
 
+def _stages(of_layers: str, model: Callable[[Path], Path]) -> Feature:
+    """A pipeline of two stages with that many layers each."""
+    return Feature(
+        lambda directory: {"pipeline_parallel_size": 2},
+        model=model,
+        processes=True,
+        environment={"VLLM_PP_LAYER_PARTITION": of_layers},
+    )
+
+
+def _save_layers(count: int) -> Callable[[Path], Path]:
+    return partial(save_tiny_model, num_hidden_layers=count)
+
+
 FEATURES: dict[str, Feature] = {
     "plain": Feature(),
     "speculation: ngram": _speculating("ngram", prompt_lookup_max=2, prompt_lookup_min=1),
@@ -76,6 +92,10 @@ FEATURES: dict[str, Feature] = {
     "speculation: EAGLE3": _speculating("eagle3", drafters.save_eagle3),
     "speculation: Medusa": _speculating("medusa", drafters.save_medusa),
     "speculation: MTP": _speculating("mtp", num_speculative_tokens=1)._replace(model=drafters.save_ernie),
+    "pipeline 2 + 2": _stages("2,2", _save_layers(4)),
+    "pipeline 3 + 2": _stages("3,2", _save_layers(5)),
+    "pipeline, a stage without full attention": _stages("1,3", save_hybrid_model),
+    "tensor parallel 2": Feature(lambda directory: {"tensor_parallel_size": 2}, processes=True),
 }
 """By what people call it."""
 
@@ -96,8 +116,21 @@ def try_out(feature: Feature, directory: Path) -> Outcome:
 
 
 def _start(feature: Feature, options: Options) -> Engine:
-    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = str(int(feature.processes))
-    return Engine(dict(options))
+    several = {"VLLM_ENABLE_V1_MULTIPROCESSING": "1", "VLLM_ALLOW_INSECURE_SERIALIZATION": "1"}
+    os.environ.update(feature.environment, **several if feature.processes else {})
+    engine = Engine(dict(options))
+    if options.get("pipeline_parallel_size"):
+        engine.llm.collective_rpc(_complete_stage)
+    return engine
+
+
+def _complete_stage(worker: Any) -> None:
+    """Make what vLLM's runner for CPUs makes only when it compiles: a place for what the stage before computed."""
+    runner = worker.model_runner
+    if runner.intermediate_tensors is None:
+        runner.intermediate_tensors = runner.model.make_empty_intermediate_tensors(
+            batch_size=runner.max_num_tokens, dtype=runner.dtype, device=runner.device
+        )
 
 
 def _ask_alone(feature: Feature, directory: Path, options: Options) -> Answers:

@@ -12,7 +12,9 @@ from vllm.v1.kv_offload.cpu.shared_offload_region import SharedOffloadRegion
 from vllm.v1.kv_offload.tiering.spec import TieringOffloadingSpec
 
 from kvtier_core.transfer import ControlPage, CPUDevice, PoolGeometry
-from kvtier_vllm.worker import KvtierWorker, make_layout
+from kvtier_vllm.facts import GroupFacts
+from kvtier_vllm.parts import Part
+from kvtier_vllm.worker import KvtierWorker
 
 
 class CPUTieringSpec(TieringOffloadingSpec):
@@ -29,9 +31,19 @@ class CPUTieringSpec(TieringOffloadingSpec):
                 cpu_page_size=self.cpu_page_size_per_worker,
             )
             pool: Any = RegionAsPool(region, workers)
-            device = CPUDevice(make_layout(kv_caches, self.blocks_per_chunk), pool, worker=rank)
-            self.peer = KvtierWorker(device, pool, rank, self.blocks_per_chunk, 10.0)
+            part = Part(list(like_the_others(kv_caches, workers)), self.blocks_per_chunk, rank)
+            device = CPUDevice(part.make_layout(kv_caches), pool, worker=rank)
+            self.peer = KvtierWorker(device, pool, part, 10.0)
         return self.peer
+
+
+def like_the_others(kv_caches, workers):
+    """The groups of an engine whose workers all have such caches."""
+    for number, refs in enumerate(kv_caches.group_data_refs):
+        size = sum(ref.page_size_bytes for ref in refs)
+        yield GroupFacts(
+            group_id=number, layers=("some",), kinds=("any",), tokens_per_block=1, parts=(size,) * workers
+        )
 
 
 class RegionAsPool:

@@ -2,7 +2,8 @@ from dataclasses import replace
 
 import pytest
 
-from kvtier_vllm.facts import EngineFacts, Workers, make_namespace
+from kvtier_core import UnsupportedModelError
+from kvtier_vllm.facts import EngineFacts, Workers, join, make_namespace
 from tests.vllm.facts_of import GROUP, PLAIN
 
 
@@ -21,7 +22,11 @@ def test_facts_survive_the_way_from_the_worker_to_the_scheduler():
         {"layout": "other"},
         {"hash_algorithm": "sha256_cbor"},
         {"hash_seed_digest": "other"},
+        {"backends": ("CPU_ATTN/vec",)},
         {"workers": Workers(count=2, tensor=2)},
+        {"workers": Workers(count=1, tensor=1, pipeline=2)},
+        {"workers": Workers(count=1, tensor=1, decode_context=2)},
+        {"groups": (replace(GROUP, parts=(3072, 5120)),)},
         {"groups": (replace(GROUP, tokens_per_block=64),)},
         {"groups": (replace(GROUP, layers=("layers.0", "layers.2")),)},
     ],
@@ -48,9 +53,75 @@ def test_v16_an_identity_stands_for_unknown_weights_and_counts_beside_known_ones
     assert make_namespace(nothing_else).name != make_namespace(nothing_else).name
 
 
-def test_c43_a_row_holds_the_parts_of_all_workers():
-    two = make_namespace(replace(PLAIN, workers=Workers(count=2, tensor=2)))
-    assert two.groups[0].block_bytes == 2 * GROUP.block_bytes
+@pytest.mark.parametrize(
+    ("parts", "copies", "offsets", "size"),
+    [
+        ((8, 8), 1, (0, 8), 16),
+        ((24, 16), 1, (0, 24), 40),
+        ((0, 16, 8), 1, (0, 0, 16), 24),
+        ((8, 8), 2, (0, 0), 8),
+        ((8, 8, 24, 24), 2, (0, 0, 8, 8), 32),
+    ],
+)
+def test_v11_c43_the_parts_of_all_workers_tile_a_row(parts, copies, offsets, size):
+    group = replace(GROUP, parts=parts, copies=copies)
+    assert tuple(group.offset(worker) for worker in range(len(parts))) == offsets
+    spans = sorted(
+        {(group.offset(worker), group.offset(worker) + part) for worker, part in enumerate(parts) if part}
+    )
+    assert [begin for begin, _ in spans] == [0, *(end for _, end in spans[:-1])]
+    assert spans[-1][1] == group.block_bytes == size
+    assert make_namespace(replace(PLAIN, groups=(group,))).groups[0].block_bytes == size
+
+
+def test_v11_the_same_bytes_in_other_parts_have_a_namespace_of_their_own():
+    names = {
+        make_namespace(replace(PLAIN, groups=(replace(GROUP, parts=parts),))).name
+        for parts in ((2, 2, 2), (1, 2, 3), (3, 2, 1), (4, 2))
+    }
+    assert len(names) == 4
+
+
+WINDOWED = replace(GROUP, group_id=1, window=64)
+STAGES = Workers(count=2, tensor=1, pipeline=2)
+
+
+def stage(*layers_of_groups):
+    groups = [
+        replace(
+            group,
+            layers=layers,
+            kinds=("FullAttentionSpec",) * len(layers),
+            parts=(4096 * len(layers),),
+            window=group.window if layers else 1,
+        )
+        for group, layers in zip((GROUP, WINDOWED), layers_of_groups, strict=True)
+    ]
+    return replace(PLAIN, groups=tuple(groups), workers=STAGES)
+
+
+def test_v11_stages_join_what_each_sees():
+    joined = join([stage(("0", "1"), ("2",)), stage((), ("3", "4"))])
+    full, windowed = joined.groups
+    assert (full.layers, full.parts, full.window) == (("0", "1"), (8192, 0), None)
+    assert (windowed.layers, windowed.parts, windowed.window) == (("2", "3", "4"), (4096, 8192), 64)
+    assert len(windowed.kinds) == 3
+    assert EngineFacts.from_bytes(joined.to_bytes()) == joined
+
+
+def test_v11_workers_with_different_configurations_are_refused_by_number():
+    other = replace(stage((), ("3",)), config_digest="other")
+    with pytest.raises(
+        UnsupportedModelError, match="worker 1 has other facts about the engine than worker 0"
+    ):
+        join([stage(("0",), ("2",)), other])
+
+
+def test_c43_workers_of_one_stage_have_its_layers_once():
+    both = replace(PLAIN, workers=Workers(count=2, tensor=2))
+    joined = join([both, both])
+    assert joined.groups[0].layers == GROUP.layers
+    assert joined.groups[0].parts == (8192, 8192)
 
 
 def test_k12_o2_a_group_that_is_not_cached_is_left_out_and_the_others_keep_their_number():

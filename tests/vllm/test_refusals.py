@@ -14,7 +14,15 @@ import pytest
 import kvtier_vllm
 from kvtier_core import UnsupportedModelError
 from kvtier_vllm.facts import Workers
-from kvtier_vllm.refusals import KV, LASTING, WORKERS, check_engine, check_persistence, check_workers
+from kvtier_vllm.refusals import (
+    KV,
+    LASTING,
+    VLLMS_ROWS,
+    WORKERS,
+    check_engine,
+    check_persistence,
+    check_workers,
+)
 from tests.vllm.engines import BLOCK, QUIET, EngineError, connector, disk, needs_vllm
 from tests.vllm.facts_of import GROUP, PLAIN
 from tests.vllm.test_bridge import ROOT, tiering
@@ -60,9 +68,7 @@ def test_c43_what_is_unsafe_is_refused_by_name(change, says):
 @pytest.mark.parametrize(
     ("workers", "says"),
     [
-        (Workers(count=2, tensor=1, pipeline=2), "pipeline_parallel_size = 2"),
         (Workers(count=2, tensor=1, prefill_context=2), "prefill_context_parallel_size = 2"),
-        (Workers(count=2, tensor=2, decode_context=2), "decode_context_parallel_size = 2"),
         (Workers(count=2, tensor=1), "counts 2 workers where one engine has 1"),
         (Workers(count=2, tensor=2, hosts=2), "on 2 hosts"),
         (Workers(count=2, tensor=2, unseen=1), "1 of its 2 workers do not have vLLM's shared memory"),
@@ -72,6 +78,13 @@ def test_v11_v12_rows_that_workers_would_not_fill_alike_are_refused_to_spec_and_
     with pytest.raises(UnsupportedModelError, match=says):
         check_engine(replace(PLAIN, workers=workers))
     with pytest.raises(UnsupportedModelError, match=says):
+        check_workers("toy", workers)
+
+
+def test_v11_rows_that_vllm_lays_out_wrong_are_refused_to_the_bridge_alone():
+    workers = Workers(count=2, tensor=1, pipeline=2)
+    check_engine(replace(PLAIN, workers=workers))
+    with pytest.raises(UnsupportedModelError, match="pipeline_parallel_size = 2.*use KvtierSpec"):
         check_workers("toy", workers)
 
 
@@ -108,8 +121,10 @@ def test_v16_what_the_operator_says_stands_for_weights_that_kvtier_does_not_see(
 
 
 def test_v12_the_readme_lists_what_the_code_refuses_and_to_whom():
-    rows = re.findall(r"^\| (.+?) \| .+ \| (yes|no|) *\|$", README.read_text(), re.MULTILINE)
-    always = [(what, "yes") for what in WORKERS] + [(what, "no") for what in KV]
+    rows = re.findall(r"^\| (.+?) \| .+ \| (yes|no|there alone|) *\|$", README.read_text(), re.MULTILINE)
+    always = [(what, "yes") for what in WORKERS]
+    always += [(what, "there alone") for what in VLLMS_ROWS]
+    always += [(what, "no") for what in KV]
     assert [row for row in rows if row[1]] == always
     lasting = re.search(r"With tiers that outlive.*?\n\n(.*?)\n\n", README.read_text(), re.DOTALL)
     assert lasting is not None
@@ -124,21 +139,13 @@ class Case(NamedTuple):
     to: tuple[str, ...]
 
 
-BOTH, SPEC, KEPT = ("engine", "bridge"), ("engine",), ("lasting",)
+BOTH, BRIDGE, SPEC, KEPT = ("engine", "bridge"), ("bridge",), ("engine",), ("lasting",)
 GQA = {"hf_overrides": {"num_key_value_heads": 1}}  # as vLLM wants it for decode context parallelism
 LAUNCHER = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
 CASES = {
-    "pipeline parallelism": Case(
-        "pipeline_parallel_size = 2", {"engine": {"pipeline_parallel_size": 2}}, BOTH
-    ),
     "prefill context parallelism": Case(
         "prefill_context_parallel_size = 2",
         {"parallel": {"prefill_context_parallel_size": 2}},
-        BOTH,
-    ),
-    "decode context parallelism": Case(
-        "decode_context_parallel_size = 2",
-        {"engine": {"tensor_parallel_size": 2, "decode_context_parallel_size": 2, **GQA}},
         BOTH,
     ),
     "workers of several engines that count as one's (an external launcher with data parallelism)": Case(
@@ -153,6 +160,9 @@ CASES = {
         "hosts?: they must share one host's memory",
         {"engine": {"tensor_parallel_size": 2, "nnodes": 2, "distributed_executor_backend": "mp"}},
         BOTH,
+    ),
+    "pipeline parallelism": Case(
+        "pipeline_parallel_size = 2", {"engine": {"pipeline_parallel_size": 2}}, BRIDGE
     ),
     "layers that keep neither full, sliding-window or latent attention nor a state": Case(
         "'layer.0' keeps ChunkedLocalAttentionSpec", {"groups": [["chunks", BLOCK]]}, SPEC
@@ -203,6 +213,9 @@ SERVED: dict[str, dict[str, Any]] = {
     "v16 a streamer of the model's own files": {"engine": {"load_format": "runai_streamer"}},
     "i17 blocks of different sizes": {"groups": [["full", BLOCK], ["window", 2 * BLOCK]]},
     "i17 states beside latent attention": {"groups": [["latent", BLOCK], ["state", BLOCK]]},
+    "v12 decode context parallelism": {
+        "engine": {"tensor_parallel_size": 2, "decode_context_parallel_size": 2, **GQA}
+    },
     "v14 each engine on a host of its own": {
         "engine": {
             "nnodes": 2,
@@ -215,7 +228,7 @@ SERVED: dict[str, dict[str, Any]] = {
 
 
 def test_v12_every_refusal_has_a_case_of_vllms_own_configuration():
-    assert list(CASES) == [*WORKERS, *KV, *LASTING]
+    assert list(CASES) == [*WORKERS, *VLLMS_ROWS, *KV, *LASTING]
 
 
 def ask(model: Path, asked: dict[str, Any]) -> dict[str, str]:

@@ -8,6 +8,7 @@ import pytest
 
 from kvtier_core.transfer import Direction
 from tests.vllm.engines import needs_vllm
+from tests.vllm.facts_of import GROUP
 
 pytestmark = needs_vllm
 
@@ -30,6 +31,7 @@ class _Device:
 @pytest.fixture
 def make():
     """Make a worker on a device of the given type that has submitted a store and a load; the worker and its device."""
+    from kvtier_vllm.parts import Part
     from kvtier_vllm.worker import KvtierWorker, PoolRows
 
     control = SimpleNamespace(get_last_announced=lambda _rank, _direction: 0)
@@ -37,7 +39,7 @@ def make():
 
     def one(device_type):
         device: Any = _Device()
-        worker = KvtierWorker(device, pool, 0, 1, 1.0, device_type)
+        worker = KvtierWorker(device, pool, Part([GROUP], 1, 0), 1.0, device_type)
         blocks = SimpleNamespace(block_ids=np.array([3]), group_sizes=[1], block_indices=[0])
         rows = PoolRows([5])
         assert worker.submit_store(7, blocks, rows)

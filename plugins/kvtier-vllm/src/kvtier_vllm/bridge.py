@@ -76,6 +76,9 @@ class _Copy:
 
 
 def _namespace(config: OffloadingConfig, block_bytes: int, identity: str | None) -> Namespace:
+    sizes = {"tensor": config.parallel.tp_size}
+    if config.parallel.dcp_size > 1:
+        sizes["decode_context"] = config.parallel.dcp_size
     return Namespace(
         model=config.model.name,
         weights_digest=identity,
@@ -84,7 +87,7 @@ def _namespace(config: OffloadingConfig, block_bytes: int, identity: str | None)
         block_size_factor=config.cache.blocks_per_chunk,
         groups=tuple(GroupSpec(layers=group.layer_names, block_bytes=block_bytes) for group in config.groups),
         layout=f"vllm secondary tier, {config.kv_cache_layout}, canonical={config.canonical_layout}",
-        parallel=(("tensor", config.parallel.tp_size),),
+        parallel=tuple(sizes.items()),
         hash_algorithm="vllm",
     )
 

@@ -69,6 +69,7 @@ _SIGNATURES = {
     "vllm.v1.core.kv_cache_utils:resolve_none_hash_seed": "hash_fn",
     "vllm.utils.hashing:get_hash_fn_by_name": "hash_fn_name",
     "vllm.config:get_current_vllm_config": "",
+    "vllm.distributed.parallel_state:get_pp_group": "",
     "vllm.distributed.parallel_state:get_tp_group": "",
     "vllm.distributed.kv_transfer:ensure_kv_transfer_shutdown": "",
     "vllm.distributed.kv_transfer:get_kv_transfer_group": "",
@@ -130,7 +131,7 @@ _NAMES = {
         "decode_context_parallel_size"
     ),
     "vllm.config:SpeculativeConfig": "method, draft_model_config, draft_load_config, rejection_sample_method",
-    "vllm.distributed.parallel_state:GroupCoordinator": "is_first_rank, broadcast_object",
+    "vllm.distributed.parallel_state:GroupCoordinator": "is_first_rank, world_size, cpu_group",
     "vllm.config:SchedulerConfig": "disable_hybrid_kv_cache_manager",
     "vllm.config:LoadConfig": "load_format, model_loader_extra_config",
     "vllm.config:CompilationConfig": "static_forward_context",
@@ -181,7 +182,11 @@ def _lack(name: str, expected: str) -> str | None:
         target = _resolve(name)
     except (ImportError, AttributeError) as error:
         return f"{name} is missing ({error})"
-    found = {*dir(target), *getattr(target, "__dataclass_fields__", ())}
+    found = {
+        *dir(target),
+        *getattr(target, "__annotations__", ()),
+        *getattr(target, "__dataclass_fields__", ()),
+    }
     lacking = [item for item in expected.split(", ") if item and item not in found]
     return f"{_path(name)} has no {', '.join(lacking)}" if lacking else None
 

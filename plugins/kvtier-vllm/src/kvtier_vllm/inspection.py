@@ -5,31 +5,45 @@ Decides which of vLLM's settings the KV depends on. It decides nothing about wha
 
 import hashlib
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
+import torch
 from vllm import __version__ as vllm_version
 from vllm.config import ParallelConfig, VllmConfig, get_current_vllm_config
-from vllm.distributed.parallel_state import get_tp_group
+from vllm.distributed.parallel_state import GroupCoordinator, get_pp_group, get_tp_group
 from vllm.envs import compile_factors
 from vllm.platforms import current_platform
 from vllm.utils.hashing import get_hash_fn_by_name
 from vllm.v1.core.kv_cache_utils import resolve_none_hash_seed
-from vllm.v1.kv_cache_interface import MambaSpec
+from vllm.v1.kv_cache_interface import MambaSpec, MLAAttentionSpec
 from vllm.v1.kv_offload.base import CanonicalKVCaches
 from vllm.v1.kv_offload.config import OffloadingConfig, OffloadingGroupConfig
 
 from kvtier_core import UnsupportedModelError
-from kvtier_vllm.facts import EngineFacts, GroupFacts, Workers
+from kvtier_vllm.facts import EngineFacts, GroupFacts, Workers, join
 from kvtier_vllm.fingerprint import config_digest
 from kvtier_vllm.origin import commit_of, own_name, weights_digest, weights_elsewhere
 from kvtier_vllm.speculation import drafter_of, strange_speculation
 
+_T = TypeVar("_T")
+
 
 def read_facts(config: OffloadingConfig, kv_caches: CanonicalKVCaches) -> EngineFacts:
-    """The facts of the engine whose worker calls, while vLLM registers its KV caches; its weights are unknown as yet.
+    """The facts of the engine whose workers all call this, while vLLM registers its KV caches.
 
-    Raises ``UnsupportedModelError`` when a layer can't be found.
+    Its weights are unknown as yet. Raises ``UnsupportedModelError`` in all of them when a layer can't be found, or they
+    have not one configuration.
     """
+    found: EngineFacts | UnsupportedModelError
+    try:
+        found = read_own_facts(config, kv_caches)
+    except UnsupportedModelError as error:  # the others would wait for ever
+        found = error
+    return join(_tell_each_other(found, UnsupportedModelError))
+
+
+def read_own_facts(config: OffloadingConfig, kv_caches: CanonicalKVCaches) -> EngineFacts:
+    """What the worker that calls sees. Raises ``UnsupportedModelError`` when a layer can't be found."""
     vllm_config = get_current_vllm_config()
     cache = vllm_config.cache_config
     model = vllm_config.model_config
@@ -45,7 +59,8 @@ def read_facts(config: OffloadingConfig, kv_caches: CanonicalKVCaches) -> Engine
             _group(vllm_config, group, kv_caches, index) for index, group in enumerate(config.groups)
         ),
         blocks_per_chunk=config.cache.blocks_per_chunk,
-        layout=_layout(vllm_config, config),
+        layout=_layout(config),
+        backends=_backends(vllm_config, config),
         has_prefix_caching=cache.enable_prefix_caching,
         hash_algorithm=cache.prefix_caching_hash_algo,
         hash_seed_digest=_hash_seed_digest(cache.prefix_caching_hash_algo),
@@ -64,17 +79,29 @@ def read_weights_digest(*, edges: bool) -> str | None:
     said.
     """
     vllm_config = get_current_vllm_config()
-    group = get_tp_group()
     found: str | OSError | None = None
-    if group.is_first_rank:
+    if get_tp_group().is_first_rank and get_pp_group().is_first_rank:
         try:
             found = _join(weights_digest(*each, edges=edges) for each in _models(vllm_config))
         except OSError as error:  # the others would wait for ever
             found = error
-    found = group.broadcast_object(found, src=0)
-    if isinstance(found, OSError):
-        raise found
-    return found
+    return _tell_each_other(found, OSError)[0]
+
+
+def _tell_each_other(found: _T | Exception, errors: type[Exception]) -> list[_T]:
+    """What each worker of the engine has found, by rank. Raises in all of them what one has found of *errors*."""
+    of_stage: list[Any] = _gather(get_tp_group(), found)
+    everybodys = [item for stage in _gather(get_pp_group(), of_stage) for item in stage]
+    for item in everybodys:
+        if isinstance(item, errors):
+            raise item
+    return everybodys
+
+
+def _gather(group: GroupCoordinator, item: Any) -> list[Any]:
+    items = [None] * group.world_size
+    torch.distributed.all_gather_object(items, item, group=group.cpu_group)
+    return items
 
 
 def _models(vllm_config: VllmConfig) -> list[tuple[Any, Any]]:
@@ -127,12 +154,17 @@ def _group(
     vllm_config: VllmConfig, group: OffloadingGroupConfig, kv_caches: CanonicalKVCaches, index: int
 ) -> GroupFacts:
     specs = [layer.get_kv_cache_spec(vllm_config) for layer in _layers(vllm_config, group.layer_names)]
+    parallel = vllm_config.parallel_config
+    # Each worker of a stage keeps the whole latent, unless its tokens are spread over them.
+    is_alike = bool(specs) and all(type(spec) is MLAAttentionSpec for spec in specs)
+    has_all_tokens = parallel.decode_context_parallel_size == 1
     return GroupFacts(
         group_id=group.group_id,
         layers=group.layer_names,
         kinds=tuple(type(spec).__name__ for spec in specs),
         tokens_per_block=group.tokens_per_block,
-        block_bytes=sum(ref.page_size_bytes for ref in kv_caches.group_data_refs[index]),
+        parts=(sum(ref.page_size_bytes for ref in kv_caches.group_data_refs[index]),),
+        copies=parallel.tensor_parallel_size if is_alike and has_all_tokens else 1,
         window=_window(vllm_config, specs),
     )
 
@@ -153,15 +185,19 @@ def _window(vllm_config: VllmConfig, specs: Sequence[Any]) -> int | None:
     )
 
 
-def _layout(vllm_config: VllmConfig, config: OffloadingConfig) -> str:
-    """How a page is laid out: by platform, attention backend and, on a CPU, its instruction set."""
+def _layout(config: OffloadingConfig) -> str:
+    """How pages are laid out, but for what the layers' backends say."""
+    release = ".".join(vllm_version.split(".")[:2])
+    return f"vllm {release} {current_platform.device_type} {config.kv_cache_layout}"
+
+
+def _backends(vllm_config: VllmConfig, config: OffloadingConfig) -> tuple[str, ...]:
+    """Of the layers: the attention backends and, on a CPU, their instruction sets."""
     names = [name for group in config.groups for name in group.layer_names]
     layers = _layers(vllm_config, names)
-    backends = sorted(
-        {f"{layer.get_attn_backend().get_name()}/{getattr(layer, 'isa', '-')}" for layer in layers}
+    return tuple(
+        sorted({f"{layer.get_attn_backend().get_name()}/{getattr(layer, 'isa', '-')}" for layer in layers})
     )
-    release = ".".join(vllm_version.split(".")[:2])
-    return f"vllm {release} {current_platform.device_type} {config.kv_cache_layout} {' '.join(backends)}"
 
 
 def _hash_seed_digest(algorithm: str) -> str | None:

@@ -1,7 +1,8 @@
 """What kvtier refuses when an engine starts, and the reason it gives: one list, and whom each part of it is for.
 
-``WORKERS`` holds for everybody who takes rows that several workers fill, ``KV`` for the spec, which copies vLLM's pages
-itself, and ``LASTING`` where blocks outlive the engine. The README lists the same, in the same words. Pure.
+``WORKERS`` holds for everybody who takes rows that several workers fill, ``VLLMS_ROWS`` for the tier behind vLLM's own
+tiering alone, whose rows vLLM lays out, ``KV`` for the spec, which copies vLLM's pages itself, and ``LASTING`` where
+blocks outlive the engine. The README lists the same, in the same words. Pure.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,18 +19,14 @@ _TOKENS_OF_WORKERS = "which worker keeps which tokens is not part of a block's n
 def _pipeline(workers: Workers) -> Iterator[str]:
     if workers.pipeline > 1:
         yield (
-            f"pipeline_parallel_size = {workers.pipeline}: each stage keeps layers of its own, in pages of its own size"
+            f"pipeline_parallel_size = {workers.pipeline}: each stage keeps layers of its own, in pages of its own "
+            "size, and vLLM's own tiering lets one stage overwrite another's; use KvtierSpec"
         )
 
 
 def _prefill_context(workers: Workers) -> Iterator[str]:
     if workers.prefill_context > 1:
         yield f"prefill_context_parallel_size = {workers.prefill_context}: {_TOKENS_OF_WORKERS}"
-
-
-def _decode_context(workers: Workers) -> Iterator[str]:
-    if workers.decode_context > 1:
-        yield f"decode_context_parallel_size = {workers.decode_context}: {_TOKENS_OF_WORKERS}"
 
 
 def _foreign(workers: Workers) -> Iterator[str]:
@@ -103,12 +100,11 @@ def _weights_elsewhere(facts: EngineFacts, tiers: str) -> Iterator[str]:
 
 
 WORKERS: Mapping[str, Callable[[Workers], Iterator[str]]] = {
-    "pipeline parallelism": _pipeline,
     "prefill context parallelism": _prefill_context,
-    "decode context parallelism": _decode_context,
     "workers of several engines that count as one's (an external launcher with data parallelism)": _foreign,
     "workers of one engine on several hosts": _hosts,
 }
+VLLMS_ROWS: Mapping[str, Callable[[Workers], Iterator[str]]] = {"pipeline parallelism": _pipeline}
 KV: Mapping[str, Callable[[EngineFacts], Iterator[str]]] = {
     "layers that keep neither full, sliding-window or latent attention nor a state": _kinds,
     "latent attention and states without vLLM's prefix caching": _without_prefix_caching,
@@ -123,8 +119,9 @@ LASTING: Mapping[str, Callable[[EngineFacts, str], Iterator[str]]] = {
 
 
 def check_workers(model: str, workers: Workers) -> None:
-    """Raise ``UnsupportedModelError``, with every reason, when kvtier can't keep rows that *workers* fill together."""
-    _refuse(model, _of_workers(workers))
+    """Raise ``UnsupportedModelError``, with every reason, when kvtier can't keep vLLM's rows that *workers* fill."""
+    of_rows = [reason for objections in VLLMS_ROWS.values() for reason in objections(workers)]
+    _refuse(model, [*_of_workers(workers), *of_rows])
 
 
 def check_engine(facts: EngineFacts) -> None:

@@ -27,11 +27,12 @@ from kvtier_vllm.failed_start import leaving_nothing
 from kvtier_vllm.inspection import read_facts, read_weights_digest
 from kvtier_vllm.manager import KvtierManager
 from kvtier_vllm.options import CONFIG_OPTION, read_options
+from kvtier_vllm.parts import Part
 from kvtier_vllm.places import places_of
 from kvtier_vllm.refusals import check_engine, check_persistence
 from kvtier_vllm.sharing import open_as_scheduler, open_as_worker
 from kvtier_vllm.stats import metric_definitions
-from kvtier_vllm.worker import KvtierWorker, copy_batch, make_layout
+from kvtier_vllm.worker import KvtierWorker, copy_batch
 
 _log = logging.getLogger("kvtier.vllm")
 
@@ -87,7 +88,8 @@ class KvtierSpec(OffloadingSpec):
                 huge_pages=settings.pool.huge_pages,
             )
             on_failure.callback(pool.close)
-            layout = make_layout(kv_caches, facts.blocks_per_chunk)
+            part = Part(facts.groups, facts.blocks_per_chunk, rank)
+            layout = part.make_layout(kv_caches)
             if settings.pool.prefault:
                 pool.prefault(cpus_near(layout.device))
             batch = copy_batch if device_type == "cuda" else None
@@ -106,9 +108,7 @@ class KvtierSpec(OffloadingSpec):
             "" if device_type == "cpu" else " (kvtier's authors have no GPU: please report how it goes)",
             report.describe(),
         )
-        return KvtierWorker(
-            device, pool, rank, facts.blocks_per_chunk, self._options.shutdown_timeout_s, device_type
-        )
+        return KvtierWorker(device, pool, part, self._options.shutdown_timeout_s, device_type)
 
     def get_manager(self) -> OffloadingManager:
         """The manager; the tiers are open when it returns. Nothing of the engine is left here when it raises."""

@@ -12,15 +12,15 @@ import torch
 from vllm._custom_ops import swap_blocks_batch
 from vllm.v1.kv_offload.base import (
     BlockIDsLoadStoreSpec,
-    CanonicalKVCaches,
     GPULoadStoreSpec,
     LoadStoreSpec,
     OffloadingWorker,
     TransferResult,
 )
 
-from kvtier_core.transfer import Device, Direction, GroupTransfer, KVGroup, KVLayout, Numbers, Pool
+from kvtier_core.transfer import Device, Direction, GroupTransfer, Numbers, Pool
 from kvtier_vllm.idle import IDLE_WAIT_S
+from kvtier_vllm.parts import Part
 
 _log = logging.getLogger("kvtier.vllm")
 _WARN_S = 30.0
@@ -31,15 +31,6 @@ end of a load, so that the thread that copies gets to run."""
 
 class PoolRows(BlockIDsLoadStoreSpec):
     """The pool's side of a transfer: its rows, in the order of the keys."""
-
-
-def make_layout(kv_caches: CanonicalKVCaches, blocks_per_chunk: int) -> KVLayout:
-    """The layout of vLLM's tensors: of each layer the bytes that are its page's, without padding."""
-    groups = [
-        KVGroup([kv_caches.tensors[ref.tensor_idx].tensor[:, : ref.page_size_bytes] for ref in refs])
-        for refs in kv_caches.group_data_refs
-    ]
-    return KVLayout(*groups, block_size_factor=blocks_per_chunk)
 
 
 def make_parts(blocks: GPULoadStoreSpec, rows: Sequence[int], blocks_per_chunk: int) -> list[GroupTransfer]:
@@ -77,18 +68,17 @@ class KvtierWorker(OffloadingWorker):
         self,
         device: Device,
         pool: Pool,
-        rank: int,
-        blocks_per_chunk: int,
+        part: Part,
         shutdown_timeout_s: float,
         device_type: str = "cpu",
     ) -> None:
         self._device = device
         self._pool = pool
-        self._rank = rank
-        self._blocks_per_chunk = blocks_per_chunk
+        self._rank = part.rank
+        self._part = part
         self._device_type = device_type
         self._shutdown_timeout = shutdown_timeout_s
-        self._last = {direction: pool.control.get_last_announced(rank, direction) for direction in Direction}
+        self._last = {d: pool.control.get_last_announced(part.rank, d) for d in Direction}
         self._numbers: dict[int, tuple[Direction, int]] = {}
         self._jobs: dict[tuple[Direction, int], int] = {}
         self._asked_at = 0.0
@@ -108,7 +98,7 @@ class KvtierWorker(OffloadingWorker):
     def _submit(
         self, job_id: int, direction: Direction, blocks: GPULoadStoreSpec, rows: LoadStoreSpec
     ) -> bool:
-        parts = make_parts(blocks, _rows(rows), self._blocks_per_chunk)
+        parts = self._part.choose(direction, make_parts(blocks, _rows(rows), self._part.blocks_per_chunk))
         self._last[direction] += 1
         number = self._last[direction]
         self._numbers[job_id] = direction, number
