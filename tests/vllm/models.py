@@ -111,6 +111,20 @@ def save_whisper(directory: Path) -> Path:
     )
 
 
+def save_with_tokenizer(directory: Path) -> Path:
+    """The tiny Llama, with digits among its tokens."""
+    from tokenizers import Tokenizer
+    from tokenizers.models import WordLevel
+    from transformers import PreTrainedTokenizerFast
+
+    words = [*"0123456789", *(f"w{number}" for number in range(10, VOCAB - 1)), "<end>"]
+    tokenizer = Tokenizer(WordLevel({word: number for number, word in enumerate(words)}, unk_token="<end>"))
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<end>", unk_token="<end>").save_pretrained(
+        directory
+    )
+    return save_tiny_model(directory)
+
+
 def save_adapter(directory: Path, *, seed: int) -> Path:
     """A random LoRA adapter of rank 4 for the tiny Llama's values, or another one in its place."""
     import torch

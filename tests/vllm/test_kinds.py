@@ -32,6 +32,7 @@ def group_of(kind):
     config = SimpleNamespace(
         compilation_config=SimpleNamespace(static_forward_context=layers),
         scheduler_config=SimpleNamespace(disable_hybrid_kv_cache_manager=False),
+        parallel_config=SimpleNamespace(tensor_parallel_size=1, decode_context_parallel_size=1),
     )
     group = SimpleNamespace(group_id=0, layer_names=tuple(layers), tokens_per_block=32)
     caches = SimpleNamespace(group_data_refs=[[SimpleNamespace(page_size_bytes=64)]])
