@@ -362,6 +362,12 @@ def vllm(session: nox.Session) -> None:
     _run(session, "pytest", *(session.posargs or ["tests/vllm"]), env="vllm_env")
 
 
+@nox.session(default=False, venv_backend="none", requires=["vllm_env"])
+def features(session: nox.Session) -> None:
+    """What production servers turn on, in real vLLM: served with right answers, or refused by name."""
+    _run(session, "python", "-m", "tests.vllm.features", *session.posargs, env="vllm_env")
+
+
 @nox.session(name="vllm-next", default=False, venv_backend="none", requires=["env"])
 def vllm_next(session: nox.Session) -> None:
     """Compare the interface used with that of vLLM's newest release, by its wheel's source (340 MB)."""

@@ -2,7 +2,7 @@
 
 ``python -m tests.vllm.features --json`` tries all, in vLLM's interpreter. A feature is *served* when all answers are
 those of vLLM without a connector, and, once the device has forgotten them, the blocks come from the pool, from disk,
-and in another engine from disk. ``--page`` writes the table of docs/reference/vllm.md from the same run.
+and in another engine from disk. ``--page`` writes docs/reference/vllm.md from the same run.
 """
 
 import argparse
@@ -28,6 +28,7 @@ from tests.vllm.models import (
     until_settled,
 )
 
+PAGE = Path(__file__).parents[2] / "docs" / "reference" / "vllm.md"
 Answers = list[Any]
 Options = Mapping[str, Any]
 _CHANGES_NO_TOKEN = ("speculative_config", "pipeline_parallel_size", "tensor_parallel_size")
@@ -193,6 +194,7 @@ def _save_layers(count: int) -> Callable[[Path], Path]:
     return partial(save_tiny_model, num_hidden_layers=count)
 
 
+VLLM = "0.32"
 FEATURES: dict[str, Feature] = {
     "plain": Feature(),
     "speculation: ngram": _speculating("ngram", prompt_lookup_max=2, prompt_lookup_min=1),
@@ -201,16 +203,6 @@ FEATURES: dict[str, Feature] = {
     "speculation: EAGLE3": _speculating("eagle3", drafters.save_eagle3),
     "speculation: Medusa": _speculating("medusa", drafters.save_medusa),
     "speculation: MTP": _speculating("mtp", num_speculative_tokens=1)._replace(model=drafters.save_ernie),
-    "pipeline 2 + 2": _stages("2,2", _save_layers(4)),
-    "pipeline 3 + 2": _stages("3,2", _save_layers(5)),
-    "pipeline, a stage without full attention": _stages("1,3", save_hybrid_model),
-    "tensor parallel 2": Feature(_fixed(tensor_parallel_size=2), processes=True),
-    "latent attention, tensor parallel 2": Feature(
-        _fixed(tensor_parallel_size=2, prefix_caching_of_mla=True),
-        model=_latent,
-        processes=True,
-        rounds_otherwise=True,
-    ),
     "LoRA, two adapters": Feature(_save_adapters, _with_adapters),
     "three samples of a prompt": Feature(ask=_several_samples),
     "priorities": Feature(_fixed(scheduling_policy="priority"), _by_priority),
@@ -248,6 +240,16 @@ FEATURES: dict[str, Feature] = {
     ),
     "a hash that is not cryptographic": Feature(
         _fixed(prefix_caching_hash_algo="xxhash"), refused="'xxhash' is not cryptographic"
+    ),
+    "pipeline 2 + 2": _stages("2,2", _save_layers(4)),
+    "pipeline 3 + 2": _stages("3,2", _save_layers(5)),
+    "pipeline, a stage without full attention": _stages("1,3", save_hybrid_model),
+    "tensor parallel 2": Feature(_fixed(tensor_parallel_size=2), processes=True),
+    "latent attention, tensor parallel 2": Feature(
+        _fixed(tensor_parallel_size=2, prefix_caching_of_mla=True),
+        model=_latent,
+        processes=True,
+        rounds_otherwise=True,
     ),
 }
 """By what people call it."""
@@ -351,10 +353,58 @@ def _step(engine: Engine) -> None:
         engine.generate([[1, 2, 3]])
 
 
+_BY_CONFIGURATION = """
+## Checked by vLLM's configuration alone
+
+A CPU cannot run these. Tests make vLLM's own configuration of each and see that kvtier accepts or refuses it.
+
+| feature | outcome |
+|---|---|
+| decode context parallelism | served |
+| data parallelism over several hosts, each engine on one | served |
+| `runai_streamer` on a local model | served |
+| prefill context parallelism | refused |
+| an engine whose workers are on several hosts | refused |
+| weights from elsewhere, with a tier that outlives the engine | refused; served with `kvtier_identity` |
+"""
+
+
+def describe(report: Mapping[str, Any]) -> str:
+    """The page about a run that found no fault."""
+    served = "".join(
+        f"| {name} | {found['answers']} | {found['hits']} | {found['after_restart']} |\n"
+        for name, found in report["served"].items()
+    )
+    refused = "".join(f"| {name} | {said} |\n" for name, said in report["refused"].items())
+    tried = len(report["served"]) + len(report["refused"])
+    return f"""# What vLLM's servers turn on
+
+Made by `nox -s features -- --page`: real vLLM {VLLM} on a CPU, tiny random models, a pool and a disk. It tried
+{tried} features: {report["wrong"]} gave wrong answers, {report["faults"]} another fault.
+
+## Served
+
+*Answers* were compared with vLLM without a connector, and all are the same. The columns behind are prompt tokens that
+vLLM did not compute because kvtier had them: while the engine ran (the smaller number of those from the pool and from
+disk), and in a new engine from disk.
+
+| feature | answers | tokens from kvtier | after a restart |
+|---|---|---|---|
+{served}
+## Refused
+
+The engine does not start, and this is what it says.
+
+| feature | message |
+|---|---|
+{refused}{_BY_CONFIGURATION}"""
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Try all, or those named; the exit status says whether an answer was wrong, or something else was a fault."""
     parser = argparse.ArgumentParser(prog="python -m tests.vllm.features", description=__doc__)
     parser.add_argument("--json", action="store_true", help="print one JSON object, alone on the last line")
+    parser.add_argument("--page", action="store_true", help=f"write {PAGE.name} once all is tried")
     parser.add_argument("names", nargs="*", help="features of the table; all of them without")
     given = parser.parse_args(arguments)
     prepare()
@@ -378,6 +428,8 @@ def main(arguments: list[str] | None = None) -> int:
                 report["served"][name] = outcome._asdict()
                 said = f"served {outcome}"
         sys.stderr.write(f"{name}: {said[:3000]}\n")
+    if given.page:
+        PAGE.write_text(describe(report))
     if given.json:
         sys.stdout.write(f"{json.dumps(report)}\n")
     return 1 if report["wrong"] or report["faults"] else 0

@@ -136,6 +136,7 @@ _NAMES = {
     "vllm.config:LoadConfig": "load_format, model_loader_extra_config",
     "vllm.config:CompilationConfig": "static_forward_context",
     "vllm.lora.request:LoRARequest": "lora_name, lora_path, lora_int_id, is_3d_lora_weight",
+    "vllm.v1.kv_cache_interface:MLAAttentionSpec": "",
     "vllm.v1.kv_cache_interface:SlidingWindowSpec": "sliding_window, extra_retained_tokens",
     "vllm.platforms:current_platform": "device_type",
 }
