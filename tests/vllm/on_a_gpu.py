@@ -21,6 +21,7 @@ from vllm.v1.worker.cpu_model_runner import CPUModelRunner
 
 from kvtier_core import transfer
 from kvtier_vllm import spec, worker
+from kvtier_vllm.parts import Part
 from tests.coordinator.mutate import changed
 from tests.transfer.kv import said_to_be_on_a_gpu
 from tests.transfer.simgpu.gpu import GPU, SimulatedEvent, SimulatedStream
@@ -39,8 +40,8 @@ def put_kv_on_a_gpu(
     _for_good.enter_context(gpu.installed())
     memory = _Memory(gpu, seed)
 
-    def make_layout(kv_caches, blocks_per_chunk):
-        return said_to_be_on_a_gpu(worker.make_layout(memory.take(kv_caches), blocks_per_chunk))
+    def make_layout(part, kv_caches):
+        return said_to_be_on_a_gpu(real_layout(part, memory.take(kv_caches)))
 
     def self_test(*arguments):
         report = transfer.self_test(*arguments) if is_tested else None
@@ -59,8 +60,10 @@ def put_kv_on_a_gpu(
     def zero_block_ids(runner, block_ids):
         memory.compute(partial(real_zero, runner, block_ids))
 
+    real_layout = Part.make_layout
     real_forward, real_zero = CPUModelRunner._model_forward, CPUModelRunner._zero_block_ids
-    patch.multiple(spec, _check_device=lambda _: "cuda", make_layout=make_layout, self_test=self_test).start()
+    patch.multiple(spec, _check_device=lambda _: "cuda", self_test=self_test).start()
+    patch.object(Part, "make_layout", make_layout).start()
     patch.object(worker, "swap_blocks_batch", swap_blocks_batch).start()
     patch.multiple(CPUModelRunner, _model_forward=model_forward, _zero_block_ids=zero_block_ids).start()
 
