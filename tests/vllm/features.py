@@ -132,6 +132,15 @@ def _structured(engine: Engine, directory: Path) -> Answers:
     return said
 
 
+def _storing_files(directory: Path) -> Options:
+    """vLLM's example of a connector, which writes every prompt to a directory."""
+    return {
+        "kv_connector": "ExampleConnector",
+        "kv_role": "kv_both",
+        "kv_connector_extra_config": {"shared_storage_path": str(directory / "files")},
+    }
+
+
 def _latent(directory: Path) -> Path:
     make(MODELS["DeepSeek V2, latent attention"], directory)
     return directory
@@ -153,6 +162,8 @@ class Feature(NamedTuple):
     processes: bool = False
     """Whether scheduler and workers have processes of their own."""
     environment: Mapping[str, str] = {}
+    beside: Callable[[Path], Options] | None = None
+    """Another connector, in vLLM's ``MultiConnector`` behind kvtier's."""
     rounds_otherwise: bool = False
     """Whether vLLM's kernels round otherwise with several workers and after cached tokens: then it is compared with as
     many workers, and later answers with those after vLLM's own prefix cache."""
@@ -197,6 +208,16 @@ def _save_layers(count: int) -> Callable[[Path], Path]:
 VLLM = "0.32"
 FEATURES: dict[str, Feature] = {
     "plain": Feature(),
+    "pipeline 2 + 2": _stages("2,2", _save_layers(4)),
+    "pipeline 3 + 2": _stages("3,2", _save_layers(5)),
+    "pipeline, a stage without full attention": _stages("1,3", save_hybrid_model),
+    "tensor parallel 2": Feature(_fixed(tensor_parallel_size=2), processes=True),
+    "latent attention, tensor parallel 2": Feature(
+        _fixed(tensor_parallel_size=2, prefix_caching_of_mla=True),
+        model=_latent,
+        processes=True,
+        rounds_otherwise=True,
+    ),
     "speculation: ngram": _speculating("ngram", prompt_lookup_max=2, prompt_lookup_min=1),
     "speculation: draft model": _speculating("draft_model", drafters.save_same),
     "speculation: EAGLE": _speculating("eagle", drafters.save_eagle),
@@ -219,6 +240,7 @@ FEATURES: dict[str, Feature] = {
     "blocks joined by four": Feature(_fixed(connector={"blocks_per_chunk": 4})),
     "generated tokens": Feature(_fixed(connector={"offload_prompt_only": False})),
     "sliding windows": Feature(model=save_hybrid_model),
+    "MultiConnector": Feature(beside=_storing_files),
     "speculation: synthetic acceptance": _speculating(
         "draft_model",
         drafters.save_same,
@@ -241,16 +263,6 @@ FEATURES: dict[str, Feature] = {
     "a hash that is not cryptographic": Feature(
         _fixed(prefix_caching_hash_algo="xxhash"), refused="'xxhash' is not cryptographic"
     ),
-    "pipeline 2 + 2": _stages("2,2", _save_layers(4)),
-    "pipeline 3 + 2": _stages("3,2", _save_layers(5)),
-    "pipeline, a stage without full attention": _stages("1,3", save_hybrid_model),
-    "tensor parallel 2": Feature(_fixed(tensor_parallel_size=2), processes=True),
-    "latent attention, tensor parallel 2": Feature(
-        _fixed(tensor_parallel_size=2, prefix_caching_of_mla=True),
-        model=_latent,
-        processes=True,
-        rounds_otherwise=True,
-    ),
 }
 """By what people call it."""
 
@@ -260,6 +272,9 @@ def try_out(feature: Feature, directory: Path) -> Outcome:
     model = apart(feature.model, directory / "model")
     options = {"num_gpu_blocks_override": 200, **apart(feature.options, directory)}
     transfer = connector(disk(directory / "root", pool="32MiB"), **options.pop("connector", {}))
+    if feature.beside is not None:
+        both = {"connectors": [transfer, feature.beside(directory)]}
+        transfer = {"kv_connector": "MultiConnector", "kv_role": "kv_both", "kv_connector_extra_config": both}
     with_kvtier = engine_options(model, transfer, **options)
     if feature.refused:
         apart(_start, feature, with_kvtier)
