@@ -31,7 +31,7 @@ def answer(engine, groups=PLAIN_GROUPS, connector=None, parallel=None):
 
     from kvtier_core import UnsupportedModelError
     from kvtier_vllm.inspection import read_own_facts
-    from kvtier_vllm.refusals import check_engine, check_persistence
+    from kvtier_vllm.refusals import check_engine, check_persistence, check_reset
 
     transfer = {
         "kv_connector": "OffloadingConnector",
@@ -60,6 +60,7 @@ def answer(engine, groups=PLAIN_GROUPS, connector=None, parallel=None):
     return {
         "engine": said(check_engine, facts),
         "lasting": said(check_persistence, facts, ["disk"]),
+        "reset": said(partial(check_reset, keeps_tiers=True), facts),
         "bridge": said(open_tier, offloading),
     }
 

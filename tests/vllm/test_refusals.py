@@ -17,10 +17,12 @@ from kvtier_vllm.facts import Workers
 from kvtier_vllm.refusals import (
     KV,
     LASTING,
+    RESET,
     VLLMS_ROWS,
     WORKERS,
     check_engine,
     check_persistence,
+    check_reset,
     check_workers,
 )
 from tests.vllm.engines import BLOCK, QUIET, EngineError, connector, disk, needs_vllm
@@ -35,6 +37,7 @@ def test_a_plain_engine_is_served():
     check_engine(PLAIN)
     check_persistence(PLAIN, ["disk"])
     check_workers("toy", ONE)
+    check_reset(PLAIN, keeps_tiers=True)
 
 
 @pytest.mark.parametrize(
@@ -113,6 +116,15 @@ def test_k1_what_could_mix_up_the_blocks_of_two_runs_needs_tiers_that_die_with_t
     check_persistence(facts, [])
 
 
+def test_v4_tiers_that_a_reset_keeps_need_weights_whose_changes_are_seen():
+    facts = replace(PLAIN, silent_weights="weight_transfer_config with backend = 'sharded_rdt'")
+    with pytest.raises(
+        UnsupportedModelError, match="on_reset = \"pool\" with weight_transfer_config.*'sharded_rdt'"
+    ):
+        check_reset(facts, keeps_tiers=True)
+    check_reset(facts, keeps_tiers=False)
+
+
 def test_v16_what_the_operator_says_stands_for_weights_that_kvtier_does_not_see():
     elsewhere = replace(PLAIN, weights_digest=None, weights_elsewhere="load_format = 'tensorizer'")
     with pytest.raises(UnsupportedModelError, match="set kvtier_identity to a text"):
@@ -128,7 +140,7 @@ def test_v12_the_readme_lists_what_the_code_refuses_and_to_whom():
     assert [row for row in rows if row[1]] == always
     lasting = re.search(r"With tiers that outlive.*?\n\n(.*?)\n\n", README.read_text(), re.DOTALL)
     assert lasting is not None
-    assert re.findall(r"^\| (?!refused|---)(.+?) \|", lasting[1], re.MULTILINE) == list(LASTING)
+    assert re.findall(r"^\| (?!refused|---)(.+?) \|", lasting[1], re.MULTILINE) == [*LASTING, *RESET]
 
 
 class Case(NamedTuple):
@@ -139,7 +151,8 @@ class Case(NamedTuple):
     to: tuple[str, ...]
 
 
-BOTH, BRIDGE, SPEC, KEPT = ("engine", "bridge"), ("bridge",), ("engine",), ("lasting",)
+BOTH, BRIDGE, SPEC = ("engine", "bridge"), ("bridge",), ("engine",)
+KEPT, KEPT_AT_RESET = ("lasting",), ("reset",)
 GQA = {"hf_overrides": {"num_key_value_heads": 1}}  # as vLLM wants it for decode context parallelism
 LAUNCHER = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
 CASES = {
@@ -200,6 +213,11 @@ CASES = {
     "weights from elsewhere than the model's own files": Case(
         "load_format = 'tensorizer'", {"engine": {"load_format": "tensorizer"}}, KEPT
     ),
+    "weights that may change without a call that kvtier sees": Case(
+        "weight_transfer_config with backend = 'sharded_rdt'",
+        {"engine": {"weight_transfer_config": {"backend": "sharded_rdt"}}},
+        KEPT_AT_RESET,
+    ),
 }
 PROPOSE = {"num_speculative_tokens": 3, "model": None}
 SERVED: dict[str, dict[str, Any]] = {
@@ -209,6 +227,7 @@ SERVED: dict[str, dict[str, Any]] = {
         "engine": {"speculative_config": {"method": "draft_model", "num_speculative_tokens": 3}}
     },
     "v8 LoRA": {"engine": {"enable_lora": True}},
+    "v4 weights that arrive within a call": {"engine": {"weight_transfer_config": {"backend": "nccl"}}},
     "v8 suffix": {"engine": {"speculative_config": {"method": "suffix", **PROPOSE}}},
     "v16 a streamer of the model's own files": {"engine": {"load_format": "runai_streamer"}},
     "i17 blocks of different sizes": {"groups": [["full", BLOCK], ["window", 2 * BLOCK]]},
@@ -228,7 +247,7 @@ SERVED: dict[str, dict[str, Any]] = {
 
 
 def test_v12_every_refusal_has_a_case_of_vllms_own_configuration():
-    assert list(CASES) == [*WORKERS, *VLLMS_ROWS, *KV, *LASTING]
+    assert list(CASES) == [*WORKERS, *VLLMS_ROWS, *KV, *LASTING, *RESET]
 
 
 def ask(model: Path, asked: dict[str, Any]) -> dict[str, str]:

@@ -70,8 +70,8 @@ class EngineFacts:
     ``identity`` is the operator's text for weights that nothing identifies; it counts beside a digest, too.
     ``hash_seed_digest`` is ``None`` where vLLM draws the seed of its block hashes anew each time it starts.
     ``weights_elsewhere`` names the setting that has vLLM load weights from where kvtier does not look,
-    ``strange_speculation`` the one by which drafts are more than proposals. ``layout`` and ``backends`` say in words
-    how a page is laid out.
+    ``strange_speculation`` the one by which drafts are more than proposals, and ``silent_weights`` the one by which
+    weights may change without a call that kvtier sees. ``layout`` and ``backends`` say in words how a page is laid out.
     """
 
     model: str
@@ -90,6 +90,7 @@ class EngineFacts:
     hash_seed_digest: str | None
     has_lora: bool
     strange_speculation: str | None
+    silent_weights: str | None
     canonical_layout: bool
     workers: Workers
 

@@ -22,7 +22,7 @@ from vllm.v1.kv_offload.config import OffloadingConfig, OffloadingGroupConfig
 from kvtier_core import UnsupportedModelError
 from kvtier_vllm.facts import EngineFacts, GroupFacts, Workers, join
 from kvtier_vllm.fingerprint import config_digest
-from kvtier_vllm.origin import commit_of, own_name, weights_digest, weights_elsewhere
+from kvtier_vllm.origin import commit_of, own_name, silent_weights, weights_digest, weights_elsewhere
 from kvtier_vllm.speculation import drafter_of, strange_speculation
 
 _T = TypeVar("_T")
@@ -66,6 +66,7 @@ def read_own_facts(config: OffloadingConfig, kv_caches: CanonicalKVCaches) -> En
         hash_seed_digest=_hash_seed_digest(cache.prefix_caching_hash_algo),
         has_lora=vllm_config.lora_config is not None,
         strange_speculation=strange_speculation(vllm_config.speculative_config),
+        silent_weights=silent_weights(vllm_config.weight_transfer_config),
         canonical_layout=config.canonical_layout,
         workers=read_workers(vllm_config.parallel_config),
     )

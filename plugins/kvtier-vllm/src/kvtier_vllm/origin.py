@@ -26,6 +26,9 @@ _LOADERS_OF_FILES = (
 )
 """vLLM's load formats that read the model's directory, or its commit on the hub, and nothing else."""
 
+_ARRIVE_LATER = ("sharded_rdt",)
+"""vLLM's backends of weight transfer whose calls return before the weights are there."""
+
 
 def own_name(model: str) -> str:
     """A local model stays the same model when its directory moves: the digest tells its weights apart, not the path."""
@@ -56,6 +59,16 @@ def weights_elsewhere(model: Any, load: Any) -> str | None:
     if model.model_weights:
         return f"model_weights = {model.model_weights!r}"
     return None
+
+
+def silent_weights(transfer: Any) -> str | None:
+    """What says that weights may arrive between a client's calls; ``None`` where nothing does.
+
+    *transfer* is vLLM's ``WeightTransferConfig``, or ``None``.
+    """
+    if transfer is None or transfer.backend not in _ARRIVE_LATER:
+        return None
+    return f"weight_transfer_config with backend = {transfer.backend!r}"
 
 
 def weights_digest(model: Any, load: Any, *, edges: bool) -> str | None:

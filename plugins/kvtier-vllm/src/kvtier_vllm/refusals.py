@@ -1,8 +1,8 @@
 """What kvtier refuses when an engine starts, and the reason it gives: one list, and whom each part of it is for.
 
 ``WORKERS`` holds for everybody who takes rows that several workers fill, ``VLLMS_ROWS`` for the tier behind vLLM's own
-tiering alone, whose rows vLLM lays out, ``KV`` for the spec, which copies vLLM's pages itself, and ``LASTING`` where
-blocks outlive the engine. The README lists the same, in the same words. Pure.
+tiering alone, whose rows vLLM lays out, ``KV`` for the spec, which copies vLLM's pages itself, ``LASTING`` where blocks
+outlive the engine, and ``RESET`` where they outlive a reset. The README lists the same, in the same words. Pure.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -99,6 +99,14 @@ def _weights_elsewhere(facts: EngineFacts, tiers: str) -> Iterator[str]:
         )
 
 
+def _silent_weights(facts: EngineFacts) -> Iterator[str]:
+    if facts.silent_weights is not None:
+        yield (
+            f'on_reset = "pool" with {facts.silent_weights}: weights may arrive unseen, and such a reset would keep '
+            'the blocks of the old ones; use on_reset = "all"'
+        )
+
+
 WORKERS: Mapping[str, Callable[[Workers], Iterator[str]]] = {
     "prefill context parallelism": _prefill_context,
     "workers of several engines that count as one's (an external launcher with data parallelism)": _foreign,
@@ -115,6 +123,9 @@ KV: Mapping[str, Callable[[EngineFacts], Iterator[str]]] = {
 LASTING: Mapping[str, Callable[[EngineFacts, str], Iterator[str]]] = {
     "a prefix hash that is not cryptographic": _weak_hash,
     "weights from elsewhere than the model's own files": _weights_elsewhere,
+}
+RESET: Mapping[str, Callable[[EngineFacts], Iterator[str]]] = {
+    "weights that may change without a call that kvtier sees": _silent_weights,
 }
 
 
@@ -138,6 +149,12 @@ def check_persistence(facts: EngineFacts, lasting: Sequence[str]) -> None:
     if lasting:
         names = f"tier{'s' if len(lasting) > 1 else ''} {', '.join(map(repr, lasting))}"
         _refuse(facts.model, [text for objections in LASTING.values() for text in objections(facts, names)])
+
+
+def check_reset(facts: EngineFacts, *, keeps_tiers: bool) -> None:
+    """Raise ``UnsupportedModelError`` when a reset that *keeps_tiers* could keep blocks that other weights made."""
+    if keeps_tiers:
+        _refuse(facts.model, [text for objections in RESET.values() for text in objections(facts)])
 
 
 def _of_workers(workers: Workers) -> list[str]:

@@ -29,7 +29,7 @@ from kvtier_vllm.manager import KvtierManager
 from kvtier_vllm.options import CONFIG_OPTION, read_options
 from kvtier_vllm.parts import Part
 from kvtier_vllm.places import places_of
-from kvtier_vllm.refusals import check_engine, check_persistence
+from kvtier_vllm.refusals import check_engine, check_persistence, check_reset
 from kvtier_vllm.sharing import open_as_scheduler, open_as_worker
 from kvtier_vllm.stats import metric_definitions
 from kvtier_vllm.worker import KvtierWorker, copy_batch
@@ -121,6 +121,7 @@ class KvtierSpec(OffloadingSpec):
         pool, facts = open_as_scheduler(self.config.engine_id, self._options.open_timeout_s)
         try:
             check_persistence(facts, lasting_tiers(settings))
+            check_reset(facts, keeps_tiers=settings.on_reset == "pool")
             namespace = make_namespace(facts)
             tiers = open_manager(settings, namespace, pool, open_timeout_s=self._options.open_timeout_s)
         except BaseException:
