@@ -162,6 +162,7 @@ class Feature(NamedTuple):
     processes: bool = False
     """Whether scheduler and workers have processes of their own."""
     environment: Mapping[str, str] = {}
+    """Of an engine with a pipeline."""
     beside: Callable[[Path], Options] | None = None
     """Another connector, in vLLM's ``MultiConnector`` behind kvtier's."""
     rounds_otherwise: bool = False
@@ -296,10 +297,13 @@ def try_out(feature: Feature, directory: Path) -> Outcome:
 
 
 def _start(feature: Feature, options: Options) -> Engine:
-    several = {"VLLM_ENABLE_V1_MULTIPROCESSING": "1", "VLLM_ALLOW_INSECURE_SERIALIZATION": "1"}
-    os.environ.update(feature.environment, **several if feature.processes else {})
+    if feature.processes:
+        os.environ.update(VLLM_ENABLE_V1_MULTIPROCESSING="1", VLLM_ALLOW_INSECURE_SERIALIZATION="1")
+    has_stages = "pipeline_parallel_size" in options
+    if has_stages:
+        os.environ.update(feature.environment)
     engine = Engine(dict(options))
-    if options.get("pipeline_parallel_size"):
+    if has_stages:
         engine.llm.collective_rpc(_complete_stage)
     return engine
 
