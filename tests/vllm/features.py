@@ -215,6 +215,7 @@ FEATURES: dict[str, Feature] = {
     "tensor parallel 2": Feature(_fixed(tensor_parallel_size=2), processes=True),
     "latent attention, tensor parallel 2": Feature(
         _fixed(tensor_parallel_size=2, prefix_caching_of_mla=True),
+        _one_by_one,
         model=_latent,
         processes=True,
         rounds_otherwise=True,
