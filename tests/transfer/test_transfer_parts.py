@@ -52,6 +52,16 @@ def test_c43_parts_of_different_sizes_fill_a_row_one_after_another(pool):
     assert not any(pool.row(3)[320:])
 
 
+@pytest.mark.parametrize("parts", [[], [GroupTransfer(block_ids=[], rows=[])]])
+def test_c43_a_worker_that_has_nothing_to_store_is_done_at_once(pool, parts):
+    worker, _, layout = next(layouts())
+    device = CPUDevice(layout, pool, worker)
+    device.submit(Direction.STORE, 1, parts)
+    wait(device, Direction.STORE)
+    assert device.shutdown(60.0)
+    assert not any(pool.row(0))
+
+
 def test_c43_the_self_test_looks_at_the_workers_own_part(pool):
     for worker, _, layout in layouts():
         device = CPUDevice(layout, pool, worker)
