@@ -232,9 +232,6 @@ SERVED: dict[str, dict[str, Any]] = {
     "v16 a streamer of the model's own files": {"engine": {"load_format": "runai_streamer"}},
     "i17 blocks of different sizes": {"groups": [["full", BLOCK], ["window", 2 * BLOCK]]},
     "i17 states beside latent attention": {"groups": [["latent", BLOCK], ["state", BLOCK]]},
-    "v12 decode context parallelism": {
-        "engine": {"tensor_parallel_size": 2, "decode_context_parallel_size": 2, **GQA}
-    },
     "v14 each engine on a host of its own": {
         "engine": {
             "nnodes": 2,
@@ -297,6 +294,18 @@ def test_v8_v14_v16_vllms_own_configuration_is_served(model, what, tmp_path):
     search = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
     said = ask(model, {"environment": {"PYTHONPATH": search}, **SERVED[what]})
     assert set(said.values()) == {""}
+
+
+@needs_vllm
+@pytest.mark.timeout(600)
+def test_v12_decode_context_parallelism_is_served(model):
+    said = ask(
+        model,
+        {"engine": {"tensor_parallel_size": 2, "decode_context_parallel_size": 2, **GQA}},
+    )
+    assert said["engine"] == said["lasting"] == said["reset"] == ""
+    assert "2 of its 2 workers do not have vLLM's shared memory" in said["bridge"]  # here are none
+    assert "decode_context" not in said["bridge"]
 
 
 def refusal(start, *arguments, **options):
