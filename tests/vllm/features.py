@@ -376,7 +376,7 @@ def _step(engine: Engine) -> None:
 _BY_CONFIGURATION = """
 ## Checked by vLLM's configuration alone
 
-A CPU cannot run these. Tests make vLLM's own configuration of each and see that kvtier accepts or refuses it.
+No engine ran with these. Tests make vLLM's own configuration of each and see that kvtier accepts or refuses it.
 
 | feature | outcome |
 |---|---|

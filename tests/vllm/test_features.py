@@ -1,6 +1,7 @@
 """What production servers turn on, in real vLLM: right answers from pool and disk, or a refusal by name."""
 
 import json
+import re
 import subprocess
 import sys
 
@@ -24,3 +25,10 @@ def test_v8_v11_every_feature_answers_as_without_connector_or_is_refused_by_name
     assert (report["wrong"], report["faults"]) == (0, 0), done.stderr[-3000:]
     assert report["refused"].keys() == {name for name, feature in FEATURES.items() if feature.refused}
     assert len(report["served"]) >= 20
+
+
+def test_v8_the_page_of_features_is_of_a_run_of_all_of_them():
+    sections = dict(part.split("\n", 1) for part in PAGE.read_text().split("## ")[1:])
+    for title, is_refused in (("Served", False), ("Refused", True)):
+        names = re.findall(r"^\| (?!feature|---)(.+?) \|", sections[title], re.MULTILINE)
+        assert names == [name for name, feature in FEATURES.items() if bool(feature.refused) == is_refused]
