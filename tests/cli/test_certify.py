@@ -164,7 +164,9 @@ def test_fr3_a_killed_certify_leaves_neither_processes_nor_files(fake, tmp_path,
     temporary, number = tmp_path / "temporary", tmp_path / "pid"
     temporary.mkdir()
     environment = {**os.environ, "FAKE": "hangs", "FAKE_PID": str(number), "TMPDIR": str(temporary)}
-    program = [sys.executable, "-m", "kvtier.main", *fake]
+    # A process that ignores a signal, as nohup makes it, hands that on to its children.
+    told = f"import signal, sys; signal.signal({number_of_signal:d}, signal.SIG_DFL)"
+    program = [sys.executable, "-c", f"{told}; from kvtier.main import main; sys.exit(main())", *fake]
     with subprocess.Popen(program, stderr=subprocess.PIPE, env=environment) as process:
         deadline = time.monotonic() + 100
         while not (number.exists() and number.read_text().endswith("\n")):

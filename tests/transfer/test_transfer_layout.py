@@ -94,7 +94,7 @@ def test_c43_all_workers_parts_must_fit_a_row(make_pool: Callable[..., Pool]) ->
     pool = make_pool(row_bytes=4096, num_workers=2)
     layout = KVLayout([torch.zeros(4, 8)], [torch.zeros(4, 171)], block_size_factor=3)
     with pytest.raises(
-        ValueError, match="2 worker.* 2052 bytes a block of group 1, .* need rows of 4168 bytes, .* have 4096"
+        ValueError, match="2 worker.* 2052 bytes .* of group 1 .* need rows of 4168 bytes, .* have 4096"
     ):
         CPUDevice(layout, pool)
 
