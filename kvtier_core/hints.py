@@ -45,7 +45,7 @@ class Hints:
             seconds = getattr(self, name)
             if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not seconds >= 0:
                 raise ValueError(f"{name} must be a number of seconds, not {seconds!r}")
-            object.__setattr__(self, name, min(float(seconds), MAX_SECONDS))
+            object.__setattr__(self, name, float(min(seconds, MAX_SECONDS)))
         _check_count("priority", self.priority, MAX_PRIORITY)
         if self.pin_bytes is not None:
             _check_count("pin_bytes", self.pin_bytes)

@@ -54,6 +54,7 @@ def test_a_strange_hint_is_counted_and_the_others_hold(action):
 def test_a_hint_ends_after_an_hour():
     assert read_hints([("pin", "1", {"seconds": 1e9})]).pin_s == MAX_SECONDS
     assert Hints(retain_s=float("inf")).retain_s == MAX_SECONDS
+    assert read_hints([("pin", "1", {"seconds": 10**400})]) == Hints(pin_s=MAX_SECONDS)
 
 
 def test_of_two_of_a_kind_the_last_holds():
