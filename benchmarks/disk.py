@@ -17,64 +17,18 @@ Decides what is measured; the contenders are in ``disk_contenders`` and ``disk_o
 import argparse
 import json
 import os
-import random
 import statistics
 import sys
 import tempfile
-from collections import defaultdict
-from collections.abc import Sequence
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
-from disk_contenders import Bare, Contender, Fio, FioSynced, Measured, Rows, Vllm
+from disk_contenders import Bare, Contender, Fio, FioSynced, Rows, Vllm
 from disk_ours import Ours, OursPlain, OursWithProofs
+from measuring import Passes, cpu_s_per_gib, kernel_s_per_gib, measure, ratio, summarize_passes
 
 SIZES = {"128KiB": 128 << 10, "1MiB": 1 << 20, "8MiB": 8 << 20}
 JOB_BYTES = 4 << 20
-GIB = 1 << 30
-
-
-def measure(
-    contenders: Sequence[Contender], rows: Rows, rounds: int
-) -> dict[tuple[str, str], list[Measured]]:
-    """Let each contender store and load in every round; the measures of all rounds but the first.
-
-    In a random order, and what one left to the kernel is written before the next: nobody always comes after the same.
-    """
-    measured: dict[tuple[str, str], list[Measured]] = defaultdict(list)
-    for number in range(rounds + 1):
-        for contender in random.Random(number).sample(contenders, len(contenders)):
-            for what, work in (("store", contender.store), ("load", contender.load)):
-                one = work(rows, number)
-                if number > 0:
-                    measured[contender.name, what].append(one)
-            contender.clear()
-            os.sync()
-    return measured
-
-
-def summarize(size: str, measured: dict[tuple[str, str], list[Measured]], rows: Rows) -> dict[str, object]:
-    """Medians of one block size."""
-    return {
-        f"{name}_{what}_{size}": {
-            "mb_per_s": round(statistics.median(rows.total_bytes / one.seconds for one in all_) / 1e6, 1),
-            "cpu_s_per_gib": round(statistics.median(one.cpu_s for one in all_) / rows.total_bytes * GIB, 4),
-            "kernel_s_per_gib": kernel_s_per_gib(all_, rows),
-        }
-        for (name, what), all_ in measured.items()
-    }
-
-
-def kernel_s_per_gib(measured: Sequence[Measured], rows: Rows) -> float | None:
-    """The median of the processor time in the kernel, where all of it is known."""
-    known = [one.kernel_s for one in measured if one.kernel_s is not None]
-    return round(statistics.median(known) / rows.total_bytes * GIB, 4) if known else None
-
-
-def ratio(measured: dict[tuple[str, str], list[Measured]], what: str, ours: str, theirs: str) -> float:
-    """How many times as fast as *theirs* we are: the median over rounds, each against theirs of the same round."""
-    pairs = zip(measured[ours, what], measured[theirs, what], strict=True)
-    return round(statistics.median(their.seconds / our.seconds for our, their in pairs), 3)
 
 
 def run(arguments: argparse.Namespace, directory: Path) -> dict[str, object]:
@@ -101,17 +55,15 @@ def run(arguments: argparse.Namespace, directory: Path) -> dict[str, object]:
             for contender in contenders:
                 contender.close()
             rows.close()
-        results |= summarize(size, measured, rows)
+        results |= summarize_passes(size, measured, rows)
         for what in ("store", "load"):
             for other in ("fio", "fio_synced", "bare"):
-                ratios[f"{what}_{size}_vs_{other}"] = ratio(measured, what, "ours", other)
-            ratios[f"{what}_{size}_with_proofs_vs_bare"] = ratio(measured, what, "ours_with_proofs", "bare")
-            cost[f"{what}_{size}"] = round(1 / ratio(measured, what, "ours_with_proofs", "ours_plain") - 1, 3)
+                ratios[f"{what}_{size}_vs_{other}"] = ratio(measured, what, other, "ours")
+            ratios[f"{what}_{size}_with_proofs_vs_bare"] = ratio(measured, what, "bare", "ours_with_proofs")
+            cost[f"{what}_{size}"] = round(ratio(measured, what, "ours_with_proofs", "ours_plain") - 1, 3)
             if arguments.against == "vllm":
-                ratios[f"{what}_{size}_vs_vllm"] = ratio(measured, what, "ours", "vllm")
-            cpu[f"{what}_{size}"] = round(
-                statistics.median(one.cpu_s for one in measured["ours", what]) / rows.total_bytes * GIB, 4
-            )
+                ratios[f"{what}_{size}_vs_vllm"] = ratio(measured, what, "vllm", "ours")
+            cpu[f"{what}_{size}"] = cpu_s_per_gib(measured["ours", what], rows)
         if not arguments.json:
             print_size(size, measured, rows)
     return {
@@ -123,14 +75,14 @@ def run(arguments: argparse.Namespace, directory: Path) -> dict[str, object]:
     }
 
 
-def print_size(size: str, measured: dict[tuple[str, str], list[Measured]], rows: Rows) -> None:
+def print_size(size: str, measured: Passes, rows: Rows) -> None:
     """One block size, for people."""
     for (name, what), all_ in measured.items():
         rates = sorted(rows.total_bytes / one.seconds / 1e6 for one in all_)
-        cpu_s = statistics.median(one.cpu_s for one in all_) / rows.total_bytes * GIB
         print(
             f"{size:>7} {what:<5} {name:<17} {statistics.median(rates):7.0f} MB/s"
-            f" ({rates[0]:.0f}-{rates[-1]:.0f})  {cpu_s:.3f} CPU s/GiB ({kernel_s_per_gib(all_, rows)} in the kernel)",
+            f" ({rates[0]:.0f}-{rates[-1]:.0f})  {cpu_s_per_gib(all_, rows):.3f} CPU s/GiB"
+            f" ({kernel_s_per_gib(all_, rows)} in the kernel)",
             flush=True,
         )
 

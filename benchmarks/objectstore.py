@@ -12,18 +12,15 @@ Decides what is measured; the contenders are in ``objectstore_contenders``.
 
 import argparse
 import json
-import random
-import statistics
 import sys
 import tempfile
 import time
-from collections import defaultdict
-from collections.abc import Sequence
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 sys.path.insert(0, str(Path(__file__).parent))
-from disk_contenders import Contender, Measured, Rows
+from disk_contenders import Contender, Rows
+from measuring import Passes, measure, ratio, summarize_passes
 from objectstore_contenders import Obstore, Ours, S3fs, drive
 
 from kvtier_testing.rows import similar_keys
@@ -32,47 +29,17 @@ from tests.tiers.s3_server import options
 from tests.tiers.seaweed import BUCKET, SeaweedFS
 
 SIZES = {"128KiB": 128 << 10, "1MiB": 1 << 20, "8MiB": 8 << 20}
-GIB = 1 << 30
 LATENCY_S = 0.020
 LOOKED_UP = 1000
 
 
-def measure(
-    contenders: Sequence[Contender], rows: Rows, rounds: int
-) -> dict[tuple[str, str], list[Measured]]:
-    """Let each contender store and load in every round; the measures of all rounds but the first."""
-    measured: dict[tuple[str, str], list[Measured]] = defaultdict(list)
-    for number in range(rounds + 1):
-        for contender in random.Random(number).sample(contenders, len(contenders)):
-            for what, work in (("store", contender.store), ("load", contender.load)):
-                one = work(rows, number)
-                if number > 0:
-                    measured[contender.name, what].append(one)
-            contender.clear()
-    return measured
-
-
-def summarize(size: str, measured: dict[tuple[str, str], list[Measured]], rows: Rows) -> dict[str, object]:
-    """Medians of one block size."""
-    return {
-        f"{name}_{what}_{size}": {
-            "mb_per_s": round(statistics.median(rows.total_bytes / one.seconds for one in all_) / 1e6, 1),
-            "cpu_s_per_gib": round(statistics.median(one.cpu_s for one in all_) / rows.total_bytes * GIB, 3),
-        }
-        for (name, what), all_ in measured.items()
-    }
-
-
-def ratios(size: str, measured: dict[tuple[str, str], list[Measured]]) -> dict[str, float]:
+def ratios(size: str, measured: Passes) -> dict[str, float]:
     """How many times as fast as obstore ours is, and its CPU time over obstore's: medians over the rounds."""
     found: dict[str, float] = {}
     for what in ("store", "load"):
-        pairs = list(zip(measured["ours", what], measured["obstore", what], strict=True))
-        found[f"{what}_{size}_vs_obstore"] = round(
-            statistics.median(their.seconds / our.seconds for our, their in pairs), 3
-        )
-        found[f"cpu_{what}_{size}_vs_obstore"] = round(
-            statistics.median(our.cpu_s / their.cpu_s for our, their in pairs), 3
+        found[f"{what}_{size}_vs_obstore"] = ratio(measured, what, "obstore", "ours")
+        found[f"cpu_{what}_{size}_vs_obstore"] = ratio(
+            measured, what, "ours", "obstore", lambda one: one.cpu_s
         )
     return found
 
@@ -120,10 +87,10 @@ def run(arguments: argparse.Namespace, server: SeaweedFS) -> dict[str, object]:
             for contender in contenders:
                 contender.close()
             rows.close()
-        results |= summarize(size, measured, rows)
+        results |= summarize_passes(size, measured, rows)
         found |= ratios(size, measured)
         if not arguments.json:
-            print(json.dumps(summarize(size, measured, rows), indent=1), flush=True)
+            print(json.dumps(summarize_passes(size, measured, rows), indent=1), flush=True)
     return {"ratios": found | lookups(server, arguments.threads), "results": results}
 
 

@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
+from measuring import interval, print_intervals, token_bytes, tokens
 from peers_faults import Faults
 from peers_ways import BLOCK, HOST_BYTES, WAYS, Running, Way, stored_bytes
 
@@ -46,12 +47,6 @@ CONVERSATIONS, TURNS, FIRST_TURN, NEXT_TURN, AT_ONCE = 8, 3, 600, 200, 2
 PARTS = ("reload", "conversations", "faults")
 Say = Callable[[str], None]
 Sample = dict[str, float]
-
-
-def tokens(seed: str, count: int) -> list[int]:
-    """*count* token ids, the same for the same seed."""
-    choice = random.Random(seed)
-    return [choice.randrange(100, 49000) for _ in range(count)]
 
 
 class Reloads:
@@ -119,14 +114,6 @@ def _excess(running: Running, prompt: list[int], place: str) -> Sample:
     return {f"{place}_s": loaded["seconds"] - device_s, f"{place}_cached": loaded["cached"]}
 
 
-def token_bytes(model: Path, dtype: str) -> int:
-    """Bytes of KV a token."""
-    config: dict[str, int] = json.loads((model / "config.json").read_text())
-    head_size = config["hidden_size"] // config["num_attention_heads"]
-    values = 2 * config["num_hidden_layers"] * config["num_key_value_heads"] * head_size
-    return values * (4 if dtype == "float32" else 2)
-
-
 def converse(
     start: Callable[[Way], Running], ways: Sequence[Way], rounds: int, absent: dict[str, str], say: Say
 ) -> dict[str, Any]:
@@ -164,17 +151,6 @@ def _conversations(running: Running, number: int) -> float:
         seconds += running.engine.call("throughput", prompts=prompts, at_once=AT_ONCE)["seconds"]
         served += sum(map(len, prompts))
     return served / seconds
-
-
-def interval(values: Sequence[float]) -> dict[str, float]:
-    """The median with its 95 % interval, by 2,000 resamples."""
-    choice = random.Random(0)
-    medians = sorted(statistics.median(choice.choices(values, k=len(values))) for _ in range(2000))
-    return {
-        "median": round(statistics.median(values), 4),
-        "low": round(medians[50], 4),
-        "high": round(medians[-51], 4),
-    }
 
 
 def summarize(raw: dict[str, Any]) -> dict[str, Any]:
@@ -263,14 +239,8 @@ def run(options: argparse.Namespace, place: Path, say: Say) -> dict[str, Any]:
 
     model = find_model(options.model, place)
     if "reload" in options.parts:
-        prompts = [
-            tokens(f"{number} {length}", length)
-            for length, count in [
-                *((length, options.prompts) for length in EQUAL),
-                (UNEQUAL, options.unequal),
-            ]
-            for number in range(count)
-        ]
+        lengths = [length for length in EQUAL for _ in range(options.prompts)] + [UNEQUAL] * options.unequal
+        prompts = [tokens(f"{number} {length}", length) for number, length in enumerate(lengths)]
         timed = [way for way in ways if way.is_timed]
         each("reload", Reloads(model, place, prompts, engine_options).measure, timed)
     if "conversations" in options.parts:
@@ -342,8 +312,7 @@ def main() -> None:
     if options.json:
         print(json.dumps(result))
         return
-    for figure, value in result["figures"].items():
-        print(f"{figure:40} {value['median']:10.4f}  [{value['low']:.4f}, {value['high']:.4f}]")
+    print_intervals(result["figures"])
     for part in ("ratios", "wrong", "peers", "absent"):
         print(part, json.dumps(result[part], indent=1))
 

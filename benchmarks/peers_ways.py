@@ -20,7 +20,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Self
 
-from tests.vllm.engines import EngineError, EngineProcess, connector
+from tests.vllm.engines import EngineError, EngineProcess, connector, vllms_tiering
 
 BLOCK = 128
 """Tokens in a block of vLLM's cache: its default on a CPU."""
@@ -74,19 +74,6 @@ class Way:
         return "?"
 
 
-def _offloading(secondary: dict[str, Any]) -> dict[str, Any]:
-    return {
-        "kv_connector": "OffloadingConnector",
-        "kv_role": "kv_both",
-        "kv_connector_extra_config": {
-            "spec_name": "CPUTieringSpec",
-            "spec_module_path": "tests.vllm.peer",
-            "cpu_bytes_to_use": HOST_BYTES,
-            "secondary_tiers": [secondary],
-        },
-    }
-
-
 def _kvtier(setup: Setup) -> dict[str, Any]:
     limit = {} if setup.limit_bytes is None else {"capacity": str(setup.limit_bytes)}
     return connector(
@@ -99,11 +86,12 @@ def _kvtier(setup: Setup) -> dict[str, Any]:
 
 
 def _vllm(setup: Setup) -> dict[str, Any]:
-    return _offloading({"type": "fs", "root_dir": str(setup.root)})
+    return vllms_tiering({"type": "fs", "root_dir": str(setup.root)}, HOST_BYTES)
 
 
 def _lifeboat(_setup: Setup) -> dict[str, Any]:
-    return _offloading({"type": "LifeboatTier", "module_path": "lifeboat_cache.integrations.vllm_tier"})
+    tier = {"type": "LifeboatTier", "module_path": "lifeboat_cache.integrations.vllm_tier"}
+    return vllms_tiering(tier, HOST_BYTES)
 
 
 def _lmcache_server(setup: Setup) -> dict[str, Any]:

@@ -28,10 +28,11 @@ from pathlib import Path
 from typing import Any, Self
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
+from measuring import interval, print_intervals, resampled, tokens
 from vllm_limit import Limit
 
 from kvtier_transformers.demo.files import drop_page_cache
-from tests.vllm.engines import EngineProcess, connector, disk
+from tests.vllm.engines import EngineProcess, connector, disk, vllms_tiering
 
 BLOCK = 32
 PROMPT = 1500
@@ -58,17 +59,7 @@ def transfer_config(name: str, root: Path) -> dict[str, Any] | None:
         return None
     if name == "kvtier":
         return connector(disk(root, pool=str(POOL_BYTES)))
-    tiers = [{"type": "fs", "root_dir": str(root)}]
-    return {
-        "kv_connector": "OffloadingConnector",
-        "kv_role": "kv_both",
-        "kv_connector_extra_config": {
-            "spec_name": "CPUTieringSpec",
-            "spec_module_path": "tests.vllm.peer",
-            "cpu_bytes_to_use": POOL_BYTES,
-            "secondary_tiers": tiers,
-        },
-    }
+    return vllms_tiering({"type": "fs", "root_dir": str(root)}, POOL_BYTES)
 
 
 class Engines:
@@ -104,12 +95,6 @@ class Engines:
     def __exit__(self, *_: object) -> None:
         for engine in self.engines.values():
             engine.close()
-
-
-def tokens(seed: str, count: int) -> list[int]:
-    """*count* token ids, the same for the same seed."""
-    choice = random.Random(seed)
-    return [choice.randrange(100, 49000) for _ in range(count)]
 
 
 def first_token(engine: EngineProcess, prompt: Sequence[int]) -> dict[str, float]:
@@ -204,31 +189,14 @@ def measure_throughput(
     return rounds[1:]
 
 
-def interval(values: Sequence[float]) -> dict[str, float]:
-    """The median with its 95 % interval, by 2,000 resamples."""
-    choice = random.Random(0)
-    medians = sorted(statistics.median(choice.choices(values, k=len(values))) for _ in range(2000))
-    return {
-        "median": round(statistics.median(values), 4),
-        "low": round(medians[50], 4),
-        "high": round(medians[-51], 4),
-    }
-
-
 def compare(rounds: Sequence[Round], figure: str, theirs: str, ours: str = "kvtier") -> dict[str, float]:
     """Ours over theirs: ratio of the medians, its interval by resampling whole rounds."""
-    choice = random.Random(0)
 
     def ratio(sample: Sequence[Round]) -> float:
         our_median = statistics.median(found[ours][figure] for found in sample)
         return our_median / statistics.median(found[theirs][figure] for found in sample)
 
-    ratios = sorted(ratio(choice.choices(rounds, k=len(rounds))) for _ in range(2000))
-    return {
-        "median": round(ratio(rounds), 3),
-        "low": round(ratios[50], 3),
-        "high": round(ratios[-51], 3),
-    }
+    return resampled(rounds, ratio)
 
 
 def summarize(parts: dict[str, list[Round]], dtype: str) -> dict[str, Any]:
@@ -314,10 +282,7 @@ def main() -> None:
     if options.json:
         print(json.dumps(result))
         return
-    for figure, value in result["figures"].items():
-        print(f"{figure:40} {value['median']:10.4f}  [{value['low']:.4f}, {value['high']:.4f}]")
-    for ratio, value in result["intervals"].items():
-        print(f"{ratio:40} {value['median']:10.3f}  [{value['low']:.3f}, {value['high']:.3f}]")
+    print_intervals(result["figures"] | result["intervals"])
 
 
 if __name__ == "__main__":

@@ -1,27 +1,23 @@
 """What no tier can better in ``vllm_e2e.py``: a prompt's KV copied once, and read from the disk and copied once."""
 
-import json
 import statistics
 import time
 from pathlib import Path
 
 import numpy as np
 from disk_contenders import Bare, Rows
+from measuring import token_bytes
 
 _PAGE = 4096
 _CALL_BYTES = 4 << 20
 _THREADS = 8
-_DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
 class Limit:
     """Moves as many bytes as the KV of *num_blocks* blocks takes, with nothing around it."""
 
     def __init__(self, model: Path, dtype: str, num_blocks: int, block_tokens: int, directory: Path) -> None:
-        config = json.loads((model / "config.json").read_text())
-        head_size = config["hidden_size"] // config["num_attention_heads"]
-        token_bytes = 2 * config["num_hidden_layers"] * config["num_key_value_heads"] * head_size
-        row_bytes = -(-block_tokens * token_bytes * _DTYPE_BYTES[dtype] // _PAGE) * _PAGE
+        row_bytes = -(-block_tokens * token_bytes(model, dtype) // _PAGE) * _PAGE
         directory.mkdir(parents=True)
         self._rows = Rows(row_bytes, num_blocks * row_bytes, _CALL_BYTES)
         self._bare = Bare(directory, _THREADS)

@@ -1,4 +1,4 @@
-"""No file of the packages is over 400 lines, no function over 60, and no module imports itself by way of others."""
+"""No file outside the tests is over 400 lines, no function over 60, and no module imports itself by way of others."""
 
 import ast
 from collections.abc import Iterator
@@ -8,7 +8,14 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-FILES = sorted([*ROOT.glob("kvtier_core/**/*.py"), *ROOT.glob("plugins/*/src/**/*.py")])
+PLACES = (
+    "kvtier_core/**/*.py",
+    "plugins/*/src/**/*.py",
+    "examples/*/src/**/*.py",
+    "benchmarks/*.py",
+    "noxfile.py",
+)
+FILES = sorted(path for place in PLACES for path in ROOT.glob(place))
 MAX_FILE, MAX_FUNCTION = 400, 60
 
 

@@ -43,15 +43,21 @@ def prompt(seed: int, blocks: int = 10, extra: int = 9) -> list[int]:
 
 def connector(settings: dict[str, Any], **options: Any) -> dict[str, Any]:
     """vLLM's ``kv_transfer_config`` for kvtier with these settings."""
+    return offloading("KvtierSpec", "kvtier_vllm", kvtier=settings, **options)
+
+
+def vllms_tiering(tier: dict[str, Any], primary_bytes: int) -> dict[str, Any]:
+    """The same for vLLM's own tiering with one *tier* behind its primary one, and kvtier's copy for a CPU's KV."""
+    options = {"cpu_bytes_to_use": primary_bytes, "secondary_tiers": [tier]}
+    return offloading("CPUTieringSpec", "tests.vllm.peer", **options)
+
+
+def offloading(spec: str, module: str, **options: Any) -> dict[str, Any]:
+    """The same for vLLM's offloading connector with a *spec*."""
     return {
         "kv_connector": "OffloadingConnector",
         "kv_role": "kv_both",
-        "kv_connector_extra_config": {
-            "spec_name": "KvtierSpec",
-            "spec_module_path": "kvtier_vllm",
-            "kvtier": settings,
-            **options,
-        },
+        "kv_connector_extra_config": {"spec_name": spec, "spec_module_path": module, **options},
     }
 
 

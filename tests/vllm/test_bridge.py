@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.vllm.engines import BLOCK, disk, needs_vllm, prompt
+from tests.vllm.engines import BLOCK, disk, needs_vllm, prompt, vllms_tiering
 
 pytestmark = [needs_vllm, pytest.mark.timeout(1800)]
 
@@ -14,16 +14,7 @@ ROOT = Path(__file__).parents[2]
 def tiering(root, **options):
     """vLLM's tiering with a small primary tier and one tier of kvtier's behind it."""
     tier = {"type": "KvtierTier", "module_path": "kvtier_vllm", "kvtier": disk(root), **options}
-    return {
-        "kv_connector": "OffloadingConnector",
-        "kv_role": "kv_both",
-        "kv_connector_extra_config": {
-            "spec_name": "CPUTieringSpec",
-            "spec_module_path": "tests.vllm.peer",
-            "cpu_bytes_to_use": 4 << 20,
-            "secondary_tiers": [tier],
-        },
-    }
+    return vllms_tiering(tier, 4 << 20)
 
 
 def test_c03_c30_a_tier_of_kvtier_serves_vllms_own_tiering_over_a_restart_whatever_clients_say(
