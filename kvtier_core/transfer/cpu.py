@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import groupby, repeat
 from math import prod
@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+from numpy.lib.stride_tricks import as_strided
 
 from kvtier_core.transfer.direction import Direction
 from kvtier_core.transfer.lanes import Copies, LaneDevice, Outcome, worker_parts
@@ -163,41 +164,36 @@ def _pair_up(group: KVGroup, slots: _Bytes) -> list[_Pair]:
     """Views of both sides, as few as the tensors' addresses allow."""
     # numpy has no bfloat16 or float8, and needs none: pages are contiguous bytes, as the layout checked.
     singles = [
-        Span(tensor.data_ptr(), size, tensor.stride(0) * tensor.element_size())
-        for tensor, size in zip(group.tensors, group.page_bytes, strict=True)
+        Span(tensor.data_ptr(), size, tensor.stride(0) * tensor.element_size(), place)
+        for tensor, size, place in zip(group.tensors, group.page_bytes, group.page_offsets, strict=True)
     ]
-    pairs = []
-    offset = 0
-    for span in join(singles, around=slots.ctypes.data):
-        size = span.num_pages * span.page_bytes
-        part = slots[..., offset : offset + size].reshape(*slots.shape[:-1], *span.shape)
-        assert np.may_share_memory(part, slots), "a copy would be filled instead of the row"
-        pairs.append(_Pair(span.view(group.num_blocks), part))
-        offset += size
-    return pairs
+    spans = join(singles, around=slots.ctypes.data)
+    return [_Pair(span.view(group.num_blocks), span.view_slots(slots)) for span in spans]
 
 
 @dataclass(frozen=True)
 class Span:
-    """Pages of ``page_bytes`` that are ``steps`` apart: ``(count, distance)`` of each level, outermost first.
+    """Pages of ``page_bytes`` that are ``steps`` apart: count, distance in memory and in a slot, outermost level first.
 
-    ``address`` is that of block 0's first page; blocks are ``block_stride`` bytes apart.
+    ``address`` is that of block 0's first page, ``place`` where that is in a slot; blocks are ``block_stride`` bytes
+    apart.
     """
 
     address: int
     page_bytes: int
     block_stride: int
-    steps: tuple[tuple[int, int], ...] = ()
+    place: int
+    steps: tuple[tuple[int, int, int], ...] = ()
 
     @property
     def shape(self) -> tuple[int, ...]:
         """Of one block: ``(..., page_bytes)``."""
-        return (*(count for count, _ in self.steps), self.page_bytes)
+        return (*(count for count, _, _ in self.steps), self.page_bytes)
 
     @property
     def num_pages(self) -> int:
         """Pages of one block."""
-        return prod(count for count, _ in self.steps)
+        return prod(count for count, _, _ in self.steps)
 
     def view(self, num_blocks: int) -> _Bytes:
         """The memory as ``(num_blocks, ..., page_bytes)``; the caller keeps it alive.
@@ -205,8 +201,13 @@ class Span:
         Built from bare addresses: no array of Python's spans several allocations. Every element that the shape reaches
         is a byte of some page.
         """
-        strides = (self.block_stride, *(distance for _, distance in self.steps), 1)
+        strides = (self.block_stride, *(distance for _, distance, _ in self.steps), 1)
         return np.asarray(_Memory((num_blocks, *self.shape), self.address, strides))
+
+    def view_slots(self, slots: _Bytes) -> _Bytes:
+        """The pages' places in *slots*, which are ``(..., slot_bytes)``: ``(..., *shape)``."""
+        strides = (*slots.strides[:-1], *(distance for _, _, distance in self.steps), 1)
+        return as_strided(slots[..., self.place :], (*slots.shape[:-1], *self.shape), strides)
 
 
 class _Memory:
@@ -223,7 +224,9 @@ class _Memory:
 
 
 def join(spans: Sequence[Span], around: int) -> list[Span]:
-    """Join neighbours at even distances, twice over: K and V of every layer are two levels. Keeps the order.
+    """Join neighbours at even distances on both sides, twice over: K and V of every layer are two levels.
+
+    Keeps the order.
 
     Pages on different sides of the address *around*, that of the memory on the other side of the copies, stay apart.
     numpy takes two arrays for overlapping when one lies between the other's first and last byte. It then copies into a
@@ -241,10 +244,14 @@ def _join_alike(spans: list[Span]) -> Iterator[Span]:
     while begin < len(spans):
         first = spans[begin]
         end = begin + 1
-        distance = spans[end].address - first.address if end < len(spans) else 0
-        while end < len(spans) and spans[end].address - spans[end - 1].address == distance:
+        distance = _distance(first, spans[end]) if end < len(spans) else (0, 0)
+        while end < len(spans) and _distance(spans[end - 1], spans[end]) == distance:
             end += 1
         count = end - begin
-        steps = first.steps if count == 1 else ((count, distance), *first.steps)
-        yield Span(first.address, first.page_bytes, first.block_stride, steps)
+        yield first if count == 1 else replace(first, steps=((count, *distance), *first.steps))
         begin = end
+
+
+def _distance(one: Span, other: Span) -> tuple[int, int]:
+    """In memory, and in a slot."""
+    return other.address - one.address, other.place - one.place

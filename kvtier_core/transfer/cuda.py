@@ -10,6 +10,7 @@ may be queued then. Where rows can't be pinned, CUDA may hold up the caller of `
 import ctypes
 from collections.abc import Callable
 from functools import partial
+from operator import add
 
 import torch
 
@@ -37,7 +38,8 @@ class CUDADevice(StreamDevice):
         """
         if layout.device.type != "cuda":
             raise ValueError(f"the CUDA device needs tensors on a CUDA GPU, not on {layout.device}")
-        own = worker * min(layout.payload_bytes), (worker + 1) * max(layout.payload_bytes)
+        begins = [layout.row_offset(group, worker) for group in range(len(layout.groups))]
+        own = min(begins), max(map(add, begins, layout.payload_bytes))
         enter_thread = partial(torch.cuda.set_device, layout.device)
         self._pinned = PinnedRows(pool, own, torch.cuda.cudart(), enter_thread)  # type: ignore[no-untyped-call]
         try:

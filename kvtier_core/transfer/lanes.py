@@ -258,7 +258,7 @@ def describe(error: BaseException) -> str:
 def worker_parts(layout: KVLayout, pool: Pool, worker: int) -> list[npt.NDArray[np.uint8]]:
     """This worker's bytes of every row, an array for each group. Raises ``ValueError`` as the devices' constructors.
 
-    ``(num_rows, factor, block_bytes)``, or ``(num_rows, block_bytes)`` where the factor is 1.
+    ``(num_rows, factor, slot_bytes)``, or ``(num_rows, slot_bytes)`` where the factor is 1.
     """
     num_workers, row_bytes = pool.geometry.num_workers, pool.geometry.row_bytes
     if not 0 <= worker < num_workers:

@@ -2,18 +2,19 @@
 
 Decides whether tensors can be moved page by page, and the order of a row's bytes. Imports torch for its types only.
 
-A row belongs to one group and holds ``block_size_factor`` device blocks of it, one after another; each is the block's
-page of every tensor, in the order of the tensors. With several workers a row holds the workers' parts, each laid out
-like this: one after another, or where the engine says.
+A row belongs to one group and has ``block_size_factor`` slots, one after another, each with the room of a device block:
+the block's page of every tensor, in the order of the tensors. With several workers a row holds the workers' parts, each
+laid out like this: one after another, or where the engine says. Or the workers share the slots: each page then has its
+place there, between those of the others.
 """
 
 from dataclasses import dataclass, field
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from operator import index as to_index
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     import torch
     from torch import Tensor
@@ -21,6 +22,14 @@ if TYPE_CHECKING:
 
 PROOF_BYTES = 64
 """A row's end, where no worker writes. ``kvtier_core.proof`` has the rest of a row's format (C03)."""
+
+
+class Piece(NamedTuple):
+    """*size* bytes of a device block, from *begin* on in its pages, that lie in one piece from *place* on in a slot."""
+
+    place: int
+    begin: int
+    size: int
 
 
 @dataclass(frozen=True, init=False, eq=False)
@@ -38,12 +47,22 @@ class KVGroup:
     page_bytes: tuple[int, ...]
     """Bytes of a block's page in each tensor."""
     page_offsets: tuple[int, ...]
-    """Where each tensor's page begins in a device block's bytes."""
+    """Where each tensor's page begins in a slot."""
     block_bytes: int
     """Bytes of one device block, all tensors."""
+    slot_bytes: int
+    """Bytes of a slot: as many, or more where other workers write between the pages."""
+    pieces: tuple[Piece, ...]
+    """A device block's bytes in a slot, as few pieces as they make; one where the pages follow one another."""
 
-    def __init__(self, tensors: "Sequence[Tensor]") -> None:
-        """Keep the tensors, without a copy.
+    def __init__(
+        self,
+        tensors: "Sequence[Tensor]",
+        *,
+        page_offsets: "Sequence[int] | None" = None,
+        slot_bytes: int | None = None,
+    ) -> None:
+        """Keep the tensors, without a copy. Pages follow one another in a slot if no *page_offsets* are given.
 
         Raises ``ValueError`` that names the tensor and what is wrong, ``TypeError`` for what is no sequence of tensors.
         """
@@ -60,14 +79,20 @@ class KVGroup:
         page_bytes = tuple(
             _page_bytes(index, tensor, num_blocks, first.device) for index, tensor in enumerate(held)
         )
+        begins = tuple(accumulate(page_bytes, initial=0))
+        places = begins[:-1] if page_offsets is None else tuple(page_offsets)
+        size = begins[-1] if slot_bytes is None else slot_bytes
+        _refuse_other_places(places, page_bytes, size)
         _freeze(
             self,
             tensors=held,
             device=first.device,
             num_blocks=num_blocks,
             page_bytes=page_bytes,
-            page_offsets=tuple(accumulate(page_bytes[:-1], initial=0)),
-            block_bytes=sum(page_bytes),
+            page_offsets=places,
+            block_bytes=begins[-1],
+            slot_bytes=size,
+            pieces=_join(map(Piece, places, begins, page_bytes)),
         )
 
     def read_addresses(self) -> list[int]:
@@ -96,6 +121,35 @@ def _page_bytes(index: int, tensor: "Tensor", num_blocks: int, device: "torch.de
     return page_items * tensor.element_size()
 
 
+def _refuse_other_places(places: tuple[int, ...], page_bytes: tuple[int, ...], slot_bytes: int) -> None:
+    """Each page must have a place of its own within the slot."""
+    if len(places) != len(page_bytes):
+        raise ValueError(f"{len(page_bytes)} KV tensors need a page offset each, not {len(places)}")
+    spans = sorted(
+        (place, place + size, index)
+        for index, (place, size) in enumerate(zip(places, page_bytes, strict=True))
+    )
+    for (_, end, one), (begin, _, other) in pairwise(spans):
+        if begin < end:
+            raise ValueError(f"the pages of KV tensors {one} and {other} overlap in a slot, at byte {begin}")
+    if spans[0][0] < 0 or spans[-1][1] > slot_bytes:
+        raise ValueError(
+            f"pages from byte {spans[0][0]} to {spans[-1][1]} are not within a slot of {slot_bytes} bytes"
+        )
+
+
+def _join(pieces: "Iterable[Piece]") -> tuple[Piece, ...]:
+    """Neighbours as one."""
+    joined: list[Piece] = []
+    for piece in pieces:
+        if joined and piece.place == joined[-1].place + joined[-1].size:
+            last = joined.pop()
+            joined.append(last._replace(size=last.size + piece.size))
+        else:
+            joined.append(piece)
+    return tuple(joined)
+
+
 @dataclass(frozen=True, init=False, eq=False)
 class KVLayout:
     """All of an engine's KV on one device: its groups, and how many device blocks make a block. Does not change."""
@@ -104,9 +158,10 @@ class KVLayout:
     block_size_factor: int
     device: "torch.device"
     payload_bytes: tuple[int, ...]
-    """Bytes of one block (one worker's part of a row), by group."""
+    """Bytes of all slots of a row (of one worker's part of it), by group."""
     row_offsets: tuple[int, ...] | None
-    """Where this worker's part begins in a row, by group; ``None`` where all workers have parts of one size."""
+    """Where this worker's part begins in a row, by group; ``None`` where the workers' parts follow one another, all of
+    one size."""
 
     def __init__(
         self,
@@ -139,7 +194,7 @@ class KVLayout:
             groups=made,
             block_size_factor=factor,
             device=made[0].device,
-            payload_bytes=tuple(group.block_bytes * factor for group in made),
+            payload_bytes=tuple(group.slot_bytes * factor for group in made),
             row_offsets=None if row_offsets is None else tuple(row_offsets),
         )
 

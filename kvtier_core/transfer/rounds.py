@@ -29,8 +29,8 @@ def plan_rounds(layout: KVLayout, rows: range, row_bytes: int) -> list[Parts]:
     chance = random.Random(0)  # noqa: S311 - the same blocks at every start
     factor = layout.block_size_factor
     tensors = sum(len(group.tensors) for group in layout.groups)
-    block_bytes = sum(group.block_bytes for group in layout.groups)
-    most = max(1, min(_MOST_BLOCKS, _ROUND_BYTES // block_bytes, _ROUND_PAGES // (2 * tensors)))
+    slot_bytes = sum(group.slot_bytes for group in layout.groups)
+    most = max(1, min(_MOST_BLOCKS, _ROUND_BYTES // slot_bytes, _ROUND_PAGES // (2 * tensors)))
     blocks = [
         _Spots(range(group.num_blocks), max(t.stride(0) * t.element_size() for t in group.tensors), chance)
         for group in layout.groups

@@ -10,6 +10,7 @@ rows alone, so all workers may test at once. Afterwards KV memory and rows hold 
 
 import random
 import time
+from bisect import bisect
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -22,7 +23,7 @@ import torch
 from kvtier_core.transfer.control import SCHEDULER
 from kvtier_core.transfer.device import Device, TransferResult
 from kvtier_core.transfer.direction import Direction
-from kvtier_core.transfer.layout import KVLayout
+from kvtier_core.transfer.layout import KVLayout, Piece
 from kvtier_core.transfer.plan import GroupTransfer
 from kvtier_core.transfer.pool import Pool
 from kvtier_core.transfer.rounds import SELF_TEST_JOBS, Parts, SelfTestError, plan_rounds
@@ -87,13 +88,12 @@ def self_test(device: Device, layout: KVLayout, pool: Pool, worker: int = 0) -> 
 
 
 class _Move(NamedTuple):
-    """One device block, and the bytes of the flat pool that are its slot, from *begin* on."""
+    """One device block, and where its bytes are in the flat pool."""
 
     direction: Direction
     group: int
     block: int
-    begin: int
-    size: int
+    pieces: tuple[Piece, ...]
     pattern: int
     """Where its bytes begin in the noise."""
 
@@ -193,7 +193,8 @@ class _Trial:
             except SelfTestError as error:
                 raise SelfTestError(f"in round {number + 1} of {SELF_TEST_JOBS}, {error}") from None
         self._look_again()
-        own = range(self._worker * self._layout.payload_bytes[0], len(self._flat), self._row_bytes)
+        first = self._layout.row_offset(0, self._worker) + self._layout.groups[0].page_offsets[0]
+        own = range(first, len(self._flat), self._row_bytes)
         rows = [torch.from_numpy(self._flat[at : at + 1]) for at in (own[0], own[-1])]
         return SelfTestReport(
             is_pinned=None if self._layout.device.type == "cpu" else all(row.is_pinned() for row in rows),
@@ -221,7 +222,7 @@ class _Trial:
                 self._device.submit(direction, self._first_job[direction] + number, parts[direction])
             for direction in turn:
                 self._finish(direction, number)
-                speeds[direction] = sum(m.size for m in moves[direction]) / (time.perf_counter() - begun)
+                speeds[direction] = self._bytes(moves[direction]) / (time.perf_counter() - begun)
                 if direction is Direction.STORE:
                     self._check_rows(images, moves)
                 else:
@@ -238,6 +239,9 @@ class _Trial:
         self._used_blocks += [(*spot, content) for spot, content in before.items()]
         return speeds
 
+    def _bytes(self, moves: Sequence[_Move]) -> int:
+        return sum(self._layout.groups[move.group].block_bytes for move in moves)
+
     def _finish(self, direction: Direction, number: int) -> None:
         job = self._first_job[direction] + number
         if not self._device.wait(direction, [job], _TIMEOUT_S):
@@ -252,15 +256,15 @@ class _Trial:
         factor = self._layout.block_size_factor
         moves = []
         for part in parts:
-            size = self._layout.groups[part.group].block_bytes
+            group = self._layout.groups[part.group]
+            offset = self._layout.row_offset(part.group, self._worker)
             patterns = self._chance.sample(range(_SPREAD), len(part.block_ids))
             slots = enumerate(zip(part.block_ids, patterns, strict=True), part.first_slot)
             for at, (block, pattern) in slots:
                 row, slot = part.rows[at // factor], at % factor
-                begin = (
-                    row * self._row_bytes + self._layout.row_offset(part.group, self._worker) + slot * size
-                )
-                moves.append(_Move(direction, part.group, int(block), int(begin), size, pattern))
+                begin = int(row * self._row_bytes + offset + slot * group.slot_bytes)
+                pieces = tuple(piece._replace(place=begin + piece.place) for piece in group.pieces)
+                moves.append(_Move(direction, part.group, int(block), pieces, pattern))
         return moves
 
     def _edges(self, spots: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int, int | None, int | None]]:
@@ -277,21 +281,20 @@ class _Trial:
 
         Returns what all that must be after both transfers: bytes of the flat pool from one place to another.
         """
-        images: dict[tuple[int, int], _Bytes] = {}
         low, high = self._share
-        end = 0
-        for move in sorted((m for some in moves.values() for m in some), key=lambda m: m.begin):
-            stretch = max(low, move.begin - _MARGIN), min(high, move.begin + move.size + _MARGIN)
-            begin = stretch[0]
-            if images and begin < end:  # one stretch with the move before
-                begin = next(reversed(images))[0]
-                images.popitem()
-            end = stretch[1]
-            images[begin, end] = np.full(end - begin, _GUARD, np.uint8)
+        edges: list[tuple[int, int]] = []
+        for place, _, size in sorted(piece for some in moves.values() for m in some for piece in m.pieces):
+            begin, end = max(low, place - _MARGIN), min(high, place + size + _MARGIN)
+            if edges and begin < edges[-1][1]:  # one stretch with the piece before
+                begin, _ = edges.pop()
+            edges.append((begin, end))
+        images = {(begin, end): np.full(end - begin, _GUARD, np.uint8) for begin, end in edges}
         for direction in (Direction.LOAD, Direction.STORE):
             for move in moves[direction]:
-                begin, image = next((b, image) for (b, e), image in images.items() if b <= move.begin < e)
-                image[move.begin - begin :][: move.size] = self._kv.noise[move.pattern :][: move.size]
+                for place, within, size in move.pieces:
+                    edge = edges[bisect(edges, (place, high)) - 1]
+                    noise = self._kv.noise[move.pattern + within :][:size]
+                    images[edge][place - edge[0] :][:size] = noise
             if direction is Direction.LOAD:
                 for (begin, end), image in images.items():
                     self._flat[begin:end] = image
@@ -307,14 +310,17 @@ class _Trial:
             row, byte = divmod(at, self._row_bytes)
             what = f"byte {byte} of row {row} is 0x{found[first]:02x} instead of 0x{image[first]:02x}"
             for move in (m for some in moves.values() for m in some):
-                if move.begin <= at < move.begin + move.size:
-                    place = self._place(move.group, move.block, at - move.begin)
-                    raise SelfTestError(f"after a {move.direction.value}, {what}, where {place} belongs")
+                for place, within, size in move.pieces:
+                    if place <= at < place + size:
+                        belongs = self._place(move.group, move.block, within + at - place)
+                        raise SelfTestError(
+                            f"after a {move.direction.value}, {what}, where {belongs} belongs"
+                        )
             raise SelfTestError(f"what no transfer was to touch has changed: {what}")
 
     def _check_blocks(self, when: str, moves: Sequence[_Move]) -> None:
         for move in moves:
-            expected = self._kv.noise[move.pattern :][: move.size]
+            expected = self._kv.noise[move.pattern :][: self._layout.groups[move.group].block_bytes]
             self._compare(when, self._kv.read(move.group, move.block), expected, move.group, move.block)
 
     def _look_again(self) -> None:

@@ -49,25 +49,26 @@ class _Group:
     """One group's pages and rows by address."""
 
     def __init__(self, group: KVGroup, rows: npt.NDArray[np.uint8]) -> None:
-        self.block_bytes = group.block_bytes
-        # (tensors,), all four; the addresses are those of block 0
+        self.block_bytes, self._slot_bytes = group.block_bytes, group.slot_bytes
+        # (tensors,), all four; the addresses are those of block 0, the offsets count from its first page
         self._pages = np.array(group.read_addresses(), dtype=np.int64)
         self._strides = np.array([tensor.stride(0) * tensor.element_size() for tensor in group.tensors])
         self._sizes = np.array(group.page_bytes)
-        self._offsets = np.array(group.page_offsets)
-        self._rows, self._row_bytes = rows.ctypes.data, rows.strides[0]
-        self._has_slots = rows.ndim > 2  # noqa: PLR2004 - (num_rows, factor, block_bytes)
-        self.is_gathered = len(group.tensors) > 1 and max(group.page_bytes) < _GATHER_BELOW
+        self._offsets = np.array(group.page_offsets) - group.page_offsets[0]
+        self._rows, self._row_bytes = rows.ctypes.data + group.page_offsets[0], rows.strides[0]
+        self._has_slots = rows.ndim > 2  # noqa: PLR2004 - (num_rows, factor, slot_bytes)
+        is_one_piece = len(group.pieces) == 1  # what is gathered crosses as it will lie in the row
+        self.is_gathered = is_one_piece and len(group.tensors) > 1 and max(group.page_bytes) < _GATHER_BELOW
         numbers = (*self._pages, *self._strides, *self._sizes)
         item = torch.int64 if all(number % _WORD == 0 for number in numbers) else torch.uint8
         self._tensors = [_as_items(tensor, item) for tensor in group.tensors] if self.is_gathered else []
 
     def find(self, runs: Runs) -> tuple[Numbers, Numbers]:
-        """Every block of *runs*, and the address of its place in a row."""
+        """Every block of *runs*, and the address of its first page in a row."""
         blocks, rows, slots, lengths = runs
         within = np.arange(lengths.sum()) - np.repeat(np.cumsum(lengths) - lengths, lengths)
-        firsts = self._rows + rows * self._row_bytes + slots * self.block_bytes
-        step = self.block_bytes if self._has_slots else self._row_bytes
+        firsts = self._rows + rows * self._row_bytes + slots * self._slot_bytes
+        step = self._slot_bytes if self._has_slots else self._row_bytes
         return np.repeat(blocks, lengths) + within, np.repeat(firsts, lengths) + within * step
 
     def pages(self, blocks: Numbers, places: Numbers) -> tuple[Numbers, Numbers, Numbers]:

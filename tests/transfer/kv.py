@@ -1,11 +1,14 @@
 """KV memory in every shape a device must move, and what rows must hold, made without the code under test."""
 
+import random
 import threading
 from collections.abc import Callable, Sequence
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
-from kvtier_core.transfer import Direction, GroupTransfer, KVLayout
+from kvtier_core.transfer import Direction, GroupTransfer, KVGroup, KVLayout
 from kvtier_core.transfer.lanes import Copies, LaneDevice, Outcome
 from kvtier_core.transfer.plan import Ids
 from tests.transfer.conftest import TIMEOUT_S
@@ -35,6 +38,25 @@ def _page(tensor: torch.Tensor, block: int) -> bytes:
 def payload(tensors: list[torch.Tensor], block: int) -> bytes:
     """What a row must hold, put together without the code under test."""
     return b"".join(_page(tensor, block) for tensor in tensors)
+
+
+def spread(tensors: Sequence[torch.Tensor], chance: random.Random) -> KVGroup:
+    """A group of *tensors* whose pages lie anywhere in a slot, with room between them."""
+    sizes = [tensor[0].numel() * tensor.element_size() for tensor in tensors]
+    places = dict.fromkeys(range(len(sizes)), 0)
+    end = 0
+    for index in chance.sample(range(len(sizes)), len(sizes)):
+        places[index] = end + chance.choice((0, 0, 24))
+        end = places[index] + sizes[index]
+    return KVGroup(tensors, page_offsets=list(places.values()), slot_bytes=end + chance.choice((0, 8)))
+
+
+def places(layout: KVLayout, group: int, worker: int, slot: int) -> npt.NDArray[np.int64]:
+    """The bytes of a row that a block in *slot* has, in the order of its pages."""
+    shape = layout.groups[group]
+    begin = worker * layout.payload_bytes[group] + slot * shape.slot_bytes
+    pages = zip(shape.page_offsets, shape.page_bytes, strict=True)
+    return np.concatenate([np.arange(begin + offset, begin + offset + size) for offset, size in pages])
 
 
 def _block_major(dtype: torch.dtype) -> list[torch.Tensor]:

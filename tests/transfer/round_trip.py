@@ -7,7 +7,7 @@ import torch
 
 from kvtier_core.transfer import Device, Direction, GroupTransfer, KVLayout, Pool
 from tests.transfer.conftest import TIMEOUT_S
-from tests.transfer.kv import payload, random_tensor, row_bytes
+from tests.transfer.kv import payload, places, random_tensor, row_bytes, spread
 
 STORE, LOAD = Direction.STORE, Direction.LOAD
 _ROWS = 24
@@ -61,14 +61,19 @@ def round_trip(
     dtype: torch.dtype,
     seed: int,
     place: str = "cpu",
+    apart: bool = False,
 ) -> None:
-    """Store random parts, then load others: the job's bytes are in their places, and all others as before."""
+    """Store random parts, then load others: the job's bytes are in their places, and all others as before.
+
+    The pages of a block lie *apart*, anywhere in its slot, or follow one another.
+    """
     groups = [_at(place, tensors) for tensors in _groups(dtype)]
-    layout = KVLayout(*groups, block_size_factor=factor)
+    chance = Chance(f"{seed}{factor}{dtype}", factor)
+    shaped = [spread(tensors, chance.random) for tensors in groups] if apart else groups
+    layout = KVLayout(*shaped, block_size_factor=factor)
     pool = make_pool(num_rows=_ROWS, row_bytes=row_bytes(layout, _WORKERS), num_workers=_WORKERS)
     worker = seed % _WORKERS
     device = make_device(layout, pool, worker)
-    chance = Chance(f"{seed}{factor}{dtype}", factor)
     blocks_of = {group: range(len(tensors[0])) for group, tensors in enumerate(groups)}
 
     parts = chance.parts(range(_ROWS), blocks_of)
@@ -76,8 +81,7 @@ def round_trip(
     expected = pool.rows_array.copy()
     for (row, slot), (group, block) in chance.moves(parts).items():
         found = payload(groups[group], block)
-        begin = worker * layout.payload_bytes[group] + slot * len(found)
-        expected[row, begin : begin + len(found)] = list(found)
+        expected[row, places(layout, group, worker, slot)] = list(found)
     device.submit(STORE, 1, parts)
     assert device.wait(STORE, [1], TIMEOUT_S)
     assert [result.error for result in device.get_finished()] == [None]
@@ -90,9 +94,7 @@ def round_trip(
     parts = chance.parts(range(_ROWS), blocks_of)
     after = {(g, b): payload(groups[g], b) for g, blocks in blocks_of.items() for b in blocks}
     for (row, slot), (group, block) in chance.moves(parts).items():
-        size = len(after[group, block])
-        begin = worker * layout.payload_bytes[group] + slot * size
-        after[group, block] = pool.rows_array[row, begin : begin + size].tobytes()
+        after[group, block] = pool.rows_array[row, places(layout, group, worker, slot)].tobytes()
     device.submit(LOAD, 1, parts)
     assert device.wait(LOAD, [1], TIMEOUT_S)
     assert [result.error for result in device.get_finished()] == [None]

@@ -17,6 +17,7 @@ _SEEDS = range(4)
 @pytest.mark.parametrize("seed", _SEEDS)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("factor", range(1, 9))
+@pytest.mark.parametrize("apart", [False, True])
 @pytest.mark.parametrize("how", ["whole", "shared_out"])
 def test_c41_c43_every_byte_goes_to_its_slot_and_comes_back(
     make_pool: Callable[..., Pool],
@@ -25,12 +26,13 @@ def test_c41_c43_every_byte_goes_to_its_slot_and_comes_back(
     dtype: torch.dtype,
     seed: int,
     how: str,
+    apart: bool,  # noqa: FBT001 - a parameter of the test
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     if how == "shared_out":  # as if every block were large
         monkeypatch.setattr(cpu, "_SHARED_BYTES", 1)
         monkeypatch.setattr(cpu, "_CALL_BYTES", 0)
-    round_trip(make_pool, make_device, factor=factor, dtype=dtype, seed=seed)
+    round_trip(make_pool, make_device, factor=factor, dtype=dtype, seed=seed, apart=apart)
 
 
 def test_a_result_counts_the_bytes_of_all_groups(

@@ -19,6 +19,31 @@ def test_pages_follow_each_other_in_the_order_given() -> None:
     assert group.block_bytes == 74
 
 
+def test_c43_pages_may_lie_anywhere_in_a_slot() -> None:
+    pages = [torch.zeros(4, size, dtype=torch.int8) for size in (8, 2, 6, 4)]
+    group = KVGroup(pages, page_offsets=[20, 28, 0, 6], slot_bytes=40)
+    assert (group.block_bytes, group.slot_bytes) == (20, 40)
+    assert group.pieces == ((20, 0, 10), (0, 10, 10))
+    assert KVGroup(pages).pieces == ((0, 0, 20),)
+    assert KVLayout(group, pages, block_size_factor=3).payload_bytes == (120, 60)
+
+
+@pytest.mark.parametrize(
+    ("offsets", "size", "message"),
+    [
+        ([0], 40, "2 KV tensors need a page offset each, not 1"),
+        ([0, 7], 40, "KV tensors 0 and 1 overlap in a slot, at byte 7"),
+        ([0, 8], 15, "pages from byte 0 to 16 are not within a slot of 15 bytes"),
+        ([-1, 8], 16, "pages from byte -1 to 16 are not within"),
+    ],
+)
+def test_c43_pages_without_a_place_of_their_own_in_a_slot_are_refused(
+    offsets: list[int], size: int, message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        KVGroup([torch.zeros(4, 8, dtype=torch.int8)] * 2, page_offsets=offsets, slot_bytes=size)
+
+
 def test_c41_a_layout_has_a_payload_for_each_group() -> None:
     layout = KVLayout([torch.zeros(4, 8)], KVGroup([torch.zeros(9, 3)] * 2), block_size_factor=3)
     assert layout.payload_bytes == (3 * 32, 3 * 24)

@@ -81,6 +81,17 @@ def test_c42_rows_are_pinned_whole_a_few_at_a_time(
     assert cuda.registered == {}
 
 
+def test_v11_a_worker_pins_its_own_part_wherever_that_begins(
+    cuda: _Registry, make_pool: Callable[..., Pool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pinning_module, "_WORTH_A_CALL", 4096)
+    pool = make_pool(num_rows=2, row_bytes=32768, num_workers=2)
+    kv = [torch.zeros(8, 4096, dtype=torch.uint8)]
+    device = CUDADevice(said_to_be_on_a_gpu(KVLayout(kv, row_offsets=[20480])), pool, 1)
+    assert cuda.registered == {pool.address + row * 32768 + 20480: 4096 for row in (0, 1)}
+    assert device.shutdown(TIMEOUT_S)
+
+
 @pytest.mark.parametrize("fault", [None, RuntimeError("the driver is shutting down")])
 def test_c42_a_refused_pin_is_told_undone_and_no_obstacle(
     cuda: _Registry,

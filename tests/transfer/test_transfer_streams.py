@@ -70,7 +70,7 @@ def pool(make_pool: Callable[..., Pool]) -> Pool:
     return make_pool()
 
 
-@pytest.mark.parametrize("gathers", [True, False])
+@pytest.mark.parametrize(("gathers", "apart"), [(True, False), (False, False), (True, True)])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("factor", range(1, 9))
 def test_c41_c42_every_byte_goes_to_its_slot_and_comes_back(
@@ -80,10 +80,11 @@ def test_c41_c42_every_byte_goes_to_its_slot_and_comes_back(
     factor: int,
     dtype: torch.dtype,
     gathers: bool,  # noqa: FBT001 - a parameter of the test
+    apart: bool,  # noqa: FBT001
 ) -> None:
     monkeypatch.setattr(streams_module, "_GATHER_BELOW", (1 << 20) * gathers)
     monkeypatch.setattr(streams_module, "_STAGING_BYTES", 3000)
-    round_trip(make_pool, make_cuda, factor=factor, dtype=dtype, seed=gathers)
+    round_trip(make_pool, make_cuda, factor=factor, dtype=dtype, seed=gathers, apart=apart)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

@@ -172,14 +172,26 @@ MUTANTS = (
     Mutant(
         "slots count from the row's first",
         "streams:_Group.find",
-        "slots * self.block_bytes",
+        "slots * self._slot_bytes",
         "0 * slots",
+    ),
+    Mutant(
+        "slots have the room of one worker's pages",
+        "streams:_Group.find",
+        "slots * self._slot_bytes",
+        "slots * self.block_bytes",
+    ),
+    Mutant(
+        "pages that lie apart in a slot are gathered",
+        "streams:_Group.__init__",
+        "len(group.pieces) == 1",
+        "True",
     ),
     Mutant(
         "blocks of neighbouring rows go to the first of these rows",
         "streams:_Group.find",
-        "self.block_bytes if self._has_slots else self._row_bytes",
-        "self.block_bytes",
+        "self._slot_bytes if self._has_slots else self._row_bytes",
+        "self._slot_bytes",
     ),
     Mutant(
         "all pages of a block go to the place of its first",

@@ -13,6 +13,8 @@ from functools import partial
 from typing import Any
 from unittest.mock import patch
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from kvtier_core.transfer import (
@@ -20,13 +22,14 @@ from kvtier_core.transfer import (
     Device,
     Direction,
     GroupTransfer,
+    KVGroup,
     KVLayout,
     Pool,
     PoolGeometry,
     streams,
 )
 from tests.transfer.conftest import TIMEOUT_S
-from tests.transfer.kv import payload, row_bytes, said_to_be_on_a_gpu
+from tests.transfer.kv import payload, places, row_bytes, said_to_be_on_a_gpu, spread
 from tests.transfer.round_trip import Chance
 from tests.transfer.simgpu.gpu import GPU
 
@@ -40,6 +43,7 @@ OUTCOMES = frozenset(
         "several groups in a job",
         "pages that are gathered",
         "pages that are copied straight",
+        "pages that are apart in a slot",
         "more than fit the staging buffer",
         "copies by the driver's batch",
         "copies by torch",
@@ -79,7 +83,8 @@ class Run:
         self._kv_must_be = [whole.clone() for whole in self._all_kv]
         views = iter(self._kv_must_be)
         self._must_be = [[next(views)[:, : pages.shape[1]] for pages in tensors] for tensors in self._kv]
-        self._layout = said_to_be_on_a_gpu(KVLayout(*self._kv, block_size_factor=self._chance.factor))
+        groups = [spread(kv, self._random) if self._random.random() < 0.3 else KVGroup(kv) for kv in self._kv]
+        self._layout = said_to_be_on_a_gpu(KVLayout(*groups, block_size_factor=self._chance.factor))
         num_workers = self._random.randint(1, 2)
         self._worker = self._random.randrange(num_workers)
         self._limits: dict[str, Any] = {
@@ -242,10 +247,8 @@ class Run:
                 f"compute read other bytes than were loaded into block {block} of group {group}"
             )
 
-    def _place(self, row: int, slot: int, group: int) -> tuple[int, slice]:
-        size = self._layout.groups[group].block_bytes
-        begin = self._worker * self._layout.payload_bytes[group] + slot * size
-        return row, slice(begin, begin + size)
+    def _place(self, row: int, slot: int, group: int) -> tuple[int, npt.NDArray[np.int64]]:
+        return row, places(self._layout, group, self._worker, slot)
 
     def _see(self, job: _Job, parts: list[GroupTransfer]) -> None:
         self.seen[f"a {job.direction.value}"] += bool(parts)
@@ -255,7 +258,10 @@ class Run:
         self.seen["several groups in a job"] += len(parts) > 1
         for part in parts:
             group = self._layout.groups[part.group]
-            is_gathered = len(group.tensors) > 1 and max(group.page_bytes) < self._limits["_GATHER_BELOW"]
+            is_apart = len(group.pieces) > 1
+            is_small = max(group.page_bytes) < self._limits["_GATHER_BELOW"]
+            is_gathered = len(group.tensors) > 1 and is_small and not is_apart
+            self.seen["pages that are apart in a slot"] += is_apart
             self.seen[f"pages that are {'gathered' if is_gathered else 'copied straight'}"] += 1
             room = max(self._limits["_STAGING_BYTES"], *self._layout.payload_bytes)
             self.seen["more than fit the staging buffer"] += (
