@@ -6,7 +6,16 @@ import random
 import pytest
 
 from kvtier_core.keys import OffloadKey
-from kvtier_fsspec.packs import PACK_BYTES, Pack, PackName, PackTable, first_name_of, index_of, keys_in
+from kvtier_fsspec.packs import (
+    PACK_BYTES,
+    Pack,
+    PackName,
+    PackTable,
+    Scatter,
+    first_name_of,
+    index_of,
+    keys_in,
+)
 from kvtier_testing.rows import similar_keys
 
 KEYS = similar_keys(24)
@@ -69,6 +78,45 @@ def test_i18_neighbours_are_one_read_and_strangers_are_not():
     ]  # fmt: skip
     (one_key_twice,) = table.plan([KEYS[3], KEYS[3]])
     assert one_key_twice.wanted == ((3, 0), (3, 1))
+
+
+def test_i18_each_block_is_found_in_its_pack_without_a_search():
+    class Key(bytes):
+        compared = 0
+        __hash__ = bytes.__hash__
+
+        def __eq__(self, other: object) -> bool:
+            Key.compared += 1
+            return bytes.__eq__(self, other)
+
+    keys = [OffloadKey(Key(key)) for key in similar_keys(2000)]
+    table = PackTable(SIZE, None, None)
+    table.add([pack(1, keys)])
+    Key.compared = 0
+    asked = [OffloadKey(Key(key)) for key in keys[::-1]]
+    assert sum(read.end - read.first for read in table.plan(asked)) == 2000
+    assert Key.compared < 10 * 2000
+
+
+def test_i18_the_parts_of_an_answer_land_in_the_blocks_that_want_them():
+    rng = random.Random(7)
+    table = PackTable(SIZE, None, None)
+    table.add([pack(1, KEYS)])
+    content = rng.randbytes(len(KEYS) * SIZE)
+    asked = [KEYS[number] for number in (9, 2, 2, 4, 7)]
+    (read,) = table.plan(asked)
+    answer = memoryview(content[read.first * SIZE : read.end * SIZE] + b"more than was asked for")
+    for _ in range(20):
+        intos = [bytearray(SIZE) for _ in asked]
+        scatter = Scatter(read, SIZE, [memoryview(into) for into in intos])
+        at = 0
+        while at < len(answer):
+            some = rng.randint(1, 3 * SIZE)
+            scatter.take(answer[at : at + some])
+            at += some
+        assert [bytes(into) for into in intos] == [
+            content[n * SIZE : (n + 1) * SIZE] for n in (9, 2, 2, 4, 7)
+        ]
 
 
 def test_i18_the_longest_unused_leave_first_and_of_a_minute_the_newest():

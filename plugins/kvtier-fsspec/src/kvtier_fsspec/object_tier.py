@@ -18,7 +18,7 @@ from kvtier_core.tier import BlockTier, OffloadKey, TierContext, TierInfo
 from kvtier_fsspec.bucket import Bucket
 from kvtier_fsspec.faults import StorageError, open_error
 from kvtier_fsspec.following import PACKS, Follower
-from kvtier_fsspec.packs import Pack, PackName, PackTable, Read, index_of, most_blocks
+from kvtier_fsspec.packs import Pack, PackName, PackTable, Read, Scatter, index_of, most_blocks
 from kvtier_fsspec.settings import FsspecSettings
 from kvtier_fsspec.tenancy import Tenancy
 
@@ -192,20 +192,17 @@ class ObjectTier(BlockTier):
     def _read(self, read: Read, intos: Sequence[memoryview]) -> bool | Exception:
         size = self.context.row_bytes
         name = read.pack.name.text
+        scatter = Scatter(read, size, intos)
+        count = (read.end - read.first) * size
         try:
-            content = self._bucket.read_range(
-                self._path(name), read.first * size, (read.end - read.first) * size
-            )
+            came = self._bucket.read_range(self._path(name), read.first * size, count, scatter.take)
         except StorageError as error:
             return error
-        if content is None:  # somebody evicted it
+        if came is None:  # somebody evicted it
             self._forget([name])
             return False
-        if len(content) != (read.end - read.first) * size:
+        if came != count:
             return StorageError(f"{self._path(name)} ends in the middle of a block", frozenset())
-        for number, position in read.wanted:
-            begin = (number - read.first) * size
-            intos[position][:] = content[begin : begin + size]
         return True
 
     def delete(self, keys: Sequence[OffloadKey]) -> None:

@@ -115,6 +115,28 @@ class Read:
     """Number of the block in the pack, position among the keys asked for."""
 
 
+class Scatter:
+    """Puts the bytes of a read into the blocks that want them, as they come."""
+
+    def __init__(self, read: Read, block_bytes: int, intos: Sequence[memoryview]) -> None:
+        self._block_bytes = block_bytes
+        self._intos: list[list[memoryview]] = [[] for _ in range(read.first, read.end)]
+        for number, position in read.wanted:
+            self._intos[number - read.first].append(intos[position])
+        self._at = 0
+        """Bytes that have come."""
+
+    def take(self, part: memoryview) -> None:
+        """The next bytes; those behind the end of the read are passed over."""
+        while part and self._at < len(self._intos) * self._block_bytes:
+            number, begin = divmod(self._at, self._block_bytes)
+            some = part[: self._block_bytes - begin]
+            for into in self._intos[number]:
+                into[begin : begin + len(some)] = some
+            self._at += len(some)
+            part = part[len(some) :]
+
+
 class PackTable:
     """The packs of one namespace. Its owner holds a lock around every method."""
 
@@ -211,16 +233,18 @@ class PackTable:
 
     def plan(self, keys: Sequence[OffloadKey]) -> list[Read]:
         """What to read for *keys*: neighbours in one request. Absent blocks are left out."""
-        wanted: dict[str, list[tuple[int, int]]] = {}
+        wanted: dict[str, list[int]] = {}
         for position, key in enumerate(keys):
             pack = self._where.get(key)
             if pack is not None and pack.name.blocks:
-                wanted.setdefault(pack.name.text, []).append((pack.keys.index(key), position))
-        return [
-            Read(self._packs[name], run[0][0], run[-1][0] + 1, tuple(run))
-            for name, blocks in wanted.items()
-            for run in _runs(sorted(blocks))
-        ]
+                wanted.setdefault(pack.name.text, []).append(position)
+        reads: list[Read] = []
+        for name, positions in wanted.items():
+            pack = self._packs[name]
+            number_of = {key: number for number, key in enumerate(pack.keys)}
+            runs = _runs(sorted((number_of[keys[position]], position) for position in positions))
+            reads += [Read(pack, run[0][0], run[-1][0] + 1, tuple(run)) for run in runs]
+        return reads
 
     def lacking(self, listed: Collection[str], begun: float) -> list[str]:
         """The packs that a listing of all, which began at *begun* on the monotonic clock, would have to name."""
