@@ -1,12 +1,17 @@
 """What identifies the weights that vLLM loads (C02), on vLLM's configurations as far as they are looked at."""
 
+import os
+import subprocess
+import sys
+import time
 from types import SimpleNamespace
 
 import pytest
 
-from kvtier_vllm.origin import weights_digest, weights_elsewhere
+from kvtier_vllm.origin import process_began_ns, weights_digest, weights_elsewhere
 
 COMMIT = "a" * 40
+NEVER_NS = 1 << 63
 FILES = {
     "model.safetensors": b"one",
     "model.pt": b"one",
@@ -38,8 +43,8 @@ def load(load_format="auto", **extra):
     return SimpleNamespace(load_format=load_format, model_loader_extra_config=extra)
 
 
-def digest(*arguments, edges=False):
-    return weights_digest(*arguments, edges=edges)
+def digest(*arguments, edges=False, since_ns=NEVER_NS):
+    return weights_digest(*arguments, edges=edges, since_ns=since_ns)
 
 
 @pytest.fixture
@@ -136,3 +141,62 @@ def test_c02_a_models_own_code_is_among_its_files(directory):
 def test_c02_random_weights_are_unknown_and_from_nowhere(directory):
     assert digest(model(directory), load("dummy")) is None
     assert weights_elsewhere(model(directory), load("dummy")) is None
+
+
+def write_file(directory):
+    (directory / "model.safetensors").write_bytes(b"two")
+
+
+def exchange_file(directory):
+    os.replace(directory / "model.pt", directory / "model.safetensors")
+
+
+def exchange_directory(directory):
+    directory.rename(directory.with_name("old"))
+    directory.with_name("new").rename(directory)
+
+
+def exchange_link(directory):
+    other = directory.with_name("link to be")
+    other.symlink_to(directory.with_name("new"))
+    other.rename(directory.with_name("link"))
+
+
+@pytest.mark.parametrize(
+    ("exchange", "named"),
+    [
+        (None, None),
+        (write_file, "model/model.safetensors"),
+        (exchange_file, "model"),
+        (exchange_directory, "model"),
+        (exchange_link, "link"),
+    ],
+)
+def test_c02_f2_files_that_change_while_vllm_starts_identify_nothing(tmp_path, caplog, exchange, named):
+    for name in ("model", "new"):
+        (tmp_path / name).mkdir()
+        for file in ("model.safetensors", "model.pt"):
+            (tmp_path / name / file).write_bytes(name.encode())
+    (tmp_path / "link").symlink_to(tmp_path / "model")
+    time.sleep(0.1)
+    since_ns = time.time_ns() - 50_000_000  # a file's times are those of the kernel's last tick
+    place = tmp_path / ("link" if named == "link" else "model")
+    if exchange is not None:
+        exchange(tmp_path / "model")
+    assert (digest(model(place), load(), since_ns=since_ns) is None) == (exchange is not None)
+    assert (f"{tmp_path / str(named)} was written or put in its place" in caplog.text) == (
+        exchange is not None
+    )
+
+
+def test_c02_f2_a_process_began_before_what_it_writes_and_after_what_was_there(tmp_path):
+    (tmp_path / "before").touch()
+    time.sleep(0.1)
+    program = (
+        "import sys; from pathlib import Path; from kvtier_vllm.origin import process_began_ns; "
+        "Path(sys.argv[1]).touch(); print(process_began_ns())"
+    )
+    run = [sys.executable, "-c", program, str(tmp_path / "after")]
+    began_ns = int(subprocess.run(run, check=True, capture_output=True, text=True).stdout.split()[-1])
+    assert (tmp_path / "before").stat().st_ctime_ns < began_ns < (tmp_path / "after").stat().st_ctime_ns
+    assert process_began_ns() < began_ns

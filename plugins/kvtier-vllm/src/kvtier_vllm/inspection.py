@@ -22,7 +22,14 @@ from vllm.v1.kv_offload.config import OffloadingConfig, OffloadingGroupConfig
 from kvtier_core import UnsupportedModelError
 from kvtier_vllm.facts import EngineFacts, GroupFacts, Workers, join
 from kvtier_vllm.fingerprint import config_digest
-from kvtier_vllm.origin import commit_of, own_name, silent_weights, weights_digest, weights_elsewhere
+from kvtier_vllm.origin import (
+    commit_of,
+    own_name,
+    process_began_ns,
+    silent_weights,
+    weights_digest,
+    weights_elsewhere,
+)
 from kvtier_vllm.speculation import drafter_of, strange_speculation
 
 _T = TypeVar("_T")
@@ -83,7 +90,9 @@ def read_weights_digest(*, edges: bool) -> str | None:
     found: str | OSError | None = None
     if get_tp_group().is_first_rank and get_pp_group().is_first_rank:
         try:
-            found = _join(weights_digest(*each, edges=edges) for each in _models(vllm_config))
+            began = process_began_ns()  # nothing was loaded before
+            models = _models(vllm_config)
+            found = _join(weights_digest(*each, edges=edges, since_ns=began) for each in models)
         except OSError as error:  # the others would wait for ever
             found = error
     return _tell_each_other(found, OSError)[0]

@@ -3,12 +3,17 @@
 Decides which loaders read nothing but the model's own files. Names no vLLM type: it is given vLLM's configurations.
 """
 
+import logging
+import os
 import string
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from kvtier_weights import digest_weights, list_model_files
+
+_log = logging.getLogger("kvtier.vllm")
 
 _COMMIT_DIGITS = 40
 _LOADERS_OF_FILES = (
@@ -71,21 +76,45 @@ def silent_weights(transfer: Any) -> str | None:
     return f"weight_transfer_config with backend = {transfer.backend!r}"
 
 
-def weights_digest(model: Any, load: Any, *, edges: bool) -> str | None:
+def weights_digest(model: Any, load: Any, *, edges: bool, since_ns: int) -> str | None:
     """What identifies the weights, and the code that comes with them; ``None`` where nothing does.
 
     Of a local model a digest of all files that count, by their first and last MiB alone with *edges*; of the hub's
-    its commit. Raises and costs as ``digest_weights`` does.
+    its commit. Files that have changed *since_ns*, when the process began that loaded the weights, may hold others by
+    now. Raises and costs as ``digest_weights`` does.
     """
     if load.load_format == "dummy" or weights_elsewhere(model, load) or any(_strangers(model)):
         return None
     path = Path(model.model)
-    if path.is_dir():
-        files = list_model_files(path)
-        return digest_weights(files, root=path, edges=edges) if files else None
-    if path.is_file():
-        return digest_weights(_with_its_shards(path), edges=edges)
-    return commit_of(model.revision)
+    if not path.exists():
+        return commit_of(model.revision)
+    root = path if path.is_dir() else None
+    files = _with_its_shards(path) if root is None else list_model_files(path)
+    digest = digest_weights(files, root=root, edges=edges) if files else None
+    if (changed := _changed_since(since_ns, path, files)) is None:
+        return digest
+    _log.warning(
+        "no other run will reuse this one's blocks: %s was written or put in its place after the engine's process "
+        "began, so that vLLM may have loaded others. Start the engine again, once the model's files are complete",
+        changed,
+    )
+    return None
+
+
+def process_began_ns() -> int:
+    """When this process began, as a file's times say it. Reads a file of /proc."""
+    fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+    ticks = int(fields[19])  # since the machine started
+    age_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME) - ticks * 10**9 // os.sysconf("SC_CLK_TCK")
+    return time.time_ns() - age_ns
+
+
+def _changed_since(since_ns: int, path: Path, files: Sequence[Path]) -> Path | None:
+    """What of the *files* below *path*, of their directories and of the links to them is newer, if anything."""
+    places = [place for place in (path.absolute(), *path.absolute().parents) if place.is_symlink()]
+    places += [*{file.parent for file in files}, *files] if path.is_dir() else files
+    newest = ((place, max(place.stat().st_ctime_ns, place.lstat().st_ctime_ns)) for place in places)
+    return next((place for place, changed_ns in newest if changed_ns >= since_ns), None)
 
 
 def _with_its_shards(file: Path) -> list[Path]:
