@@ -36,6 +36,7 @@ from kvtier_core.settings.sense import blocklist_findings, order_findings, pool_
 from kvtier_core.suggest import did_you_mean
 from kvtier_core.tier_settings import TierSettings
 
+_POOL = "pool"
 TIER_NAME = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)*")
 _DISTRIBUTIONS = TypeAdapter(tuple[str, ...])
 _M = TypeVar("_M", bound=BaseModel)
@@ -141,6 +142,10 @@ class _Loading:
         self._models[name] = None
         if not TIER_NAME.fullmatch(name):
             self._problems.add(dotted(path), _bad_name(name))
+        elif name == _POOL:
+            self._problems.add(
+                dotted(path), "hits and events of the pool go by this name: give the tier another"
+            )
         elif not self._layers.is_table(path):
             self._problems.add(dotted(path), "must be a table, such as [tiers.disk]")
         elif not isinstance(wanted, str):

@@ -1,8 +1,10 @@
 """What a hint may ask for, and how those of strangers are read."""
 
+from decimal import Decimal
+
 import pytest
 
-from kvtier_core.hints import MAX_SECONDS, Hints, read_hints
+from kvtier_core.hints import MAX_ACTIONS, MAX_SECONDS, Hints, read_hints
 
 
 def test_hints_of_every_kind_are_read():
@@ -49,6 +51,15 @@ def test_hints_of_every_kind_are_read():
 def test_a_strange_hint_is_counted_and_the_others_hold(action):
     hints = read_hints([("retain", "1", {"seconds": 3}), action, ("drop", "1", {})])
     assert hints == Hints(retain_s=3, drop=True, num_unknown=1)
+
+
+def test_f4_a_payload_that_raises_what_it_likes_is_counted():
+    assert read_hints([("pin", "1", {"seconds": Decimal("NaN")})]) == Hints(num_unknown=1)
+
+
+def test_f4_of_a_flood_of_hints_the_first_are_read():
+    flood = [("retain", "1", {"seconds": 3}), *[("pin", "1", {"seconds": 1})] * 100_000]
+    assert read_hints(flood) == Hints(retain_s=3, pin_s=1, num_unknown=100_001 - MAX_ACTIONS)
 
 
 def test_a_hint_ends_after_an_hour():

@@ -297,6 +297,12 @@ def test_c53_a_tier_name_that_no_variable_could_reach_is_refused(config, name):
     assert message.startswith(f"tiers.{name}: a tier's name is")
 
 
+def test_c53_f3_no_tier_goes_by_the_name_of_the_pool(config):
+    assert _refused(file=config("[tiers.pool]\ntype = 'fake'")).startswith(
+        "tiers.pool: hits and events of the pool"
+    )
+
+
 def test_c53_single_underscores_in_tier_names_are_reached(config):
     file = config("[tiers.nvme_2]\ntype = 'fake'\nroot = '/'")
     assert _load(file=file, environ={"KVTIER_TIERS__NVME_2__ROOT": "/env"}).tiers["nvme_2"].root == "/env"
