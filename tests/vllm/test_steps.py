@@ -1,5 +1,7 @@
 """What computing costs in vLLM, from its own steps (C35)."""
 
+from types import SimpleNamespace
+
 import pytest
 
 from tests.vllm.engines import connector, needs_vllm, prompt
@@ -27,33 +29,63 @@ def test_prefill_steps_tell_the_cost_and_decoding_does_not():
     assert told == [pytest.approx(0.002)]
 
 
-def test_steps_that_were_scheduled_ahead_are_timed_by_themselves(monkeypatch):
-    from types import SimpleNamespace
+class Engine:
+    """A scheduler that says at each step whose cost it is."""
 
-    from kvtier_vllm.steps import StepCost, Steps
+    def __init__(self, steps) -> None:
+        from kvtier_vllm.steps import StepCost
+
+        self.told: list[float] = []
+        self._steps, self._cost = steps, StepCost(self.told.append)
+        steps._costs.add(self._cost)
+
+    def begin(self, tokens=1000):
+        def schedule(_scheduler):
+            self._steps.belongs_here(self._cost)
+            return SimpleNamespace(num_scheduled_tokens={"r": tokens})
+
+        return self._steps._around_begin(schedule, self)
+
+    def end(self, output):
+        self._steps._around_end(lambda *_: None, self, output)
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """Sets what the time is at each look, in order."""
+
+    def set_times(*times):
+        monkeypatch.setattr("kvtier_vllm.steps.time.monotonic", iter(times).__next__)
+
+    return set_times
+
+
+def test_steps_that_were_scheduled_ahead_are_timed_by_themselves(clock):
+    from kvtier_vllm.steps import Steps
+
+    engine = Engine(Steps())
+    clock(0.0, 0.0, 0.0, 4.0, 4.0, 8.0, 12.0)
+    engine.begin()  # a step that failed
+    first, second = engine.begin(), engine.begin()
+    engine.end(first)
+    third = engine.begin()
+    engine.end(second)
+    engine.end(third)
+    assert engine.told == [pytest.approx(0.004)]
+
+
+def test_c35_each_engine_of_a_process_is_timed_by_itself(clock):
+    from kvtier_vllm.steps import Steps
 
     steps = Steps()
-    told: list[float] = []
-    cost = StepCost(told.append)
-    steps._costs.add(cost)
-    outputs = [SimpleNamespace(num_scheduled_tokens={"r": 1000}) for _ in range(5)]
-    scheduled, times = iter(outputs), iter([0.0, 0.0, 0.0, 4.0, 4.0, 8.0, 12.0])
-    monkeypatch.setattr("kvtier_vllm.steps.time.monotonic", times.__next__)
-
-    def begin():
-        steps._around_begin(lambda _: next(scheduled), None)
-
-    def end(output):
-        steps._around_end(lambda *_: None, None, output)
-
-    begin()  # a step that failed
-    begin()
-    begin()
-    end(outputs[1])
-    begin()
-    end(outputs[2])
-    end(outputs[3])
-    assert told == [pytest.approx(0.004)]
+    slow, quick = Engine(steps), Engine(steps)
+    for number in range(3):
+        clock(*(10.0 * number + seconds for seconds in (0.0, 1.0, 2.0, 8.0)))
+        outputs = slow.begin(), quick.begin(tokens=500)
+        quick.end(outputs[1])
+        slow.end(outputs[0])
+    assert slow.told == [pytest.approx(0.008)]
+    assert quick.told == [pytest.approx(0.002)]
 
 
 def test_c35_a_tier_slower_than_computing_is_passed_over(start, plain, awkward):

@@ -284,6 +284,7 @@ class KvtierManager(OffloadingManager):
 
     def on_schedule_end(self, context: ScheduleEndContext) -> None:
         """The step's promotions leave, finished work of the tiers is taken in."""
+        STEPS.belongs_here(self._cost)
         for request in filter(None, map(self._live.get, context.new_req_ids)):
             request.turns.run()
             request.wait.run()
