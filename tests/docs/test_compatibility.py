@@ -5,6 +5,7 @@ import pytest
 from tests.compatibility import HEAD, PAGE, current_page, page, read
 
 
+@pytest.mark.needs_torch  # kvtier_vllm is installed only where torch is
 def test_the_page_is_up_to_date():
     assert PAGE.read_text() == current_page(), "python -m tests.compatibility page"
 
