@@ -119,6 +119,26 @@ def test_a_block_that_two_processes_store_at_once_takes_one_slot_in_the_end(tmp_
     last.close()
 
 
+def test_c10_a_block_that_moves_to_another_process_s_slot_while_it_is_read_is_no_miss(tmp_path, monkeypatch):
+    tier, other = direct(tmp_path), direct(tmp_path)
+    assert store(other, A) == [True]
+    assert store(tier, A) == [True]
+    files = tier._store.opened.files
+    read = files.read
+
+    def settle_before_reading(*arguments):
+        monkeypatch.undo()
+        tier.follow()  # keeps the other's, frees its own
+        other.follow()
+        assert store(other, B) == [True]
+        return read(*arguments)
+
+    monkeypatch.setattr(files, "read", settle_before_reading)
+    assert load(tier, A) == rows(A)
+    for each in (tier, other):
+        each.close()
+
+
 @pytest.mark.parametrize("deletes", [False, True])
 def test_c33_of_blocks_that_several_processes_store_again_and_again_one_stays(tmp_path, deletes):
     random = Random(7)

@@ -235,27 +235,52 @@ class BlockStore:
 
     def load(self, keys: Sequence[OffloadKey], rows: Sequence[memoryview]) -> list[Outcome]:
         """Fill each; True, False where it is absent, or what went wrong."""
-        opened = self.opened
+        contents = self.opened.contents
         self.was_used = True
-        with opened.contents.holding(keys):
-            places = opened.contents.find(keys)
-            outcomes: list[Outcome] = [False] * len(keys)
-            known = sorted((place, index) for index, place in enumerate(places) if place is not None)
-            for begin, end in _runs([place for place, _ in known]):
-                run = known[begin:end]
-                place = run[0][0]
-                read = opened.files.read(extent_of(place), slot_of(place), [rows[index] for _, index in run])
-                for (_, index), outcome in zip(run, read, strict=True):
+        outcomes: list[Outcome] = [False] * len(keys)
+        tried: list[int | None] = [None] * len(keys)
+        with contents.holding(keys):
+            # A block may move meanwhile: it was there twice, or the index was made anew. It is read where it is now.
+            while True:
+                places = contents.find(keys)
+                due = [
+                    index
+                    for index, place in enumerate(places)
+                    if outcomes[index] is False and place not in (None, tried[index])
+                ]
+                if not due:
+                    break
+                tried = places
+                read = self._read(
+                    [keys[index] for index in due],
+                    [rows[index] for index in due],
+                    [place for index in due if (place := places[index]) is not None],
+                )
+                for index, outcome in zip(due, read, strict=True):
                     outcomes[index] = outcome
-            self._refuse_gone(keys, rows, places, outcomes)
         self.forget_lost_extents()
+        return outcomes
+
+    def _read(
+        self, keys: Sequence[OffloadKey], rows: Sequence[memoryview], places: Sequence[int]
+    ) -> list[Outcome]:
+        """Fill each from its place; False where it is not there any more."""
+        outcomes: list[Outcome] = [False] * len(keys)
+        known = sorted((place, index) for index, place in enumerate(places))
+        for begin, end in _runs([place for place, _ in known]):
+            run = known[begin:end]
+            place = run[0][0]
+            read = self.opened.files.read(extent_of(place), slot_of(place), [rows[index] for _, index in run])
+            for (_, index), outcome in zip(run, read, strict=True):
+                outcomes[index] = outcome
+        self._refuse_gone(keys, rows, places, outcomes)
         return outcomes
 
     def _refuse_gone(
         self,
         keys: Sequence[OffloadKey],
         rows: Sequence[memoryview],
-        places: Sequence[int | None],
+        places: Sequence[int],
         outcomes: list[Outcome],
     ) -> None:
         """Make absent what another process has evicted, or begun to write over, by now, and what is past its time.
@@ -264,33 +289,19 @@ class BlockStore:
         """
         gone = [
             index
-            for index, place in enumerate(places)
-            if place is not None
-            and (
-                outcomes[index] is False
-                or (
-                    outcomes[index] is True
-                    and self._sealer.names(keys[index], bytes(rows[index][-TAIL_BYTES:])) is False
-                )
+            for index, outcome in enumerate(outcomes)
+            if outcome is False
+            or (
+                outcome is True and self._sealer.names(keys[index], bytes(rows[index][-TAIL_BYTES:])) is False
             )
         ]
-        now = self._held_now([place for place in places if place is not None])
+        now = self._held_now(places)
         if now is not None:
-            gone += [
-                index
-                for index, place in enumerate(places)
-                if place is not None and (keys[index], place) not in now
-            ]
+            gone += [index for index, pair in enumerate(zip(keys, places, strict=True)) if pair not in now]
         for index in gone:
             outcomes[index] = False
         if gone:
-            self._lose(
-                [
-                    (keys[index], place)
-                    for index in dict.fromkeys(gone)
-                    if (place := places[index]) is not None
-                ]
-            )
+            self._lose([(keys[index], places[index]) for index in dict.fromkeys(gone)])
 
     def _held_now(self, places: Sequence[int]) -> set[Pair] | None:
         """What the index says that *places* hold; ``None`` where nobody has changed it, or it can't be asked.
