@@ -99,6 +99,27 @@ def test_c32_an_extent_without_a_namespace_is_damage(root, warnings):
     assert "is in no namespace" in warning
 
 
+@pytest.mark.parametrize("read_only", [False, True])
+def test_c33_an_index_that_is_deleted_while_it_is_opened_counts_as_absent(
+    root, read_only, monkeypatch, warnings
+):
+    set_up = Database._set_up
+
+    def delete_it(database):
+        monkeypatch.undo()
+        database.path.unlink()
+        set_up(database)
+
+    monkeypatch.setattr(Database, "_set_up", delete_it)
+    if read_only:
+        with pytest.raises(TierOpenError, match="holds no index, and the tier is configured read_only"):
+            drive(root, capacity=16 * MIB, read_only=True)
+        return
+    with drive(root, capacity=16 * MIB) as tier:
+        assert tier.load(HELD).rows == rows(*HELD)
+    assert [text for text in warnings() if "made the index anew" in text] != []
+
+
 @pytest.mark.parametrize("table", ["slots", "extents"])
 def test_c33_damage_that_a_store_meets_is_mended_by_the_next_follow(root, table):
     tier = direct(root, capacity=16 * MIB)

@@ -95,3 +95,20 @@ tier.close()
 @pytest.mark.parametrize("kind", KINDS)
 def test_c33_a_full_disk_disturbs_neither_follow_nor_close(tmp_path, kind):
     run_on(kind, tmp_path, OPTIONS % 0 + STORED + CLOSED_WHEN_FULL)
+
+
+DIRECT_WHEN_FULL = """
+from kvtier_disk.extents.place import why_not_direct
+from kvtier_disk.folder import Folder
+(mnt / "r").mkdir(mode=0o700)
+root = Folder(mnt / "r")
+before = why_not_direct(root, None)
+disk.fill(mnt)
+assert why_not_direct(root, None) == before
+assert not list((mnt / "r").iterdir())
+"""
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_c33_whether_there_is_o_direct_does_not_depend_on_room(tmp_path, kind):
+    run_on(kind, tmp_path, DIRECT_WHEN_FULL)

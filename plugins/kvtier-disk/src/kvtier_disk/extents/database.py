@@ -63,8 +63,10 @@ class Database:
         try:
             self._set_up()
             self._identity = path.stat()
-        except OSError:
+        except OSError as error:
             self.close()
+            if not path.exists():
+                raise IndexDamagedError(path, "it was deleted while it was opened") from error
             raise
 
     def _set_up(self) -> None:

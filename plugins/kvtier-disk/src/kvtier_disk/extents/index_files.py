@@ -71,7 +71,12 @@ class IndexFiles:
         self._check(path)
         if self.has_log(path):
             raise IndexDamagedError(path, "an earlier version of kvtier uses it, or was the last to use it")
-        database = Snapshot(path)
+        try:
+            database = Snapshot(path)
+        except OSError:
+            if not path.exists():  # deleted since
+                return None
+            raise
         try:
             return Index(database, self.identity())
         except BaseException:

@@ -171,7 +171,8 @@ def probe_writing(folder: Folder, size: int) -> None:
 def why_not_direct(folder: Folder, written: str | None) -> str | None:
     """Try ``O_DIRECT`` on a file in *folder*; ``None`` when it works, else why not. Raises no error.
 
-    Reads the first page of *written*, or of a new file that is written first when that is ``None``.
+    Reads the first page of *written*. When that is ``None``, it reads one of a new file that nothing was written to:
+    a full disk has room for that.
     """
     try:
         with folder.opened() as handle:
@@ -180,8 +181,7 @@ def why_not_direct(folder: Folder, written: str | None) -> str | None:
             name = f"probe-{secrets.token_hex(6)}"
             fd = handle.make_file(name)
             try:
-                os.pwrite(fd, bytes(_PROBE_BYTES), 0)
-                os.fsync(fd)
+                os.ftruncate(fd, _PROBE_BYTES)
                 return _why_not_read(handle, name)
             finally:
                 os.close(fd)
