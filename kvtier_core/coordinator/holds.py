@@ -28,11 +28,11 @@ class Hold:
     max_rows: float
     until: float = 0.0
     keys: dict[OffloadKey, None] = field(default_factory=dict)
-    """In prompt order. Each is in one hold: the one of the highest rank, and then of the latest end."""
+    """In prompt order."""
 
-    def outlasts(self, other: "Hold") -> bool:
-        """Whether a block is better off here."""
-        return (self.rank, self.until) > (other.rank, other.until)
+    def covers(self, other: "Hold") -> bool:
+        """Whether a block that is in this hold gains nothing by *other*."""
+        return self.rank >= other.rank and self.until >= other.until
 
 
 def holds_of(hints: Hints, pin_rows: int | None) -> Sequence[Hold]:
@@ -49,7 +49,8 @@ class Holds:
     def __init__(self, ledger: Ledger, limits: PoolLimits) -> None:
         self._ledger = ledger
         self._limits = limits
-        self._of: dict[OffloadKey, Hold] = {}
+        self._of: dict[OffloadKey, list[Hold]] = {}
+        """The strongest first. Each of the others may end later than those before it."""
         self._holds: dict[Hold, None] = {}
         self._none_ends_before = math.inf
         self.num_pinned = 0
@@ -63,55 +64,63 @@ class Holds:
         return iter(self._of)
 
     def of(self, key: OffloadKey) -> Hold | None:
-        """The hold on *key*."""
-        return self._of.get(key)
+        """The strongest hold on *key*."""
+        return self._of[key][0] if key in self._of else None
 
     def take(self, holds: Sequence[Hold], keys: Iterable[OffloadKey], now: float) -> int:
         """Let *holds* of one request keep those of *keys* that the pool has. Returns how many found no place.
 
         A pin without place is retained, where the request says so as well.
         """
-        rest = [key for key in dict.fromkeys(keys) if self._ledger.find(key) is not None]
+        rest = {key: None for key in keys if self._ledger.find(key) is not None}
+        kept: set[OffloadKey] = set()
         for hold in holds:
             hold.until = now + hold.seconds
-            rest = [key for key in rest if not self._take(hold, key)]
+            kept.update([key for key in rest if self._take(hold, key)])
             if hold.keys:
-                self._holds[hold] = None
                 self._none_ends_before = min(self._none_ends_before, hold.until)
-        return len(rest)
+        return len(rest) - len(kept)
 
     def _take(self, hold: Hold, key: OffloadKey) -> bool:
-        other = self._of.get(key)
-        if other is hold or (other is not None and not hold.outlasts(other)):
+        found = self._of.get(key, [])
+        others = [other for other in found if other is not hold]
+        if any(other.covers(hold) for other in others):
             return True
-        if len(hold.keys) >= hold.max_rows or not self._has_place(hold, other):
+        if len(others) == len(found) and not self._has_place(hold, key):
             return False
-        if other is None:
+        if not found:
             self._ledger.lease({key})
-        else:
-            self._forget(key)
-        self._of[key] = hold
-        hold.keys[key] = None
-        self.num_pinned += hold.rank == _PINNED
+        left = [other for other in others if not hold.covers(other)]
+        self._set(key, sorted([*left, hold], key=attrgetter("rank"), reverse=True))
         return True
 
-    def _has_place(self, hold: Hold, other: Hold | None) -> bool:
+    def _has_place(self, hold: Hold, key: OffloadKey) -> bool:
+        if len(hold.keys) >= hold.max_rows:
+            return False
         if hold not in self._holds and len(self._holds) >= self._limits.max_holds:
             return False
-        is_more = hold.rank == _PINNED and (other is None or other.rank != _PINNED)
+        is_more = hold.rank == _PINNED and not self._is_pinned(key)
         return not is_more or self.num_pinned < self._limits.max_pinned_rows
 
-    def _forget(self, key: OffloadKey) -> None:
-        """*key* is in no hold any more. Its lease goes on."""
-        hold = self._of.pop(key)
-        del hold.keys[key]
-        self.num_pinned -= hold.rank == _PINNED
-        if not hold.keys:
-            del self._holds[hold]
+    def _is_pinned(self, key: OffloadKey) -> bool:
+        return key in self._of and self._of[key][0].rank == _PINNED
 
-    def _end(self, keys: Sequence[OffloadKey]) -> None:
-        for key in keys:
-            self._forget(key)
+    def _set(self, key: OffloadKey, holds: list[Hold]) -> None:
+        """*key* is in these holds, and in no other any more. Its lease is the caller's."""
+        self.num_pinned -= self._is_pinned(key)
+        for hold in self._of.pop(key, []):
+            if hold not in holds:
+                del hold.keys[key]
+                if not hold.keys:
+                    del self._holds[hold]
+        if holds:
+            self._of[key] = holds
+        for hold in holds:
+            hold.keys[key] = None
+            self._holds[hold] = None
+        self.num_pinned += self._is_pinned(key)
+
+    def _unlease(self, keys: Sequence[OffloadKey]) -> None:
         self._ledger.unlease(keys, frozenset(keys))  # to be kept was no use
 
     def make_room(self, rows: int) -> None:
@@ -119,19 +128,26 @@ class Holds:
         if not self._of or self._ledger.room >= rows:
             return
         for hold in sorted(self._holds, key=attrgetter("rank", "until")):
-            while hold.rank < _PINNED and hold.keys and (short := rows - self._ledger.room) > 0:
-                self._end([*hold.keys][: -short - 1 : -1])
+            keys = [key for key in hold.keys if self._of[key][0] is hold] if hold.rank < _PINNED else []
+            while keys and (short := rows - self._ledger.room) > 0:
+                given = keys[: -short - 1 : -1]
+                del keys[-short:]
+                self.lost(given)
+                self._unlease(given)
 
     def lost(self, keys: Iterable[OffloadKey]) -> None:
         """*keys* have parted from their rows, and their leases have ended."""
         for key in keys:
             if key in self._of:
-                self._forget(key)
+                self._set(key, [])
 
     def expire(self, now: float) -> None:
         """End the holds whose time is over. Cost: one comparison, until the first may end."""
         if now < self._none_ends_before:
             return
         for hold in [hold for hold in self._holds if hold.until <= now]:
-            self._end([*hold.keys])
+            keys = [*hold.keys]
+            for key in keys:
+                self._set(key, [other for other in self._of[key] if other is not hold])
+            self._unlease([key for key in keys if key not in self._of])
         self._none_ends_before = min((hold.until for hold in self._holds), default=math.inf)

@@ -138,6 +138,35 @@ def test_a_later_hint_takes_over_from_a_weaker_one():
     assert kept(world, "ab") == "a"
 
 
+@pytest.mark.parametrize("strong", [Hints(pin_s=1), Hints(retain_s=1, priority=51)])
+@pytest.mark.parametrize("order", [0, 1])
+def test_f5_a_hint_that_ends_soon_leaves_a_weaker_one_that_lasts(strong, order):
+    world = world_of()
+    for hints in [strong, Hints(retain_s=3600, priority=50)][:: 1 - 2 * order]:
+        put(world, f"keeps {hints}", "ab", hints)
+    world.advance(2)
+    put(world, "other", "cdefgh")
+    put(world, "another", "ijklmn")
+    assert kept(world, "ab") == "ab"
+    world.advance(3600)
+    put(world, "all", "opqrstuv")
+    world.check_at_rest()
+
+
+def test_f5_what_a_request_pins_for_a_moment_it_retains_for_an_hour():
+    world = world_of()
+    put(world, "keeps", "ab", Hints(retain_s=3600, pin_s=1))
+    assert world.coordinator.state.holds.num_pinned == 2
+    world.advance(2)
+    assert world.coordinator.state.holds.num_pinned == 0
+    put(world, "other", "cdefgh")
+    put(world, "another", "ijklmn")
+    assert kept(world, "ab") == "ab"
+    put(world, "all", "opqrstuv")
+    assert kept(world, "ab") == ""
+    world.check_at_rest()
+
+
 def test_the_number_of_hints_that_keep_is_bounded():
     world = world_of(max_holds=1)
     put(world, "pins", "a", Hints(pin_s=60))
