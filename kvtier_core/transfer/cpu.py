@@ -18,7 +18,6 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import groupby, repeat
-from math import prod
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -189,11 +188,6 @@ class Span:
     def shape(self) -> tuple[int, ...]:
         """Of one block: ``(..., page_bytes)``."""
         return (*(count for count, _, _ in self.steps), self.page_bytes)
-
-    @property
-    def num_pages(self) -> int:
-        """Pages of one block."""
-        return prod(count for count, _, _ in self.steps)
 
     def view(self, num_blocks: int) -> _Bytes:
         """The memory as ``(num_blocks, ..., page_bytes)``; the caller keeps it alive.
