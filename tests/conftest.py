@@ -27,6 +27,13 @@ def _ours_in_shared_memory() -> frozenset[str]:
 _before = _ours_in_shared_memory()
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """How long the longest test of the object-store tier goes on."""
+    parser.addoption(
+        "--engines-seconds", type=float, default=15.0, help="how long ten engines share a bucket"
+    )
+
+
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """Fail the run when it leaves something in /dev/shm. One of several workers can't tell: the others still run."""
     if hasattr(session.config, "workerinput"):

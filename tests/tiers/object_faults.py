@@ -113,6 +113,26 @@ class ObjectFaults(ObjectFixtures):
         (told,) = [text for text in warnings() if "can't be written" in text]
         assert "nothing is stored" in told
 
+    def test_i18_packs_that_cannot_be_looked_into_take_room_and_are_found_later(
+        self, tier_settings, maker, proxy, warnings
+    ):
+        make_tier(tier_settings).store_many([A, B], [memoryview(maker.make(key)) for key in (A, B)])
+        proxy.fault = on("GET", refuse(500, "InternalError", "We encountered an internal error"))
+        size = 2 * maker.row_bytes
+        tier = make_tier(tier_settings, capacity=2 * size)
+        assert tier.contains([A, B]) == [False, False]
+        assert size < tier._table.bytes < size + 400
+        proxy.fault = None
+        tier.follow()
+        tier.follow()
+        assert tier.contains([A, B]) == [True, True]
+        assert size < tier._table.bytes < size + 400
+        assert len([text for text in warnings() if "could be looked into" in text]) == 1
+        proxy.fault = on("GET", refuse(500, "InternalError", "We encountered an internal error"))
+        other = make_tier(tier_settings, capacity=size + 400)
+        other.store(C, memoryview(maker.make(C)))
+        assert make_tier(tier_settings)._table.bytes < size
+
     # Faults on the way. None of them is remembered as absence.
 
     @pytest.mark.parametrize("fault", [DENIED, EXPIRED, NO_BUCKET, SLOW_DOWN, hang_up, cut_body, shorten])
@@ -128,6 +148,19 @@ class ObjectFaults(ObjectFixtures):
         tier.store(rows)  # a block that could not be had is stored over
         assert_contents(tier, rows)
         assert_contents(open_tier(), rows)
+
+    @pytest.mark.usefixtures("quick")
+    def test_i18_k5_blocks_that_could_not_be_loaded_are_found_again_without_a_store(
+        self, open_tier, maker, proxy
+    ):
+        rows = make_rows(maker, [A, B])
+        tier = open_tier(threads=1)
+        tier.store(rows)
+        proxy.fault = on("GET", SLOW_DOWN)
+        assert tier.load([A, B]).result.failed == (A, B)
+        proxy.fault = None
+        wait_until(lambda: tier.lookup([A, B]) == [True, True])
+        assert_contents(tier, rows)
 
     @pytest.mark.parametrize("fault", [SLOW_DOWN, TOO_MANY, hang_up, cut_body])
     def test_i18_a_load_that_goes_wrong_once_is_tried_again(self, open_tier, maker, proxy, fault):

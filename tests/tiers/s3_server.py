@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import boto3
+from botocore.config import Config
 from moto.server import ThreadedMotoServer
 
 logging.getLogger("werkzeug").setLevel(logging.ERROR)  # one line a request
@@ -82,14 +83,15 @@ def options(port: int) -> dict[str, Any]:
     }
 
 
-def client(port: int) -> Any:
-    """An independent witness: looks into buckets, and damages what is there."""
+def client(port: int, **config: Any) -> Any:
+    """An independent witness: looks into buckets, and damages what is there. *config* is botocore's."""
     return boto3.client(
         "s3",
         endpoint_url=f"http://127.0.0.1:{port}",
         aws_access_key_id=KEY,
         aws_secret_access_key=SECRET,
         region_name="us-east-1",
+        config=Config(**config),
     )
 
 

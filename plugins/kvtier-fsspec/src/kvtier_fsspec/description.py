@@ -25,13 +25,21 @@ def text_of(description: Mapping[str, Any], *, in_use: bool) -> bytes:
     return json.dumps(said, indent=2, sort_keys=True, default=str).encode() + b"\n"
 
 
+def is_one(content: bytes) -> bool:
+    """Whether this is a namespace's description."""
+    return _until(content) is not None
+
+
 def is_out_of_use(content: object) -> bool:
     """Whether this describes a namespace that no engine uses; not what can't be read, or is no description."""
-    if not isinstance(content, bytes):
-        return False
+    until = _until(content) if isinstance(content, bytes) else None
+    return until is not None and until < time.time()
+
+
+def _until(content: bytes) -> float | None:
     try:
         said = json.loads(content)
     except ValueError:
-        return False
+        return None
     until = said.get(_UNTIL) if isinstance(said, dict) else None
-    return isinstance(until, int | float) and until < time.time()
+    return until if isinstance(until, int | float) else None

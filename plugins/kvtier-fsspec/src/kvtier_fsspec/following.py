@@ -16,6 +16,8 @@ PACKS = "packs"
 _FEW = 900
 """Packs that one request lists with room for new ones: then every look lists all."""
 _LIST_ALL_S = 60.0
+_LISTED_A_SECOND = 100
+"""Packs, in the middle: a bucket of 150,000 is listed whole every 25 minutes, which is a request in 10 s."""
 _LATE_S = 15.0
 """A pack that appears this much later than its name says, or its writer's clock, is found when all are listed."""
 _AT_ONCE = 256
@@ -34,27 +36,42 @@ class Follower:
         self._list_all_at = 0.0  # on the monotonic clock
         self._listed_at = 0.0  # seconds since the epoch
         self._told = ""
+        self._unread: set[str] = set()
+        """Packs that are entered without their keys, because those could not be read yet: they take room."""
 
-    def look(self) -> None:
-        """Learn what is there now. Raises ``StorageError`` where the bucket can't be listed.
+    def look(self, *, at_all: bool = False) -> None:
+        """Learn what is there now, *at_all* also of packs that are not new. Raises ``StorageError``.
 
         A pack whose index can't be read is tried again by the next look, and told once.
         """
         begun, began = time.monotonic(), time.time()
         with self._lock:
-            lists_all = begun >= self._list_all_at or len(self._table) < _FEW
+            count = len(self._table)
+        lists_all = at_all or begun >= self._list_all_at or count < _FEW
         after = "" if lists_all else first_name_of(int((self._listed_at - _LATE_S) * 1000))
         folder = f"{self._context.namespace}/{PACKS}"
         listed = {found.path.rpartition("/")[2]: found.size for found in self._bucket.below(folder, after)}
         with self._lock:
             if lists_all:
                 self._table.drop(self._table.lacking(listed, begun))
-            new = {text: size for text, size in listed.items() if text not in self._table}
+            self._unread.intersection_update(self._table.names)
+            new = {
+                text: size for text, size in listed.items() if text not in self._table or text in self._unread
+            }
         names = [(name, size) for text, size in new.items() if (name := PackName.read(text)) is not None]
         is_complete = self._learn(names, begun + LONGEST_SCAN_S)
         self._listed_at = began
         if lists_all:
-            self._list_all_at = begun + _LIST_ALL_S if is_complete else begun
+            self._list_all_at = begun + max(_LIST_ALL_S, count / _LISTED_A_SECOND) if is_complete else begun
+
+    def doubt(self, pack: Pack) -> None:
+        """A pack could not be read: its blocks don't count until the next look has read its keys again."""
+        name = pack.name.text
+        with self._lock:
+            if name in self._table:
+                self._table.drop([name])
+                self._table.add([Pack(pack.name, (), pack.known)])
+                self._unread.add(name)
 
     def _learn(self, found: Sequence[tuple[PackName, int]], give_up: float) -> bool:
         """Enter packs that are new, with their sizes, the newest first; whether all are known now."""
@@ -66,6 +83,7 @@ class Follower:
         for begin in range(0, len(whole), _AT_ONCE):
             if time.monotonic() > give_up:
                 self._tell("the bucket is slow")
+                self._enter_unread(whole[begin:])
                 return False
             names = whole[begin : begin + _AT_ONCE]
             indexes = self._bucket.read_ranges(
@@ -82,20 +100,31 @@ class Follower:
         if why != self._told:
             self._told = why
             self._context.log.warning(
-                "tier %r (kvtier-fsspec): not all packs could be looked into (%s): their blocks are found later",
+                "tier %r (kvtier-fsspec): not all packs could be looked into (%s): they take room, and their blocks "
+                "are found later",
                 self._context.name,
                 why,
             )
 
     def _enter(self, names: Sequence[PackName], indexes: Sequence[bytes | Exception | None]) -> None:
         now = time.monotonic()
+        found = list(zip(names, indexes, strict=True))
         packs = [
-            Pack(name, self._keys_of(name, index), now)
-            for name, index in zip(names, indexes, strict=True)
-            if isinstance(index, bytes)
+            Pack(name, self._keys_of(name, index), now) for name, index in found if isinstance(index, bytes)
         ]
         with self._lock:
+            read = self._unread.intersection(pack.name.text for pack in packs)
+            self._table.drop(read)
             self._table.add(packs)
+            self._unread -= read
+        self._enter_unread([name for name, index in found if isinstance(index, Exception)])
+
+    def _enter_unread(self, names: Sequence[PackName]) -> None:
+        now = time.monotonic()
+        with self._lock:
+            new = [name for name in names if name.text not in self._table]
+            self._table.add(Pack(name, (), now) for name in new)
+            self._unread.update(name.text for name in new)
 
     def _keys_of(self, name: PackName, index: bytes) -> tuple[OffloadKey, ...]:
         keys = keys_in(index)

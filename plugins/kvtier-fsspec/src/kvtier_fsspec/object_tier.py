@@ -4,9 +4,11 @@
 
     <url>/<namespace>/namespace.json  what the namespace stands for, and until when it is in use
     <url>/<namespace>/packs/<name>    blocks, and which they are (``packs``)
+    <url>/<namespace>/keeper, uses    who removes what leaves, and which packs are used (``keeper``)
 
 Puts its parts together: requests are ``Bucket``'s, what is where and what leaves ``PackTable``'s, when the bucket is
-looked at and what that tells ``Follower``'s, namespaces in use and out of use ``Tenancy``'s.
+looked at and what that tells ``Follower``'s, when a store has to look first ``Room``'s, when this engine removes for
+all ``Keeper``'s, namespaces in use and out of use ``Tenancy``'s.
 """
 
 import secrets
@@ -18,7 +20,9 @@ from kvtier_core.tier import BlockTier, OffloadKey, TierContext, TierInfo
 from kvtier_fsspec.bucket import Bucket
 from kvtier_fsspec.faults import StorageError, open_error
 from kvtier_fsspec.following import PACKS, Follower
+from kvtier_fsspec.keeper import Keeper
 from kvtier_fsspec.packs import Pack, PackName, PackTable, Read, Scatter, index_of, most_blocks
+from kvtier_fsspec.room import Room, Turn
 from kvtier_fsspec.settings import FsspecSettings
 from kvtier_fsspec.tenancy import Tenancy
 
@@ -51,9 +55,13 @@ class ObjectTier(BlockTier):
         self._table = PackTable(context.row_bytes, context.capacity_bytes, settings.ttl)
         self._lock = threading.Lock()  # guards the table; never held during I/O
         self._telling = threading.Lock()  # held while the core is told, so that it hears everything in order
+        self._looking = threading.Lock()  # held during a look; taken before the one above
         self._follower = Follower(self._bucket, self._table, self._lock, context)
+        self._room = Room(context.capacity_bytes)
+        self._room_changed = threading.Condition(self._lock)
         self._tenancy = Tenancy(self._bucket, context, self._bucket.shown_url)
         self._writer = secrets.token_hex(4)
+        self._keeper = Keeper(self._bucket, self._table, self._lock, context, self._writer)
         self._has_just_looked = False
         self._upkeep_at = 0.0  # on the monotonic clock
 
@@ -67,7 +75,7 @@ class ObjectTier(BlockTier):
         """
         try:
             self.stores_nothing = not self._tenancy.begin()
-            self._follower.look()
+            self._look()
             self._has_just_looked = True
         except StorageError as error:
             raise open_error(
@@ -80,9 +88,9 @@ class ObjectTier(BlockTier):
 
         Cost: a request per 1,000 packs, once a minute where there are many, and one for each pack that is new.
         """
-        if not self._has_just_looked:
-            self._follower.look()
-        self._has_just_looked = False
+        is_first, self._has_just_looked = self._has_just_looked, False
+        if not is_first:
+            self._look()
         self._tell()
         with self._lock:
             expired, needed = self._table.expired(time.time()), self._table.bytes
@@ -91,8 +99,9 @@ class ObjectTier(BlockTier):
         if time.monotonic() >= self._upkeep_at:
             self._upkeep_at = time.monotonic() + _UPKEEP_S
             self._tenancy.renew(needed)
-        self._forget(expired)
-        self._bucket.remove([self._path(name) for name in expired])
+            if not is_first:
+                self._keeper.share_uses()
+        self._remove([*expired, *self._keeper.surplus()])
 
     def close(self) -> None:
         """Let the client go. A namespace that nobody else can have is out of use from now on."""
@@ -141,8 +150,42 @@ class ObjectTier(BlockTier):
 
     def _store(self, keys: Sequence[OffloadKey], blocks: Sequence[memoryview]) -> None:
         index = index_of(keys)
-        self._make_room(sum(map(len, blocks)) + len(index))
-        self._write(keys, len(blocks), [*blocks, index])
+        needed = sum(map(len, blocks)) + len(index)
+        self._wait_for_turn(needed)
+        try:
+            self._make_room(needed)
+            self._write(keys, len(blocks), [*blocks, index])
+        finally:
+            with self._lock:
+                self._room.stored(needed)
+                self._room_changed.notify_all()
+
+    def _wait_for_turn(self, needed: int) -> None:
+        """Until it is known well enough what the bucket holds. Raises ``StorageError`` where it can't be found out."""
+        while True:
+            with self._lock:
+                turn = self._room.next_turn(needed, self._table.bytes)
+                if turn is Turn.WAIT:
+                    self._room_changed.wait()
+            if turn is Turn.GO:
+                return
+            if turn is Turn.LOOK:
+                try:
+                    self._look(at_all=True)
+                finally:
+                    with self._lock:
+                        self._room.end_turn()
+                        self._room_changed.notify_all()
+                self._tell()
+
+    def _look(self, *, at_all: bool = False) -> None:
+        with self._looking:
+            with self._lock:
+                shown = self._room.begin_look()
+            self._follower.look(at_all=at_all)
+            with self._lock:
+                self._room.looked(shown)
+                self._room_changed.notify_all()
 
     def _write(self, keys: Sequence[OffloadKey], blocks: int, parts: Sequence[memoryview | bytes]) -> None:
         with self._lock:
@@ -197,6 +240,8 @@ class ObjectTier(BlockTier):
         try:
             came = self._bucket.read_range(self._path(name), read.first * size, count, scatter.take)
         except StorageError as error:
+            self._follower.doubt(read.pack)
+            self._tell()
             return error
         if came is None:  # somebody evicted it
             self._forget([name])
@@ -211,6 +256,10 @@ class ObjectTier(BlockTier):
             there = [key for key, found in zip(keys, self._table.find(keys), strict=True) if found]
         if there:
             self._write(there, 0, [index_of(there)])
+
+    def _remove(self, names: Sequence[str]) -> None:
+        self._forget(names)
+        self._bucket.remove([self._path(name) for name in names])
 
     def _forget(self, names: Sequence[str]) -> None:
         with self._lock:

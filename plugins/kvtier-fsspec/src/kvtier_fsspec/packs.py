@@ -11,7 +11,7 @@ without blocks: its keys are those that were removed. Of several packs that name
 
 import re
 import zlib
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -25,7 +25,7 @@ _LEAST_PACKS = 8
 _MAGIC = b"kvtier-1"
 _LENGTH_BYTES = 2
 _SUM_BYTES = 4
-_NAME = re.compile(r"([0-9a-f]{12})-[0-9a-f]{8}-([0-9a-f]{1,6})-([0-9a-f]{1,8})")
+_NAME = re.compile(r"([0-9a-f]{12})-([0-9a-f]{8})-([0-9a-f]{1,6})-([0-9a-f]{1,8})")
 _GAP = 4
 """Blocks between two wanted ones that are read with them: a request costs more."""
 _MINUTE_S = 60.0
@@ -65,19 +65,22 @@ class PackName:
     text: str
     stamp: int
     """Milliseconds since the epoch."""
+    writer: str
+    """The engine that stored it."""
     blocks: int
     index_bytes: int
 
     @classmethod
     def of(cls, stamp: int, writer: str, blocks: int, index_bytes: int) -> "PackName":
         """The name of a new pack."""
-        return cls(f"{first_name_of(stamp)}-{writer}-{blocks:x}-{index_bytes:x}", stamp, blocks, index_bytes)
+        text = f"{first_name_of(stamp)}-{writer}-{blocks:x}-{index_bytes:x}"
+        return cls(text, stamp, writer, blocks, index_bytes)
 
     @classmethod
     def read(cls, text: str) -> "PackName | None":
         """What *text* says, if it is a pack's name."""
         match = _NAME.fullmatch(text)
-        return match and cls(text, int(match[1], 16), int(match[2], 16), int(match[3], 16))
+        return match and cls(text, int(match[1], 16), match[2], int(match[3], 16), int(match[4], 16))
 
     def bytes(self, block_bytes: int) -> int:
         """The size of the object."""
@@ -92,7 +95,7 @@ def first_name_of(stamp: int) -> str:
 class Pack:
     """A pack that is in the bucket."""
 
-    __slots__ = ("keys", "known", "name", "used")
+    __slots__ = ("keys", "known", "name", "used", "used_here")
 
     def __init__(self, name: PackName, keys: tuple[OffloadKey, ...], known: float) -> None:
         self.name = name
@@ -101,7 +104,9 @@ class Pack:
         self.known = known
         """When it was entered, on the monotonic clock: a listing that began before may lack it."""
         self.used = name.stamp / 1000
-        """When one of its blocks was used here, or it was stored, in seconds since the epoch."""
+        """When one of its blocks was used, as far as known, or it was stored, in seconds since the epoch."""
+        self.used_here = 0.0
+        """When this engine used one of its blocks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,6 +161,8 @@ class PackTable:
         """Of all packs."""
         self._newest = 0
         """The newest stamp there was."""
+        self._last_by_writer: dict[str, float] = {}
+        """When each engine stored last, in seconds since the epoch."""
 
     def __len__(self) -> int:
         return len(self._packs)
@@ -181,6 +188,8 @@ class PackTable:
             self._packs[pack.name.text] = pack
             self.bytes += pack.name.bytes(self._block_bytes)
             self._newest = max(self._newest, pack.name.stamp)
+            last_seen = self._last_by_writer.get(pack.name.writer, 0.0)
+            self._last_by_writer[pack.name.writer] = max(last_seen, pack.name.stamp / 1000)
             for key in pack.keys:
                 last = self._where.get(key)
                 if last is None or last.name.text < pack.name.text:
@@ -230,6 +239,17 @@ class PackTable:
             pack = self._where.get(key)
             if pack is not None:
                 pack.used = max(pack.used, now)
+                pack.used_here = now
+
+    def used_here(self, since: float) -> dict[str, float]:
+        """The packs that this engine has used *since* then, and when."""
+        return {name: pack.used_here for name, pack in self._packs.items() if pack.used_here >= since}
+
+    def used_elsewhere(self, uses: Mapping[str, float]) -> None:
+        """Other engines used these packs then; those that are not there are passed over."""
+        for name, when in uses.items():
+            if (pack := self._packs.get(name)) is not None:
+                pack.used = max(pack.used, when)
 
     def plan(self, keys: Sequence[OffloadKey]) -> list[Read]:
         """What to read for *keys*: neighbours in one request. Absent blocks are left out."""
@@ -270,6 +290,19 @@ class PackTable:
                 going.append(pack)
                 self.drop([pack.name.text])
         return going
+
+    def superseded(self) -> list[str]:
+        """The packs of which no block counts any more: later packs name all their keys."""
+        behind = {pack.name.text: pack for packs in self._earlier.values() for pack in packs}
+        return [
+            name
+            for name, pack in behind.items()
+            if pack.name.blocks and all(self._where[key] is not pack for key in pack.keys)
+        ]
+
+    def others_stored(self, writer: str, since: float) -> bool:
+        """Whether an engine other than *writer* has stored a pack *since* then."""
+        return any(seen >= since for other, seen in self._last_by_writer.items() if other != writer)
 
     def expired(self, now: float) -> list[str]:
         """The packs that are too old at *now*, and notes that have nothing left to say."""
