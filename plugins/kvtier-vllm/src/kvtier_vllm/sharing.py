@@ -47,7 +47,7 @@ def open_as_worker(
     return pool
 
 
-def open_as_scheduler(engine_id: str, timeout_s: float) -> tuple[Pool, EngineFacts]:
+def open_as_scheduler(engine_id: str, timeout_s: float, *, huge_pages: bool) -> tuple[Pool, EngineFacts]:
     """The pool that the workers share, and what they say of the engine. All of them have joined.
 
     vLLM has started every worker before. Raises ``PoolError`` when one has not joined in time, as when it is on another
@@ -55,7 +55,7 @@ def open_as_scheduler(engine_id: str, timeout_s: float) -> tuple[Pool, EngineFac
     """
     deadline = time.monotonic() + timeout_s
     try:
-        pool = Pool.open(None, _name(engine_id), SCHEDULER, timeout_s=timeout_s)
+        pool = Pool.open(None, _name(engine_id), SCHEDULER, huge_pages=huge_pages, timeout_s=timeout_s)
     except (OSError, ValueError) as error:
         raise PoolError(
             f"the scheduler of the engine {engine_id!r} found no pool: {error}. Workers on other hosts, or in other "

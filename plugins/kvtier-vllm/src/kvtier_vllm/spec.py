@@ -118,7 +118,9 @@ class KvtierSpec(OffloadingSpec):
     def _make_manager(self) -> OffloadingManager:
         settings = self._options.load()
         places = places_of(settings)
-        pool, facts = open_as_scheduler(self.config.engine_id, self._options.open_timeout_s)
+        pool, facts = open_as_scheduler(
+            self.config.engine_id, self._options.open_timeout_s, huge_pages=settings.pool.huge_pages
+        )
         try:
             check_persistence(facts, lasting_tiers(settings))
             check_reset(facts, keeps_tiers=settings.on_reset == "pool")
