@@ -7,6 +7,7 @@ CPUs, kvtier, SmolLM2 and the peers. One that is missing or does not start is a 
   keeps whole units of its own size. *Excess* is the time to the first token beyond that from the device's cache a
   moment later: from host memory; in a new process from files as they were left; and from files dropped from the page
   cache. The first load of each process warms up.
+  After each way the *floor* is taken: as many bytes read past the page cache and copied once, with nothing around it.
 - ``conversations``: eight in turns, of which the device's cache holds a part; tokens a second, in rounds.
 - ``faults``: see ``peers_faults``.
 
@@ -32,6 +33,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from measuring import interval, print_intervals, token_bytes, tokens
 from peers_faults import Faults
 from peers_ways import BLOCK, HOST_BYTES, WAYS, Running, Way, stored_bytes
+from vllm_limit import Limit
 
 from kvtier_transformers.demo.files import drop_page_cache
 from tests.vllm.engines import EngineError
@@ -40,7 +42,7 @@ EQUAL = (1281, 3841)
 UNEQUAL = 4000
 WARM_UP = 513
 RELOADS = 3
-"""From host memory, of each prompt."""
+"""From host memory, of each prompt; and of the floor, after each way."""
 DEVICE_BLOCKS = 72
 FEW_DEVICE_BLOCKS = 28
 CONVERSATIONS, TURNS, FIRST_TURN, NEXT_TURN, AT_ONCE = 8, 3, 600, 200, 2
@@ -58,6 +60,17 @@ class Reloads:
         self._model, self._place, self._options = model, place, options
         self._prompts = prompts
         self._token_bytes = token_bytes(model, options["dtype"])
+        self.floors: dict[str, list[float]] = {str(length): [] for length in EQUAL}
+        """Seconds that reading and copying a prompt's bytes took, by its tokens."""
+
+    def take_floor(self) -> None:
+        """One sample of the floor for each length."""
+        for length, samples in self.floors.items():
+            place = self._place / f"floor-{length}"
+            limit = Limit(self._model, self._options["dtype"], int(length) // BLOCK, BLOCK, place)
+            samples.append(limit.measure(RELOADS)["excess_disk_s"])
+            limit.close()
+            place.rmdir()
 
     def measure(self, way: Way) -> dict[str, Any]:
         """All samples of one way, one for each prompt, and what its processes and files took."""
@@ -80,6 +93,7 @@ class Reloads:
                     running.engine.call("timed", prompt=warm_up)
                     for prompt, sample in zip(self._prompts, samples, strict=True):
                         sample.update(_excess(running, prompt, place))
+        self.take_floor()
         return {**found, "samples": samples}
 
     def _running(self, way: Way, root: Path) -> Running:
@@ -181,16 +195,21 @@ def summarize(raw: dict[str, Any]) -> dict[str, Any]:
         "warm_files_3841_vs_best": ("left_3841", None, min),
         "conversations_vs_lmcache": ("tokens_per_s", "lmcache", max),
     }
-    ratios = {}
+    ratios: dict[str, float] = {}
     for ratio, (figure, product, pick) in wanted.items():
         ours, theirs = figures.get(f"kvtier.{figure}"), best(figure, product, pick)
         if ours and theirs:
             ratios[ratio] = round(ours["median"] / theirs, 3)
+    floor: dict[str, Any] = {
+        "floor_s": {length: interval(samples) for length, samples in raw.get("floor", {}).items() if samples}
+    }
+    if (at := floor["floor_s"].get("3841")) and (theirs := best("dropped_3841", "lmcache", min)):
+        floor["disk_3841_vs_lmcache"] = round(at["median"] / theirs, 3)
     wrong = {
         name: {case: one["wrong"] for case, one in cases.items() if "wrong" in one}
         for name, cases in raw.get("faults", {}).items()
     }
-    return {"ratios": ratios, "wrong": wrong, "figures": figures}
+    return {"ratios": ratios, "floor": floor, "wrong": wrong, "figures": figures}
 
 
 def machine(dtype: str, threads: int) -> dict[str, Any]:
@@ -242,7 +261,9 @@ def run(options: argparse.Namespace, place: Path, say: Say) -> dict[str, Any]:
         lengths = [length for length in EQUAL for _ in range(options.prompts)] + [UNEQUAL] * options.unequal
         prompts = [tokens(f"{number} {length}", length) for number, length in enumerate(lengths)]
         timed = [way for way in ways if way.is_timed]
-        each("reload", Reloads(model, place, prompts, engine_options).measure, timed)
+        reloads = Reloads(model, place, prompts, engine_options)
+        each("reload", reloads.measure, timed)
+        raw["floor"] = reloads.floors
     if "conversations" in options.parts:
         chosen = [way for way in ways if way.is_timed and way.name != "none" and way.name not in absent]
 
@@ -313,7 +334,7 @@ def main() -> None:
         print(json.dumps(result))
         return
     print_intervals(result["figures"])
-    for part in ("ratios", "wrong", "peers", "absent"):
+    for part in ("ratios", "floor", "wrong", "peers", "absent"):
         print(part, json.dumps(result[part], indent=1))
 
 

@@ -95,6 +95,15 @@ def summary(run: dict[str, Any], ways: Sequence[str]) -> Iterator[str]:
     yield from table(["kvtier over others", "ratio", "aim", "met"], rows)
     yield "Of seconds less is better, of tokens a second more."
     yield ""
+    for length, found in run["floor"]["floor_s"].items():
+        yield (
+            f"- The floor, {int(length):,} tokens: as many bytes read past the page cache and then copied once took "
+            f"{found['median']:.3f} s [{found['low']:.3f}, {found['high']:.3f}]. No tier that reads first and then "
+            "copies is faster from this disk."
+        )
+    if over := run["floor"].get("disk_3841_vs_lmcache"):
+        yield f"- The floor over the best of LMCache, 3,841 tokens from disk, page cache dropped: {over:.2f}."
+    yield ""
     reasons = {**{WAYS[name].product: why for name, why in run["absent"].items()}, **UNPUBLISHED}
     for product, why in reasons.items():
         yield f"- **{product}**: {why}."

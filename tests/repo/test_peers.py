@@ -37,6 +37,7 @@ def run() -> dict[str, Any]:
             "vllm_fs": way(cold=9, host=0.02, left=0.08, dropped=0.20),
             "lifeboat": way(cold=9, host=0.777, left=0.777, dropped=0.777),
         },
+        "floor": {"1281": [0.03], "3841": [0.10, 0.18, 0.12]},
         "conversations": {
             name: {"rounds": [rate] * 3, "pss_bytes": 1, "disk_bytes": 1}
             for name, rate in {"kvtier": 1200.0, "lmcache_fs": 900.0, "lmcache_in_process": 1000.0}.items()
@@ -67,6 +68,14 @@ def test_ratios_are_against_the_best_of_theirs(run):
         "conversations_vs_lmcache": 1.2,
     }
     assert run["wrong"] == {"kvtier": {"killed": 0}, "lmcache_fs": {"killed": 5}}
+
+
+def test_the_floor_is_told_beside_the_ratios_and_over_the_best_of_lmcache(run):
+    assert run["floor"]["floor_s"]["3841"]["median"] == 0.12
+    assert run["floor"]["disk_3841_vs_lmcache"] == 0.5
+    page = peers_page.page(run)
+    assert "3,841 tokens: as many bytes read past the page cache and then copied once took 0.120 s" in page
+    assert "from disk, page cache dropped: 0.50." in page
 
 
 def test_a_way_that_gave_no_figures_has_no_ratio():
