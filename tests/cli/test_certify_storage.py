@@ -45,14 +45,14 @@ def rows_of(file, maker):
 def test_each_tier_gets_storage_of_its_own(storage, settings, place):
     moved = load_settings(file=settings.file, overrides=storage.overrides, environ={})
     assert moved.tiers["cold"].model_dump()["root"] == place / "tiers" / "cold"
-    assert storage.lasts
+    assert storage.lasting == ["cold"]
 
 
 def test_where_no_tier_is_configured_there_is_one_on_disk(place):
     storage = Storage(place, load_settings(environ={}))
     moved = load_settings(overrides=storage.overrides, environ={})
     assert moved.tiers["disk"].model_dump()["root"] == place / "tiers" / "disk"
-    assert storage.lasts
+    assert storage.lasting == ["disk"]
 
 
 def test_fr2_storage_of_our_own_takes_every_block_at_once_and_keeps_it(place, tmp_path):

@@ -61,6 +61,25 @@ def certify(site, model, tmp_path, monkeypatch, capsys):
 
 
 @pytest.mark.timeout(600)
+def test_c06_each_lasting_tier_restores_by_itself(certify, tmp_path):
+    config = tmp_path / "tiers.toml"
+    config.write_text(
+        'lookup_order = ["ram", "disk", "cold"]\n'
+        + write_settings(tmp_path).read_text()
+        + '[tiers.ram]\ntype = "memory"\ncapacity = "1MiB"\n'
+        + f'[tiers.cold]\ntype = "disk"\nlayout = "files"\nroot = "{tmp_path}/cold"\n'
+    )
+    driver = "from kvtier_transformers.certify import open_engine\n"
+    status, report, rows = certify(driver, "--config", str(config), "--only", "restart")
+    assert status == 0, report["why_not"]
+    assert list(rows) == ["empty tiers", "pool", "restart from disk", "restart from cold"]
+    for tier in ("disk", "cold"):
+        restored = rows[f"restart from {tier}"]["restored"]
+        assert restored[tier] == 80
+        assert set(restored) <= {tier, "pool"}
+
+
+@pytest.mark.timeout(600)
 def test_the_engine_is_certified_and_the_configured_tier_is_left_alone(certify, tmp_path):
     status, report, rows = certify("from kvtier_transformers.certify import open_engine\n")
     assert status == 0, report["why_not"]

@@ -56,8 +56,8 @@ class Storage:
         self._tiers = directory / "tiers"
         self._saved = directory / "saved"
         self.overrides = {"pool": _defaults_of(settings.pool), **_places_of_our_own(settings, self._tiers)}
-        self.lasts = not settings.enabled_tiers or bool(lasting_tiers(settings))
-        """Whether blocks outlive the engine."""
+        self.lasting = lasting_tiers(settings) if settings.enabled_tiers else [DEFAULT_TIER]
+        """The tiers whose blocks outlive the engine."""
         self.clear()
 
     def clear(self) -> None:
@@ -73,10 +73,12 @@ class Storage:
         """Whether that was remembered."""
         return (self._saved / name).exists()
 
-    def restore(self, name: str) -> None:
-        """Put back what was remembered."""
-        shutil.rmtree(self._tiers)
-        shutil.copytree(self._saved / name, self._tiers)
+    def restore(self, name: str, *tiers: str) -> None:
+        """Put back what was remembered, of these *tiers* alone if some are named."""
+        self.clear()
+        for saved in (self._saved / name).iterdir():
+            if not tiers or saved.name in tiers:
+                shutil.copytree(saved, self._tiers / saved.name)
 
     def wait_for_a_row(self) -> None:
         """Return when a first row is written, or after a while."""
