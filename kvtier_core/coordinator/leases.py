@@ -16,6 +16,8 @@ _ABOVE_ALL = -(1 << 40)
 
 def grant(state: State, request: RequestState, keys: Collection[OffloadKey]) -> None:
     """Promise the blocks of *keys*, which the pool holds, to *request*; each once, however often it is looked up."""
+    if not keys:
+        return
     fresh = set(keys)
     if request.leases:
         fresh -= request.leases

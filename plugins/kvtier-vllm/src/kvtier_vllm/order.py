@@ -96,6 +96,8 @@ class Asked:
         """The end point."""
         self._needed: list[range] = []
         """Of each group, the blocks that the end point needs, from where the lookup began."""
+        self._found_prefix = range(0)
+        """The keys of a lone prefix that were found, by index; of anything else none."""
         self._state = LookupState.MISS
         """What these answer."""
 
@@ -109,6 +111,8 @@ class Asked:
         index = self._index.get(key)
         if index is None:
             return self._answer_stranger(key)
+        if self._step == step and index in self._found_prefix:
+            return self._state
         group = self._group_of(key)
         shape = self._shapes[group]
         begin = index * shape.tokens_per_block
@@ -149,6 +153,9 @@ class Asked:
         is_settled = found.state in (LookupState.HIT, LookupState.MISS)
         self._state = LookupState.HIT if is_settled else found.state
         self._needed = [shape.needed(found.tokens) for shape in self._shapes]
+        if len(self._shapes) == 1 and not self._begins_anywhere:
+            first = start // self._unit
+            self._found_prefix = range(first, first + len(self._needed[0]))
 
     def _answer_stranger(self, key: OffloadKey) -> LookupState:
         if self._positions is not None:
