@@ -259,6 +259,10 @@ class Engine:
         """What a client may have vLLM's workers do."""
         self.llm.collective_rpc(method)
 
+    def sleep(self, level):
+        self.llm.sleep(level=level)
+        self.llm.wake_up()
+
     def load_adapter(self, **adapter):
         self.core.engine_core.add_lora(lora_request=_adapter(**adapter))
 

@@ -57,3 +57,21 @@ def test_v4_a_call_that_changes_no_weight_costs_no_hit(start, tmp_path, plain):
     assert engine.call("reset")
     assert engine.generate(wanted) == expected
     assert engine.call("books")["hits"] == {"pool": 10}
+
+
+@pytest.mark.parametrize("on_reset", ["all", "pool"])
+def test_v4_sleep_that_throws_the_weights_away_leaves_everything_behind(start, tmp_path, plain, on_reset):
+    wanted = prompt(4)
+    expected = plain.generate(wanted)
+    settings = connector(disk(tmp_path, on_reset=on_reset))
+    engine = start(settings)
+    assert engine.store(wanted) == expected
+    engine.call("sleep", level=1)
+    assert engine.generate(wanted) == expected
+    first = engine.call("books")["hits"]
+    assert sum(first.values()) == (10 if on_reset == "pool" else 0)
+    engine.call("sleep", level=2)
+    assert engine.store(wanted) == expected, "a CPU keeps the weights"
+    assert engine.call("books")["hits"] == first
+    assert "sleep of level 2 throws the weights away" in engine.log()
+    assert engine.close() == 0

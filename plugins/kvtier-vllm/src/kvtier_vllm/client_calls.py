@@ -1,6 +1,7 @@
 """What a client has vLLM do to weights and adapters while the engine runs, of which a connector is told nothing (C02).
 
 Weights change by ``collective_rpc``, ``/update_weights`` included, which the engine core passes on to the workers.
+Sleep of level 2 throws them away.
 Adapters come with ``add_lora`` and with requests. This module stands in the way of these calls, in the engine core's
 process. It decides whether weights have changed, or may have; what to do then is the holders'.
 """
@@ -81,6 +82,7 @@ class ClientCalls:
         if not self._is_watching:
             self._is_watching = True
             _wrap("collective_rpc", self._around_rpc)
+            _wrap("sleep", self._around_sleep)
             _wrap("add_request", self._around_request)
             _wrap("add_lora", self._around_adapter)
         return holder
@@ -108,6 +110,13 @@ class ClientCalls:
                 self._leave_behind(
                     f"collective_rpc({name!r}) has changed weights or adapters, or they can't be told"
                 )
+
+    def _around_sleep(
+        self, call: Callable[..., Any], core: EngineCore, level: int = 1, *rest: Any, **named: Any
+    ) -> Any:
+        if level > 1:
+            self._leave_behind(f"sleep of level {level} throws the weights away")
+        return call(level, *rest, **named)
 
     def _around_request(
         self, call: Callable[..., Any], core: EngineCore, request: Any, *rest: Any, **named: Any

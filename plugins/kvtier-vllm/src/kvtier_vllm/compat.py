@@ -75,6 +75,7 @@ _SIGNATURES = {
     "vllm.distributed.kv_transfer:get_kv_transfer_group": "",
     "vllm.distributed.kv_transfer:has_kv_transfer_group": "",
     "vllm.v1.engine.core:EngineCore.collective_rpc": "self, method, timeout, args, kwargs",
+    "vllm.v1.engine.core:EngineCore.sleep": "self, level, mode",
     "vllm.v1.engine.core:EngineCore.add_request": "self, request, request_wave",
     "vllm.v1.engine.core:EngineCore.add_lora": "self, lora_request",
     "vllm.v1.worker.worker_base:WorkerBase.list_loras": "self",
