@@ -12,7 +12,7 @@ CPUs, kvtier, SmolLM2 and the peers. One that is missing or does not start is a 
 - ``faults``: see ``peers_faults``.
 
 Printed are medians with 95 % intervals by resampling. ``ratios`` are ours over theirs: of seconds, less is better; of
-tokens a second, more.
+tokens a second, more. A ratio is null where a median is 0 or less: that is noise.
 """
 
 import argparse
@@ -195,21 +195,26 @@ def summarize(raw: dict[str, Any]) -> dict[str, Any]:
         "warm_files_3841_vs_best": ("left_3841", None, min),
         "conversations_vs_lmcache": ("tokens_per_s", "lmcache", max),
     }
-    ratios: dict[str, float] = {}
+    ratios: dict[str, float | None] = {}
     for ratio, (figure, product, pick) in wanted.items():
         ours, theirs = figures.get(f"kvtier.{figure}"), best(figure, product, pick)
-        if ours and theirs:
-            ratios[ratio] = round(ours["median"] / theirs, 3)
+        if ours and theirs is not None:
+            ratios[ratio] = _over(ours["median"], theirs)
     floor: dict[str, Any] = {
         "floor_s": {length: interval(samples) for length, samples in raw.get("floor", {}).items() if samples}
     }
-    if (at := floor["floor_s"].get("3841")) and (theirs := best("dropped_3841", "lmcache", min)):
-        floor["disk_3841_vs_lmcache"] = round(at["median"] / theirs, 3)
+    if (at := floor["floor_s"].get("3841")) and (theirs := best("dropped_3841", "lmcache", min)) is not None:
+        floor["disk_3841_vs_lmcache"] = _over(at["median"], theirs)
     wrong = {
         name: {case: one["wrong"] for case, one in cases.items() if "wrong" in one}
         for name, cases in raw.get("faults", {}).items()
     }
     return {"ratios": ratios, "floor": floor, "wrong": wrong, "figures": figures}
+
+
+def _over(ours: float, theirs: float) -> float | None:
+    """None: a median of 0 or less is noise, and a ratio of it says nothing."""
+    return round(ours / theirs, 3) if min(ours, theirs) > 0 else None
 
 
 def machine(dtype: str, threads: int) -> dict[str, Any]:

@@ -82,6 +82,22 @@ def test_a_way_that_gave_no_figures_has_no_ratio():
     assert peers.summarize({"reload": {"kvtier": way(cold=9, host=0.03)}})["ratios"] == {}
 
 
+@pytest.mark.parametrize(
+    ("ours", "theirs"), [(-0.001, 0.08), (0.03, -0.002), (-0.001, -0.002), (0.0, 0.08), (0.03, 0.0)]
+)
+def test_an_excess_that_is_noise_has_no_ratio_and_meets_no_aim(run, ours, theirs):
+    raw = {
+        "reload": {"kvtier": way(host=ours, dropped=0.1), "lmcache_fs": way(host=theirs, dropped=theirs)},
+        "floor": {"3841": [0.10]},
+    }
+    run |= peers.summarize(raw)
+    assert run["ratios"]["host_3841_vs_lmcache"] is None
+    assert (run["floor"]["disk_3841_vs_lmcache"] is None) == (theirs <= 0)
+    page = peers_page.page(json.loads(json.dumps(run)))
+    assert "| not measurable | ≤ 0.6 | not measurable |" in page
+    assert ("page cache dropped: not measurable." in page) == (theirs <= 0)
+
+
 def test_the_page_says_where_kvtier_loses_and_what_is_missing(run):
     page = peers_page.page(run)
     losses = page.partition("## Where kvtier loses")[2].partition("##")[0]
