@@ -1,7 +1,8 @@
 """Compares the interface that kvtier-vllm uses with a release of vLLM that is not installed, by its source alone.
 
 ``python -m tests.vllm.next_release --json``: downloads vLLM's newest wheel without what it requires (340 MB), or takes
-``--wheel FILE``. Reads it as syntax and runs none of it. Says what is missing or differs; the status is 1 then.
+``--wheel FILE``. Reads it as syntax and runs none of it. Says what is missing or differs, and what the release's base
+classes have that nobody here has looked at; the status is 1 then.
 """
 
 import argparse
@@ -16,6 +17,36 @@ from functools import cache
 from pathlib import Path
 
 from kvtier_vllm import compat
+
+_BASE, _TIERING = "vllm.v1.kv_offload.base", "vllm.v1.kv_offload.tiering.base"
+_SUBCLASSES = {
+    f"{_BASE}:OffloadingManager": "kvtier_vllm.manager:KvtierManager",
+    f"{_BASE}:OffloadingWorker": "kvtier_vllm.worker:KvtierWorker",
+    f"{_BASE}:OffloadingSpec": "kvtier_vllm.spec:KvtierSpec",
+    f"{_TIERING}:SecondaryTierManager": "kvtier_vllm.bridge:KvtierTier",
+}
+"""vLLM's classes that kvtier-vllm derives from, and what it derives."""
+_LEFT_TO_VLLM = {
+    f"{_BASE}:OffloadingManager.touch": "the coordinator sees each use in its lookups",
+    f"{_BASE}:OffloadingManager.lock": "0.33: a no-op, and the manager is entered by the scheduler's thread alone",
+    f"{_BASE}:OffloadingManager.on_reset_flushed": "0.33: the pool's control page says when copies are over",
+    f"{_BASE}:OffloadingManager.config_info": "0.33: labels of a metric, none by default",
+    f"{_BASE}:OffloadingSpec.config_info_keys": "0.33: the names of these labels",
+    f"{_TIERING}:SecondaryTierManager.block_size_bytes": "read as vLLM sets it",
+    f"{_TIERING}:SecondaryTierManager.cache_hit_source": "follows from the medium",
+    f"{_TIERING}:SecondaryTierManager.__init_subclass__": "sets the hit source",
+    f"{_TIERING}:SecondaryTierManager.bp_detector": "vLLM's own, which __init__ is given",
+    f"{_TIERING}:SecondaryTierManager.has_pending_work": "tiers go on by themselves",
+    f"{_TIERING}:SecondaryTierManager.take_events": "vLLM's tiering tells its own",
+    f"{_TIERING}:SecondaryTierManager.touch": "lookups tell of each use",
+    f"{_TIERING}:SecondaryTierManager.serve_external_requests": "there are none",
+    f"{_TIERING}:SecondaryTierManager.build_metric_definitions": "none of its own",
+    f"{_TIERING}:SecondaryTierManager.get_stats": "none of its own",
+    f"{_TIERING}:SecondaryTierManager.tolerates_off_thread_polling": "0.33: False, so that one thread calls it",
+    f"{_TIERING}:SecondaryTierManager.config_info_keys": "0.33: labels of a metric, none by default",
+    f"{_TIERING}:SecondaryTierManager.config_info": "0.33: their values",
+}
+"""Members that a base class has and kvtier-vllm leaves alone: why its default is right."""
 
 
 class Sources:
@@ -91,6 +122,18 @@ class Sources:
                     names |= _targets(node)
         return names
 
+    def declared(self, owner: ast.ClassDef, module: str) -> dict[str, bool]:
+        """What stands in a class's body, and its bases', and whether it is an abstract method."""
+        found: dict[str, bool] = {}
+        for cls, _ in self._with_bases(owner, module):
+            for node in cls.body:
+                if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                    marks = map(ast.unparse, node.decorator_list)
+                    found.setdefault(node.name, any(mark.endswith("abstractmethod") for mark in marks))
+                if isinstance(node, ast.Assign | ast.AnnAssign):
+                    found |= dict.fromkeys(_targets(node) - found.keys(), False)
+        return found
+
     def parameters(self, node: ast.AST, module: str) -> list[str]:
         """The parameters' names of a function, or of a dataclass."""
         if isinstance(node, ast.ClassDef):
@@ -146,6 +189,25 @@ def differences(sources: Sources, release: str) -> Iterator[str]:
                 yield f"{name} has no {', '.join(sorted(lacking))}"
 
 
+def unknown_members(sources: Sources) -> Iterator[str]:
+    """What the base classes have, and kvtier-vllm neither defines nor knowingly leaves to them, a line each."""
+    ours = Sources(Path(compat.__file__).parents[1])
+    for base, derived in _SUBCLASSES.items():
+        defined = ours.declared(*_class(ours, derived))
+        for member, is_abstract in sources.declared(*_class(sources, base)).items():
+            if member not in defined and is_abstract:
+                yield f"{base}.{member} is abstract, and {derived} does not define it"
+            elif member not in defined and f"{base}.{member}" not in _LEFT_TO_VLLM:
+                yield f"{base}.{member} is new: define it in {derived}, or say why its default is right"
+
+
+def _class(sources: Sources, name: str) -> tuple[ast.ClassDef, str]:
+    found = sources.find(name)
+    assert found is not None, name
+    assert isinstance(found[0], ast.ClassDef), name
+    return found[0], found[1]
+
+
 def download(directory: Path) -> Path:
     """The newest wheel of vLLM, without what it requires."""
     command = [
@@ -174,7 +236,8 @@ def main(arguments: list[str] | None = None) -> int:
         wheel = given.wheel or download(Path(directory))
         version = wheel.name.split("-")[1]
         release = ".".join(version.split(".")[:2])
-        found = list(differences(Sources(wheel), release))
+        sources = Sources(wheel)
+        found = list(differences(sources, release)) or list(unknown_members(sources))
     report = {
         "vllm": version,
         "supported": release in compat.SUPPORTED,
