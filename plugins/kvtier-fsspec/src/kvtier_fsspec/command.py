@@ -1,6 +1,7 @@
 """``kvtier object``: show what a bucket holds, or remove from it what no engine will use.
 
-Decides what is shown and what nobody needs. Works below the URLs of object stores alone. It never writes.
+Decides what is shown and what nobody needs. Works below the URLs of object stores alone. It writes no object; ``gc``
+removes some.
 """
 
 import argparse

@@ -1,9 +1,9 @@
 """What a client has vLLM do to weights and adapters while the engine runs, of which a connector is told nothing (C02).
 
 Weights change by ``collective_rpc``, ``/update_weights`` included, which the engine core passes on to the workers.
-Sleep of level 2 throws them away.
-Adapters come with ``add_lora`` and with requests. This module stands in the way of these calls, in the engine core's
-process. It decides whether weights have changed, or may have; what to do then is the holders'.
+Sleep of level 2 throws them away. Adapters come with ``add_lora`` and with requests. This module stands in the way of
+these calls, in the engine core's process. It decides whether weights have changed, or may have; what to do then is the
+holders'.
 """
 
 import logging

@@ -113,9 +113,7 @@ class Certification:
 
     def _restart(self) -> Iterator[Row]:
         tiers = self._storage.lasting
-        for (
-            tier
-        ) in tiers:  # one after another: of several that hold a block, only the first would be asked for it
+        for tier in tiers:  # alone: of several that hold a block, only the first would be asked for it
             self._storage.restore(_STORED, tier)
             with self._open() as engine:
                 name = "restart" if len(tiers) == 1 else f"restart from {tier}"
