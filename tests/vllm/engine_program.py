@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
 from unittest.mock import patch
@@ -28,55 +28,6 @@ def main() -> None:
         answer = getattr(engine, command.pop("do"))(**command)
         print(json.dumps(answer), file=answers, flush=True)
     engine.close()
-
-
-def schedule_asynchronously(*, has_streams=False):
-    """Let vLLM schedule asynchronously on a CPU, as it does on GPUs: each step is scheduled before the last one's end.
-
-    It switches that off there, though only the order of CUDA's streams and events needs a GPU: on a CPU every copy is
-    over when its call returns, so that streams and events have nothing to wait for. A simulated GPU *has_streams*.
-    """
-    from vllm.platforms.cpu import CpuPlatform
-
-    class Over:
-        """A stream or an event that never has anything to wait for."""
-
-        def __init__(self, *arguments, **options): ...
-        def record(self, *arguments): ...
-        def synchronize(self): ...
-        def wait_stream(self, stream): ...
-
-    if not has_streams:
-        patch.multiple("torch.cuda", Event=Over, Stream=Over, current_stream=Over, stream=nullcontext).start()
-    update = CpuPlatform.check_and_update_config
-
-    def check_and_update_config(cls, config):
-        update(config)
-        config.scheduler_config.async_scheduling = True
-
-    patch.object(CpuPlatform, "check_and_update_config", classmethod(check_and_update_config)).start()
-
-
-def forget_costs():
-    """Let no load be given up as too slow: a tiny model computes a prompt sooner than a busy disk loads it."""
-    patch("kvtier_vllm.steps.StepCost.add", lambda *_: None).start()
-
-
-def cache_prefixes_of_mla():
-    """Let vLLM cache the prefixes of latent attention on any CPU.
-
-    It does so with AMX alone: elsewhere its kernels for cached and for new tokens round differently.
-    """
-    from vllm.platforms.cpu import CpuPlatform
-
-    update = CpuPlatform.check_and_update_config
-
-    def check_and_update_config(cls, config):
-        update(config)
-        config.cache_config.enable_prefix_caching = True
-        config.scheduler_config.enable_chunked_prefill = True
-
-    patch.object(CpuPlatform, "check_and_update_config", classmethod(check_and_update_config)).start()
 
 
 def refusal(llm, options):
@@ -140,19 +91,23 @@ class Engine:
     def __init__(self, options):
         from vllm import LLM
 
+        from tests.vllm import on_a_cpu
+
         if simulated_gpu := options.pop("simulated_gpu", None):
             from tests.vllm.on_a_gpu import put_kv_on_a_gpu
 
-            put_kv_on_a_gpu(**simulated_gpu)
+            self.gpu = put_kv_on_a_gpu(**simulated_gpu)
         if options.pop("asynchronous", False):
-            schedule_asynchronously(has_streams=simulated_gpu is not None)
+            on_a_cpu.schedule_asynchronously(has_streams=simulated_gpu is not None)
         if not options.pop("learns_cost", False) and options["kv_transfer_config"]:
-            forget_costs()
+            on_a_cpu.forget_costs()
         if options.pop("prefix_caching_of_mla", False):
-            cache_prefixes_of_mla()
+            on_a_cpu.cache_prefixes_of_mla()
         self.refusals = [refusal(LLM, {**options, **changes}) for changes in options.pop("refused_first", ())]
         self.options = options
         self.llm = LLM(**options)
+        if options.get("pipeline_parallel_size", 1) > 1:
+            self.llm.collective_rpc(on_a_cpu.complete_stage)
         self.core = self.llm.llm_engine.engine_core
         self.soaks = 0
         self.resets: Counter[str] = Counter()
@@ -210,7 +165,7 @@ class Engine:
         self.soaks += 1
         return [None if str(number) in aborts else said[number] for number in range(len(requests))]
 
-    def _add(self, number, prompt, max_tokens, salt=None, hints=None, **sampling):
+    def _add(self, number, prompt, max_tokens, salt=None, hints=None, priority=0, **sampling):
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
 
@@ -224,7 +179,11 @@ class Engine:
         salted = {"cache_salt": salt} if salt else {}
         request_id = f"{number}/{self.soaks}"
         self.llm.llm_engine.add_request(
-            request_id, {"prompt_token_ids": prompt, **salted}, params, kv_hints=_envelope(hints)
+            request_id,
+            {"prompt_token_ids": prompt, **salted},
+            params,
+            priority=priority,
+            kv_hints=_envelope(hints),
         )
 
     def prefetched(self, first, second, hints):
@@ -263,6 +222,30 @@ class Engine:
         self.llm.sleep(level=level)
         self.llm.wake_up()
 
+    def leave_memory(self, prompt, do):
+        """Whether copies of a *prompt*'s KV run when a reset or a sleep begins, and whether when the memory may go.
+
+        They can't end before it has begun: the simulated GPU holds them for another half second.
+        """
+        from vllm.v1.worker.cpu_worker import CPUWorker
+
+        runs, gate = [], threading.Event()
+        self.gpu.hold_copies(gate)
+        self.generate([prompt])
+        self.generate([[1, 2, 3]])  # vLLM stores in the steps after
+        runs.append(self.gpu.is_copying)
+        threading.Timer(0.5, gate.set).start()
+        if do == "reset":
+            assert self.reset(connector=True)
+            runs.append(self.gpu.is_copying)
+        else:
+            with patch.object(CPUWorker, "sleep", lambda *_, **__: runs.append(self.gpu.is_copying)):
+                self.sleep(level=1)
+        return runs
+
+    def worker_pids(self):
+        return self.llm.collective_rpc(lambda worker: os.getpid())
+
     def load_adapter(self, **adapter):
         self.core.engine_core.add_lora(lora_request=_adapter(**adapter))
 
@@ -281,6 +264,10 @@ class Engine:
                 name = metric.name + ("" if not labels else json.dumps(labels, sort_keys=True))
                 found[name] = metric.value
         return found
+
+    def metrics_of_each(self):
+        """One engine's, as of a server that has several."""
+        return [self.metrics()]
 
     # -- for benchmarks
 

@@ -32,9 +32,7 @@ _LATE_S = 0.01
 _for_good = ExitStack()
 
 
-def put_kv_on_a_gpu(
-    seed: int, mistake: tuple[str, str, str] | None = None, *, is_tested: bool = True
-) -> None:
+def put_kv_on_a_gpu(seed: int, mistake: tuple[str, str, str] | None = None, *, is_tested: bool = True) -> GPU:
     """For the rest of this process. With a *mistake* (see ``changed``): from the start, or once it ``is_tested``."""
     gpu = GPU(seed)
     _for_good.enter_context(gpu.installed())
@@ -66,6 +64,7 @@ def put_kv_on_a_gpu(
     patch.object(Part, "make_layout", make_layout).start()
     patch.object(worker, "swap_blocks_batch", swap_blocks_batch).start()
     patch.multiple(CPUModelRunner, _model_forward=model_forward, _zero_block_ids=zero_block_ids).start()
+    return gpu
 
 
 class _Memory:

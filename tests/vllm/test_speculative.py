@@ -8,6 +8,7 @@ import random
 import pytest
 
 from tests.vllm import drafters
+from tests.vllm.asks import ACCEPTED, DRAFTED
 from tests.vllm.engines import BLOCK, connector, disk, needs_vllm, prompt
 from tests.vllm.models import save_tiny_model
 
@@ -54,8 +55,6 @@ def test_v8_ngram_speculation_is_served_with_a_disk_over_a_restart(start, tmp_pa
     assert second.close() == 0
 
 
-DRAFTED = "vllm:spec_decode_num_draft_tokens"
-ACCEPTED = "vllm:spec_decode_num_accepted_tokens"
 SAVE = {
     "draft_model": drafters.save_same,
     "eagle": drafters.save_eagle,

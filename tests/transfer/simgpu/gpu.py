@@ -39,11 +39,18 @@ class SimulatedStream:
         self._pace_s = self._random.choice(_PACES_S)
         self._faults = faults
         self._kernels: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
+        self._launched = self._done = 0
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
     def launch(self, kernel: Callable[[], object]) -> None:
+        self._launched += 1
         self._kernels.put(kernel)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether all that was launched is done. Only for the thread that launches."""
+        return self._done == self._launched
 
     def wait_event(self, event: "SimulatedEvent") -> None:
         self.launch(event.newest_record())
@@ -67,6 +74,7 @@ class SimulatedStream:
                     kernel()
                 except Exception as error:  # noqa: BLE001 - a GPU reports it later as well
                     self._faults.append(f"a kernel failed: {error}")
+                self._done += 1
                 del kernel  # and the memory that it holds
 
 
@@ -212,6 +220,16 @@ class GPU:
             assert array.dtype == np.int64
         for source, target, size in zip(sources.tolist(), targets.tolist(), sizes.tolist(), strict=True):
             stream.launch(partial(ctypes.memmove, target, source, size))
+
+    @property
+    def is_copying(self) -> bool:
+        """Whether anything but what is computed is under way."""
+        return not all(stream.is_idle for stream in self._streams)
+
+    def hold_copies(self, gate: threading.Event) -> None:
+        """Let nothing but what is computed go on before the *gate* is open."""
+        for stream in self._streams:
+            stream.launch(partial(_wait_for, gate))
 
     def set_device(self, device: torch.device) -> None:
         return
