@@ -356,6 +356,15 @@ def peers(session: nox.Session) -> None:
     session.run("python", "benchmarks/peers.py", *session.posargs)
 
 
+@nox.session(default=False, reuse_venv=True)
+def docs(session: nox.Session) -> None:
+    """Build the pages as a site, warnings as errors: build/site/docs/index.html."""
+    _install_once(session, *_group("docs"))
+    session.run(
+        "sphinx-build", "-c", "docs", "-b", "html", "-W", "--keep-going", ".", "build/site", *session.posargs
+    )
+
+
 @nox.session(default=False, venv_backend="none", requires=["vllm_env"])
 def vllm(session: nox.Session) -> None:
     """Run the vLLM plugin's tests in real vLLM, on the CPU, with tiny models."""
