@@ -90,11 +90,11 @@ def test_the_version(place: Path) -> None:
     assert kvtier(place, "--version").stdout == f"kvtier {kvtier_core.__version__}\n"
 
 
-def test_every_tier_type_and_policy_is_listed(place: Path) -> None:
+def test_every_tier_type_policy_and_command_is_listed(place: Path) -> None:
     done = kvtier(place, "list", "--json")
     assert done.returncode == 0, done.stderr
     listed = {entry["name"]: entry["status"] for entry in json.loads(done.stdout)}
-    assert listed == dict.fromkeys((*TIER_TYPES, "arc", "s3fifo"), "available")
+    assert listed == dict.fromkeys((*TIER_TYPES, "arc", "s3fifo", "object"), "available")
 
 
 def test_the_configuration_is_shown(place: Path) -> None:
