@@ -2,9 +2,9 @@
 
 A tier author writes six methods that block. The core supplies threads, batching, priorities, presence, capacity,
 eviction, retries, deadlines and counters. Calls come from up to ``threads`` threads (a setting every tier has), never
-two at a time on one key, and none while ``open``, ``scan`` or ``close`` runs. A call that raises ``ConnectionError`` or
-``TimeoutError`` is made again after a pause, at most twice, while its job's deadline allows. Any other exception fails
-the block at once.
+two at a time on one key, and none while ``open``, ``scan`` or ``close`` runs. A call that raises ``ConnectionError``,
+``TimeoutError`` or one of the type's own ``transient`` exceptions is made again after a pause, at most twice, while its
+job's deadline allows. Any other exception fails the block at once.
 """
 
 from abc import ABC, abstractmethod
@@ -21,6 +21,11 @@ class BlockTier(ABC):
 
     Settings: ClassVar[type[TierSettings]] = TierSettings
     info: ClassVar[TierInfo]
+    transient: ClassVar[tuple[type[Exception], ...]] = ()
+    """A client library's own exceptions after which the same call may well succeed in a moment.
+
+    Example: redis raises a ``redis.ConnectionError``, which is none of Python's: name it here, or it is not retried.
+    """
     stores_nothing: bool = False
     """Set it in ``open`` where the storage can only be read: the core then stores and deletes nothing."""
 

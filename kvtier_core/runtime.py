@@ -8,7 +8,7 @@ import time
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from kvtier_core.blocktier import BlockTier
 from kvtier_core.coordinator.limits import PoolLimits
@@ -19,7 +19,7 @@ from kvtier_core.manager.guard import TierIdentity
 from kvtier_core.manager.hook_tier import HookTier
 from kvtier_core.manager.port import MakePort
 from kvtier_core.namespace import Namespace, payload_sizes
-from kvtier_core.plugins import TierType
+from kvtier_core.plugins import TierType, class_of_tier
 from kvtier_core.policies import make_policy
 from kvtier_core.proof import row_bytes_for
 from kvtier_core.session import EngineSession
@@ -103,12 +103,6 @@ def _port_of(tier_type: TierType, settings: TierSettings) -> MakePort:
     if issubclass(cls, BlockTier):
         return partial(BlockingTier, cls, settings)
     return partial(HookTier, lambda context: cls(settings, context))
-
-
-def class_of_tier(tier_type: TierType, settings: TierSettings) -> type[Any]:
-    """The class that serves a tier configured like this: a type may choose among several by its settings."""
-    cls: type[Any] = tier_type.cls
-    return cls.for_settings(settings) if issubclass(cls, BlockTier) else cls
 
 
 def lasting_tiers(settings: Settings) -> list[str]:

@@ -4,9 +4,9 @@ import difflib
 from collections.abc import Iterable
 
 
-def nearest(name: str, candidates: Iterable[str]) -> str | None:
-    """The candidate that *name* may have been meant to be."""
-    return next(iter(difflib.get_close_matches(name, sorted(set(candidates)), n=1)), None)
+def nearest(name: str, candidates: Iterable[str], alike: float = 0.6) -> str | None:
+    """The candidate that *name* may have been meant to be: at least so much *alike*, of 1."""
+    return next(iter(difflib.get_close_matches(name, sorted(set(candidates)), n=1, cutoff=alike)), None)
 
 
 def did_you_mean(name: str, candidates: Iterable[str]) -> str:

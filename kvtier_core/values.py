@@ -93,8 +93,7 @@ class OffloadPolicy(enum.Enum):
 class TierInfo:
     """Facts of a tier type that are known without opening it.
 
-    ``bounded_by`` says who keeps the tier inside its capacity: the core (which evicts by policy through ``delete``) or
-    the tier itself (which reports what it dropped through its context). ``default_capacity`` is the bound in bytes
+    ``default_capacity`` is the bound in bytes
     while the ``capacity`` setting is unset; ``None`` means no bound. ``load_batch`` times 4 MiB is the most that one
     call of ``load_many`` moves; less while that would leave a thread idle. ``store_batch`` is the same for
     ``store_many``: a quarter of it in any case, and more up to half of what there is to store. All threads together
@@ -104,7 +103,18 @@ class TierInfo:
     medium: str
     shared: bool = False
     persistent: bool = False
-    bounded_by: Literal["core", "tier"] = "core"
+    bounded_by: Literal["core", "tier", "storage"] = "core"
+    """What keeps the tier inside its capacity.
+
+    The core evicts by policy through ``delete``; it can't evict from a tier on the hook specs. A tier that bounds
+    itself reports what it dropped through its context. A storage has a limit of its own that kvtier does not set, such
+    as a server's memory: a ``capacity`` or ``policy`` in the settings is refused then.
+    """
+    ttl_by: Literal["core", "tier"] = "core"
+    """What ends blocks that are older than the ``ttl`` setting: the core does for the tiers that it bounds.
+
+    A ``ttl`` for a tier that bounds itself is refused, unless the tier says that it keeps to it.
+    """
     default_capacity: int | None = None
     store_batch: int = 1
     load_batch: int = 1

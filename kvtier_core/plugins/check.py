@@ -8,7 +8,7 @@ generator function returns at once without having done anything, which the core 
 
 import inspect
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Any
 
 from kvtier_core.blocktier import (
@@ -49,6 +49,8 @@ _NOT_PLAIN = {
     "a generator function": inspect.isgeneratorfunction,
 }
 _STARS = {inspect.Parameter.VAR_POSITIONAL: "*", inspect.Parameter.VAR_KEYWORD: "**"}
+_NEARLY = 0.8
+"""How alike two names are, of 1, before one counts as the other misspelt."""
 _SETTING_NAME = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)*")
 
 
@@ -116,14 +118,34 @@ def _info_problems(cls: type) -> Iterator[str]:
         return
     if not info.medium:
         yield "info.medium is empty: say where the blocks are, such as 'disk'"
-    if info.bounded_by not in ("core", "tier"):
-        yield f"info.bounded_by must be 'core' or 'tier', not {info.bounded_by!r}"
+    yield from _enforcement_problems(info, is_blocking=issubclass(cls, BlockTier))
     if info.reports_contents and issubclass(cls, BlockTier) and not hasattr(cls, "follow"):
         yield "info.reports_contents, but nothing reports: write follow, or leave it out"
 
 
+def _enforcement_problems(info: TierInfo, *, is_blocking: bool) -> Iterator[str]:
+    if info.bounded_by not in ("core", "tier", "storage"):
+        yield f"info.bounded_by must be 'core', 'tier' or 'storage', not {info.bounded_by!r}"
+    elif info.bounded_by == "core" and not is_blocking:
+        yield (
+            "info.bounded_by is 'core', but the core can't evict from a tier on the hook specs: set it to 'tier' if "
+            "the tier keeps to its capacity, or to 'storage' if its storage has a limit of its own"
+        )
+    if info.ttl_by not in ("core", "tier"):
+        yield f"info.ttl_by must be 'core' or 'tier', not {info.ttl_by!r}"
+    elif info.ttl_by == "tier" and info.bounded_by == "core":
+        yield "info.ttl_by is 'tier', but the core ends the blocks of a tier that it bounds: leave it out"
+    if info.bounded_by == "storage" and info.default_capacity is not None:
+        yield "info.default_capacity is set, but the storage's own limit bounds this tier: leave it out"
+
+
 def _block_tier_problems(cls: type[BlockTier]) -> Iterator[str]:
-    own = [name for name in vars(cls) if callable(getattr(cls, name)) and not hasattr(BlockTier, name)]
+    own = [name for name in dir(cls) if callable(getattr(cls, name, None)) and not hasattr(BlockTier, name)]
+    yield from _misspelt(own, _OPTIONAL_METHODS)
+    if not _are_exceptions(cls.transient):
+        yield (
+            f"transient must be a tuple of exception classes, such as (redis.ConnectionError,), not {cls.transient!r}"
+        )
     for name in _REQUIRED_METHODS:
         spec = getattr(BlockTier, name)
         if name in cls.__abstractmethods__:
@@ -143,6 +165,23 @@ def _block_tier_problems(cls: type[BlockTier]) -> Iterator[str]:
     needs_scan = isinstance(info, TierInfo) and info.persistent and info.bounded_by == "core"
     if needs_scan and not hasattr(cls, "scan"):
         yield "scan: missing; a persistent tier bounded by the core must enumerate its blocks; expected scan(self)"
+
+
+def _are_exceptions(found: object) -> bool:
+    if not isinstance(found, tuple):
+        return False
+    return all(isinstance(item, type) and issubclass(item, Exception) for item in found)
+
+
+def _misspelt(own: Iterable[str], known: Collection[str]) -> Iterator[str]:
+    """Public methods that are nearly an optional one: nobody would call them, and the ability would be missing."""
+    for name in own:
+        near = nearest(name, known, _NEARLY) if not name.startswith("_") and name not in known else None
+        if near is not None:
+            yield (
+                f"{name}: the interface has no such method; did you mean {near!r}? Begin the name with an underscore "
+                "if it is a method of your own"
+            )
 
 
 def _mark(cls: type, name: str) -> dict[str, Any] | None:
@@ -173,6 +212,8 @@ def _hook_problems(cls: type) -> Iterator[str]:
 
 
 def _unmarked_problems(cls: type, name: str) -> Iterator[str]:
+    if callable(getattr(cls, name, None)):
+        yield from _misspelt([name], _HOOKS)
     for base in cls.__mro__[1:]:
         if name in vars(base) and _mark(base, name) is not None:
             yield f"{name} overrides a hook of {base.__qualname__} but lost its marker: decorate it with @hookimpl"

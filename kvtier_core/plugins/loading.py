@@ -10,6 +10,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from kvtier_core.blocktier import BlockTier
 from kvtier_core.errors import PluginError
 from kvtier_core.hookspecs import TIER_GROUP
 from kvtier_core.masking import mask_text
@@ -17,6 +18,7 @@ from kvtier_core.plugins.check import check_tier_class, expected_signature, meth
 from kvtier_core.plugins.discovery import POLICY_GROUP, Offer, find_offers, pick, usable_names
 from kvtier_core.policies import BUILT_IN, CheckedPolicy, EvictionPolicy, PolicyFactory
 from kvtier_core.suggest import did_you_mean
+from kvtier_core.tier_settings import TierSettings
 
 _ANY_MAJOR = TIER_GROUP.rpartition(".")[0] + "."
 _OUR_TIERS = {"memory": "kvtier-memory", "disk": "kvtier-disk", "fsspec": "kvtier-fsspec"}
@@ -55,6 +57,12 @@ def load_tier_type(name: str, blocked: Collection[str] = ()) -> TierType:
     cls = offer.load("tier type")
     check_tier_class(cls, f"tier type {name!r} of {offer.origin}")
     return TierType(name=name, cls=cls, distribution=offer.distribution, version=offer.version)
+
+
+def class_of_tier(tier_type: TierType, settings: TierSettings) -> type[Any]:
+    """The class that serves a tier configured like this: a type may choose among several by its settings."""
+    cls: type[Any] = tier_type.cls
+    return cls.for_settings(settings) if issubclass(cls, BlockTier) else cls
 
 
 def _unknown_tier(name: str, offers: Sequence[Offer], other_majors: Sequence[Offer]) -> str:

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from kvtier_core.errors import ConfigError, PluginError
-from kvtier_core.plugins import TierType, load_policy, load_tier_type
+from kvtier_core.plugins import TierType, class_of_tier, load_policy, load_tier_type
 from kvtier_core.plugins.discovery import normalized
 from kvtier_core.policies import PolicyFactory
 from kvtier_core.settings.fields import SettingPath, field_paths, find_secrets, values_in, wants_json
@@ -220,7 +220,8 @@ class _Loading:
     ) -> None:
         findings = list(pool_findings(pool)) if pool is not None else []
         for name, tier in tiers.items():
-            findings += tier_findings(name, tier, pool)
+            info = class_of_tier(self._types[name], tier).info
+            findings += tier_findings(name, tier, info, pool)
         if top is not None and len(tiers) == len(self._models) - len(self._unavailable):
             enabled = [name for name, tier in tiers.items() if tier.enabled]
             unordered = [name for name in enabled if self._layers.tier_names()[name] != "file"]

@@ -13,6 +13,7 @@ from kvtier_core.settings.layers import variable_for
 from kvtier_core.settings.model import PoolSettings
 from kvtier_core.suggest import did_you_mean
 from kvtier_core.tier_settings import TierLimits, TierSettings
+from kvtier_core.values import TierInfo
 
 Finding = tuple[tuple[str, ...], str]
 """The path of a value and what is wrong with it."""
@@ -28,14 +29,17 @@ def pool_findings(pool: PoolSettings) -> Iterator[Finding]:
         yield ("pool", "capacity"), f'{pool.capacity} bytes hold no block ({_SMALLEST_ROW}): try "1GiB"'
 
 
-def tier_findings(name: str, tier: TierSettings, pool: PoolSettings | None) -> Iterator[Finding]:
-    """Nonsense in ``[tiers.NAME]``, alone and together with the pool."""
+def tier_findings(
+    name: str, tier: TierSettings, info: TierInfo, pool: PoolSettings | None
+) -> Iterator[Finding]:
+    """Nonsense in ``[tiers.NAME]``, alone, for a type with this *info*, and together with the pool."""
     path = ("tiers", name)
     if tier.capacity is not None and tier.capacity < ROW_ALIGNMENT:
         message = f"{tier.capacity} bytes hold no block ({_SMALLEST_ROW}): raise it, or set enabled = false"
         yield (*path, "capacity"), message
     if tier.ttl is not None and not tier.ttl:
         yield (*path, "ttl"), "0 would serve nothing: leave it out for blocks that never expire"
+    yield from _unenforced_findings(path, tier, info)
     limits = tier.limits
     for field in TierLimits.model_fields:
         if field.endswith("_timeout") and not getattr(limits, field):
@@ -46,6 +50,19 @@ def tier_findings(name: str, tier: TierSettings, pool: PoolSettings | None) -> I
             "lower it"
         )
         yield (*path, "limits", "max_cascade"), message
+
+
+def _unenforced_findings(path: tuple[str, ...], tier: TierSettings, info: TierInfo) -> Iterator[Finding]:
+    """Settings that the core leaves to the tier, and the tier to nobody (C55)."""
+    if info.bounded_by == "storage":
+        for field in sorted(tier.model_fields_set & {"capacity", "policy"}):
+            message = "nobody would keep to it: the storage of this tier has a limit of its own; leave it out"
+            yield (*path, field), message
+    if tier.ttl and info.bounded_by != "core" and info.ttl_by == "core":
+        message = (
+            f"nobody would keep to it: a tier of type {tier.type!r} does not end older blocks; leave it out"
+        )
+        yield (*path, "ttl"), message
 
 
 def order_findings(

@@ -237,7 +237,7 @@ def test_c52_half_a_batch_interface_is_refused():
 def test_c55_a_blocking_tier_has_other_ways_to_say_what_it_holds():
     with pytest.raises(PluginError, match=r"info\.reports_contents, but nothing reports: write follow"):
         check_tier_class(_make(Block, info=TierInfo(medium="fake", reports_contents=True)))
-    check_tier_class(_make(Hooks, info=TierInfo(medium="fake", reports_contents=True)))
+    check_tier_class(_make(Hooks, info=TierInfo(medium="fake", bounded_by="tier", reports_contents=True)))
 
 
 def test_c52_a_persistent_tier_bounded_by_the_core_needs_scan():
@@ -264,11 +264,58 @@ def test_c52_a_persistent_tier_bounded_by_the_core_needs_scan():
         (None, "info must be a kvtier_core.tier.TierInfo"),
         ({"medium": "disk"}, "info must be a kvtier_core.tier.TierInfo"),
         (TierInfo(medium=""), "info.medium is empty"),
-        (TierInfo(medium="x", bounded_by=cast("Any", "nobody")), "info.bounded_by must be 'core' or 'tier'"),
+        (TierInfo(medium="x", bounded_by=cast("Any", "nobody")), "info.bounded_by must be 'core', 'tier' or"),
+        (
+            TierInfo(medium="x", ttl_by=cast("Any", "redis")),
+            "info.ttl_by must be 'core' or 'tier', not 'redis'",
+        ),
+        (TierInfo(medium="x", ttl_by="tier"), "the core ends the blocks of a tier that it bounds"),
+        (
+            TierInfo(medium="x", bounded_by="storage", default_capacity=1 << 30),
+            "info.default_capacity is set",
+        ),
     ],
 )
 def test_c51_a_wrong_info_is_refused(info, problem):
     assert problem in _refused(_make(Block, info=info))
+
+
+def test_i21_c55_the_core_bounds_no_tier_on_the_hook_specs():
+    message = _refused(_make(Hooks, info=TierInfo(medium="fake")))
+    assert "the core can't evict from a tier on the hook specs: set it to 'tier'" in message
+    check_tier_class(_make(Hooks, info=TierInfo(medium="fake", bounded_by="storage")))
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("scn", "scan"),
+        ("store_mny", "store_many"),
+        ("hold", "holds"),
+        ("touched", "touch"),
+        ("mark_as_used", "mark_used"),
+        ("removenamespace", "remove_namespace"),
+    ],
+)
+def test_i21_c51_a_misspelt_optional_method_is_refused_with_the_nearest(name, meant):
+    def method(self): ...
+
+    message = _refused(_make(_make(Block, **{name: method})))
+    assert f"{name}: the interface has no such method; did you mean {meant!r}?" in message
+    check_tier_class(_make(Block, **{f"_{name}": method}))
+
+
+def test_i21_c51_a_misspelt_hook_without_its_marker_is_refused_with_the_nearest():
+    def discrd(self, keys): ...
+
+    assert "discrd: the interface has no such method; did you mean 'discard'?" in _refused(
+        _make(Hooks, discrd=discrd)
+    )
+
+
+@pytest.mark.parametrize("transient", [OSError, ("OSError",), (OSError, 3), [OSError]])
+def test_i21_c52_what_is_no_tuple_of_exceptions_is_refused(transient):
+    assert "transient must be a tuple of exception classes" in _refused(_make(Block, transient=transient))
 
 
 def test_c51_a_constructor_that_takes_other_arguments_is_refused():

@@ -7,6 +7,7 @@ import pytest
 
 from kvtier.shown import show_settings
 from kvtier_core import ConfigError, PluginError, load_settings
+from tests.plugins.distributions import TIER_SOURCE
 
 pytestmark = pytest.mark.usefixtures("_fake_tier")
 
@@ -379,6 +380,44 @@ def test_c53_a_file_that_is_not_toml_is_named_with_the_line(config, tmp_path):
 )
 def test_c54_nonsense_is_refused_with_what_to_change(config, text, problem):
     assert re.search(problem, _refused(file=config(text)))
+
+
+@pytest.mark.parametrize(
+    ("info", "setting", "problem"),
+    [
+        (
+            'bounded_by="tier"',
+            'ttl = "1h"',
+            "tiers.cold.ttl .*a tier of type 'own' does not end older blocks",
+        ),
+        ('bounded_by="storage"', 'ttl = "1h"', "tiers.cold.ttl .*nobody would keep to it"),
+        (
+            'bounded_by="storage"',
+            'capacity = "1GiB"',
+            "tiers.cold.capacity .*a limit of its own; leave it out",
+        ),
+        ('bounded_by="storage"', 'policy = "lru"', "tiers.cold.policy .*nobody would keep to it"),
+    ],
+)
+def test_i21_c55_a_setting_that_nobody_enforces_is_refused(install_tier, config, info, setting, problem):
+    install_tier("own", source=TIER_SOURCE.replace("default_capacity=8 << 20", info))
+    text = f'[tiers.cold]\ntype = "own"\nroot = "/cold"\n{setting}\n'
+    assert re.search(problem, _refused(file=config(text)))
+    _load(file=config(text.replace(setting, "")))
+
+
+@pytest.mark.parametrize(
+    ("info", "setting"),
+    [
+        ('bounded_by="tier", ttl_by="tier"', 'ttl = "1h"'),
+        ('bounded_by="storage", ttl_by="tier"', 'ttl = "1h"'),
+        ('bounded_by="tier"', 'capacity = "1GiB"\npolicy = "lru"'),
+        ('bounded_by="core"', 'capacity = "1GiB"\npolicy = "lru"\nttl = "1h"'),
+    ],
+)
+def test_i21_c55_a_setting_that_somebody_enforces_is_taken(install_tier, config, info, setting):
+    install_tier("own", source=TIER_SOURCE.replace("default_capacity=8 << 20", info))
+    _load(file=config(f'[tiers.cold]\ntype = "own"\nroot = "/cold"\n{setting}\n'))
 
 
 # ------------------------------------------------------------------------------------------------------------- showing

@@ -9,7 +9,7 @@ from kvtier_core.manager.blocking.calls import Fault
 from kvtier_core.manager.blocking.work import Kind, Unit, retry_at
 from kvtier_core.values import TierInfo
 from kvtier_testing.rows import similar_keys
-from tests.tiers.scripted import BatchTier, Script, drive, fail, row
+from tests.tiers.scripted import BatchTier, Script, ScriptedTier, drive, fail, row
 
 A, B, C, *_ = similar_keys(8)
 ASKED = TierInfo(medium="memory", persistent=True, bounded_by="tier")  # its lookups ask the tier
@@ -53,6 +53,23 @@ def test_c52_a_call_that_fails_for_a_moment_is_made_again(method, error, monkeyp
         assert script.count(method) == 4
         assert tier.load([A]).rows == {A: row(1)}
     assert not script.violations
+
+
+class ClientConnectionError(Exception):
+    """As some clients have: none of Python's."""
+
+
+@pytest.mark.parametrize("method", ["store", "load", "contains"])
+def test_i21_c52_a_types_own_transient_exceptions_are_retried(method, monkeypatch):
+    make_retries(monkeypatch, 0.001)
+    monkeypatch.setattr(ScriptedTier, "transient", (ClientConnectionError,))
+    script = Script()
+    with drive(script, info=ASKED) as tier:
+        tier.store({A: row(1)})
+        script.before = Flaky(method, 1, lambda: ClientConnectionError("reset by peer"))
+        assert tier.store({B: row(2)}).error is None
+        assert tier.lookup([A, B]) == [True, True]
+        assert tier.load([A]).rows == {A: row(1)}
 
 
 def test_c52_the_last_failure_counts_and_the_block_is_served_no_more(monkeypatch):

@@ -21,7 +21,7 @@ _T = TypeVar("_T")
 
 
 _TRANSIENT = (ConnectionError, TimeoutError)
-"""What a tier raises when the same call may well succeed in a moment."""
+"""What any tier raises when the same call may well succeed in a moment; a type may name more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +58,7 @@ class TierCalls:
         self._tier = tier
         self._batch = tier if isinstance(tier, SupportsBatch) else None
         self._asked = tier if isinstance(tier, SupportsHolds) else None
+        self._transient: tuple[type[Exception], ...] = (*_TRANSIENT, *tier.transient)
 
     @property
     def asks(self) -> bool:
@@ -125,7 +126,7 @@ class TierCalls:
     def _raised(self, method: str, error: BaseException) -> Fault:
         self._guard.debug(method, error)
         fault = self._fault(method, describe(error))
-        return replace(fault, is_transient=isinstance(error, _TRANSIENT))
+        return replace(fault, is_transient=isinstance(error, self._transient))
 
     def _fault(self, method: str, what: str) -> Fault:
         return Fault(f"tier {self._guard.identity.name!r}: {method}: {what}")

@@ -58,6 +58,7 @@ class DiskTier(BlockTier):
         medium="disk",
         persistent=True,
         bounded_by="tier",
+        ttl_by="tier",
         default_capacity=DEFAULT_CAPACITY,
         store_batch=16,
         load_batch=4,

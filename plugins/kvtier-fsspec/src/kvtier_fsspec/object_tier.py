@@ -38,6 +38,7 @@ class ObjectTier(BlockTier):
         shared=True,
         persistent=True,
         bounded_by="tier",
+        ttl_by="tier",
         default_capacity=64 << 30,
         store_batch=2,
         load_batch=2,

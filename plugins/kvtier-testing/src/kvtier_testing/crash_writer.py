@@ -6,8 +6,7 @@
 import json
 import sys
 
-from kvtier_core.plugins import load_tier_type
-from kvtier_core.runtime import class_of_tier
+from kvtier_core.plugins import class_of_tier, load_tier_type
 from kvtier_testing.crash_processes import write
 from kvtier_testing.subjects import Subject
 

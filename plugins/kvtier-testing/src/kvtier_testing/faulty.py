@@ -26,7 +26,7 @@ class FaultyTier:
     """
 
     Settings = TierSettings
-    info = TierInfo(medium="memory")
+    info = TierInfo(medium="memory", bounded_by="storage")
 
     def __init__(self, settings: TierSettings, context: TierContext) -> None:
         self.settings = settings

@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from kvtier_core.errors import ConfigError
-from kvtier_core.plugins import load_tier_type
-from kvtier_core.runtime import class_of_tier
+from kvtier_core.plugins import class_of_tier, load_tier_type
 from kvtier_core.tier_settings import TierSettings
 from kvtier_testing.driving import TierDriver
 from kvtier_testing.rows import RowMaker

@@ -22,9 +22,10 @@ from kvtier_core.manager import TierManager
 from kvtier_core.manager.guard import log_traceback, text_of
 from kvtier_core.masking import mask_text
 from kvtier_core.namespace import GroupSpec, Namespace
+from kvtier_core.plugins import class_of_tier
 from kvtier_core.policies import LRU
 from kvtier_core.proof import PROOF_BYTES, ROW_ALIGNMENT
-from kvtier_core.runtime import class_of_tier, plan_tier
+from kvtier_core.runtime import plan_tier
 from kvtier_core.settings import Settings
 from kvtier_core.transfer.pool import Pool, PoolGeometry
 from kvtier_core.values import Lookup, MissReason, RequestInfo, TierContext
