@@ -93,11 +93,10 @@ class OffloadPolicy(enum.Enum):
 class TierInfo:
     """Facts of a tier type that are known without opening it.
 
-    ``default_capacity`` is the bound in bytes
-    while the ``capacity`` setting is unset; ``None`` means no bound. ``load_batch`` times 4 MiB is the most that one
-    call of ``load_many`` moves; less while that would leave a thread idle. ``store_batch`` is the same for
-    ``store_many``: a quarter of it in any case, and more up to half of what there is to store. All threads together
-    store at most a quarter of the tier at once, and one call at most 1,024 blocks.
+    ``default_capacity`` is the bound in bytes while the ``capacity`` setting is unset; ``None`` means no bound.
+    ``load_batch`` times 4 MiB is the most that one call of ``load_many`` moves; less while that would leave a thread
+    idle. ``store_batch`` is the same for ``store_many``: a quarter of it in any case, and more up to half of what there
+    is to store. All threads together store at most a quarter of the tier at once, and one call at most 1,024 blocks.
     """
 
     medium: str
