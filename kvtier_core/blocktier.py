@@ -114,7 +114,10 @@ class SupportsBatch(Protocol):
     def store_many(
         self, keys: Sequence[OffloadKey], blocks: Sequence[memoryview]
     ) -> Sequence[bool | Exception]:
-        """Store each; one True or exception a key, in order."""
+        """Store each; True, False (declined) or an exception a key, in order.
+
+        Decline what the storage has no room for: it is no fault, and the tier stays in the path.
+        """
         ...
 
     def load_many(

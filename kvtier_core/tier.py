@@ -17,7 +17,7 @@ from kvtier_core.masking import mask_text, secrets_in_options
 from kvtier_core.namespace import is_of_one_process
 from kvtier_core.policies import Entry, EvictionPolicy, make_policy
 from kvtier_core.proof import Sealer
-from kvtier_core.tier_settings import TierLimits, TierSettings
+from kvtier_core.tier_settings import Threads, TierLimits, TierSettings
 from kvtier_core.units import Duration, Size, format_size, parse_duration, parse_size
 from kvtier_core.values import (
     BlockInfo,
@@ -52,6 +52,7 @@ __all__ = [
     "SupportsRemoval",
     "SupportsScan",
     "SupportsTouch",
+    "Threads",
     "TierContext",
     "TierHookSpecs",
     "TierInfo",

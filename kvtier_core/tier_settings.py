@@ -1,7 +1,8 @@
 """The settings every tier has (``TierSettings`` v1). A tier's own settings class subclasses it.
 
-The fields here are the core's; a plugin that redefines one is refused. Every other core setting of a tier, now and
-later, lives in ``[tiers.NAME.limits]``, so that the core can grow without colliding with a plugin's names.
+The fields here are the core's. A plugin that redefines one is refused, but for another default of ``threads``. Every
+other core setting of a tier, now and later, lives in ``[tiers.NAME.limits]``, so that the core can grow without
+colliding with a plugin's names.
 """
 
 from collections.abc import Iterator
@@ -11,6 +12,9 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from kvtier_core.masking import mask_value
 from kvtier_core.units import Duration, Size
+
+Threads = Annotated[int, Field(ge=1, le=256)]
+"""The type of ``threads``. A tier type whose client wants another number gives it: ``threads: Threads = 1``."""
 
 
 class TierLimits(BaseModel):
@@ -53,7 +57,7 @@ class TierSettings(BaseModel):
     """Name of the eviction policy, which decides what leaves a full tier."""
     store_threshold: Annotated[int, Field(ge=1)] = 1
     """Requests that must offer a block before the tier is given it."""
-    threads: Annotated[int, Field(ge=1, le=256)] = 4
+    threads: Threads = 4
     """Threads that read and write the tier's storage."""
     limits: TierLimits = TierLimits()
     """How long the core waits for the tier, and how much of the pool it lends to it."""

@@ -1,9 +1,11 @@
 """Break-even (C35): a tier from which loading would take longer than computing the same tokens is passed over.
 
 The engine says what computing costs, and ``LoadTimes`` what loading costs. Without either nothing is passed over. A
-tier that is passed over still gets a load at intervals, or nobody would learn that it has become faster.
+tier that is passed over still gets a load at intervals, or nobody would learn that it has become faster. A load that
+was begun all the same is waited for no longer than computing takes.
 """
 
+import math
 from collections.abc import Sequence
 
 from kvtier_core.coordinator.endpoints import find_end
@@ -36,12 +38,17 @@ class BreakEven:
         load_s = tier.load_times.predict(blocks)
         if load_s is None:
             return False
-        without = find_end([g.costs_without(name) for g in groups], self._state.ledger.room)
-        assert self.recompute_s is not None
-        if load_s <= self.recompute_s * (end - without) * self._state.limits.break_even_margin:
+        if load_s <= self.patience_s(name, groups, end):
             tier.probe_at = None
             return False
         is_probe = tier.probe_at is not None and now >= tier.probe_at
         if is_probe or tier.probe_at is None:
             tier.probe_at = now + self._state.limits.break_even_probe_s
         return not is_probe
+
+    def patience_s(self, name: str, groups: Sequence[GroupLookup], end: int) -> float:
+        """After how many seconds a load of what *name* holds for *end* is a loss; never where the cost is unknown."""
+        if self.recompute_s is None:
+            return math.inf
+        without = find_end([g.costs_without(name) for g in groups], self._state.ledger.room)
+        return self.recompute_s * (end - without) * self._state.limits.break_even_margin

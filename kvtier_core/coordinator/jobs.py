@@ -44,6 +44,8 @@ class Job:
     """Of a lookup: behind the first key that the tier lacks no answer is needed."""
     rows: Sequence[int] = ()
     """The rows of its blocks, where they have been listed."""
+    begun: float = 0.0
+    """Of a tier's: when it was handed over."""
     stale: bool = False
     """A reset came after it: its result says nothing about the tier's present contents."""
 

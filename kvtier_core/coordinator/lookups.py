@@ -148,6 +148,8 @@ class Lookups:
             self._pass_over(request, groups, losses, now)
             end = self._find_end(groups)
         plan = self._choose(groups, end, promotions)
+        for name in set(plan.promote.values()):
+            request.be_patient(name, self.break_even.patience_s(name, groups, end))
         if not plan.retry:
             self._explain(request, groups, plan)
         self._commit(request, plan)

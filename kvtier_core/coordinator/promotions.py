@@ -30,7 +30,10 @@ class Promotions:
         for request, by_tier in planned.items():
             for name, blocks in by_tier.items():
                 keys = [block.key for block in blocks]
-                state.submit(JobKind.TIER_LOAD, request, state.tiers[name], keys, blocks, now)
+                tier = state.tiers[name]
+                # A hiccup is no loss: a load is waited for at least as long as a lookup.
+                patience_s = max(tier.limits.lookup_timeout, request.patience.pop(name))
+                state.submit(JobKind.TIER_LOAD, request, tier, keys, blocks, now, patience_s=patience_s)
                 request.promoting += 1
         state.departure -= 1
         state.changes += 1
@@ -51,9 +54,11 @@ class Promotions:
             if other is not request and other.pending is not None and departure in other.pending.events
         ]
         for name, blocks in planned.items():
+            patience_s = request.patience.pop(name)
             for block in blocks:
                 heir = self._heir(block, name, request, waiting)
                 if heir is not None:
+                    heir.be_patient(name, patience_s)
                     state.plan_promotion(heir, block)
                 else:
                     self._release(name, 1)

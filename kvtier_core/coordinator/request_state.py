@@ -46,6 +46,8 @@ class RequestState:
     """Keys whose use by this request has been counted."""
     promoting: int = 0
     """Tier loads under way for this request."""
+    patience: dict[str, float] = field(default_factory=dict)
+    """By tier: how many seconds its blocks that are planned for this request are worth waiting for (C35)."""
     wait_until: float | None = None
     """When lookups stop waiting for tiers to say what they hold; set while one is waiting."""
     is_nowhere: bool = False
@@ -79,6 +81,10 @@ class RequestState:
     def waits_for(self, event: int) -> bool:
         """Whether its last answer waits for this job, or departure."""
         return self.pending is not None and event in self.pending.events
+
+    def be_patient(self, tier: str, seconds: float) -> None:
+        """More blocks are planned from *tier*, which are worth waiting for so long."""
+        self.patience[tier] = max(seconds, self.patience.get(tier, 0.0))
 
     def deepen(self, count: int) -> range:
         """The depths of the next *count* blocks that it offers, in prompt order: no two of them are equal."""

@@ -1,5 +1,6 @@
 """The state that the coordinator's parts share. Pure data: nothing here decides. Used by one thread."""
 
+import math
 from collections.abc import Iterable, Sequence
 
 from kvtier_core.coordinator.actions import Action, SubmitJob, TellRequestFinished
@@ -96,7 +97,7 @@ class State:
                 block.writer = job.id
         return job
 
-    def submit(
+    def submit(  # noqa: PLR0913 - the last three by name
         self,
         kind: JobKind,
         request: RequestState,
@@ -107,10 +108,16 @@ class State:
         *,
         is_prefix: bool = False,
         rows: Sequence[int] = (),
+        patience_s: float = math.inf,
     ) -> Job:
-        """Start a job of *tier*, and hand it over. *rows* are those of *blocks*, where they have been listed."""
+        """Start a job of *tier*, and hand it over. *rows* are those of *blocks*, where they have been listed.
+
+        It has as long as its kind may take, and no longer than *patience_s*.
+        """
         service = tier.service(kind)
-        job = self.start_job(kind, request, keys, blocks, now + service.timeout_s, tier.name)
+        deadline = now + min(service.timeout_s, patience_s)
+        job = self.start_job(kind, request, keys, blocks, deadline, tier.name)
+        job.begun = now
         job.is_prefix = is_prefix
         job.rows = rows
         service.breaker.submitted()

@@ -11,6 +11,9 @@ import re
 from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Any
 
+from pydantic import TypeAdapter, ValidationError
+from pydantic.fields import FieldInfo
+
 from kvtier_core.blocktier import (
     BlockTier,
     SupportsBatch,
@@ -25,7 +28,7 @@ from kvtier_core.blocktier import (
 from kvtier_core.errors import PluginError
 from kvtier_core.hookspecs import PROJECT, REQUIRED_HOOKS, TIER_GROUP, TierHookSpecs
 from kvtier_core.suggest import did_you_mean, nearest
-from kvtier_core.tier_settings import TierSettings
+from kvtier_core.tier_settings import Threads, TierSettings
 from kvtier_core.values import TierInfo
 
 _HOOKS = {name: spec for name, spec in vars(TierHookSpecs).items() if hasattr(spec, f"{PROJECT}_spec")}
@@ -98,9 +101,7 @@ def _settings_problems(cls: type) -> Iterator[str]:
     if not isinstance(settings, type) or not issubclass(settings, TierSettings):
         yield "Settings must be a subclass of kvtier_core.tier.TierSettings"
         return
-    for base in settings.__mro__[: settings.__mro__.index(TierSettings)]:
-        for name in sorted(set(inspect.get_annotations(base)) & set(TierSettings.model_fields)):
-            yield f"Settings redefines {name!r}, a setting of the core: remove or rename it"
+    yield from _redefinitions(settings)
     for key in ("extra", "frozen"):
         if settings.model_config.get(key) != TierSettings.model_config.get(key):
             yield f"Settings.model_config changes {key!r}: leave it as TierSettings has it"
@@ -109,6 +110,24 @@ def _settings_problems(cls: type) -> Iterator[str]:
             yield f"Settings.{name}: a setting's name is lower case with single underscores"
         if field.alias is not None or field.validation_alias is not None:
             yield f"Settings.{name} has an alias: settings are called by their field's name"
+
+
+def _redefinitions(settings: type[TierSettings]) -> Iterator[str]:
+    for base in settings.__mro__[: settings.__mro__.index(TierSettings)]:
+        for name in sorted(set(inspect.get_annotations(base)) & set(TierSettings.model_fields)):
+            if name != "threads":
+                yield f"Settings redefines {name!r}, a setting of the core: remove or rename it"
+            elif not _has_other_default(settings.model_fields[name], TierSettings.model_fields[name]):
+                yield "Settings redefines 'threads': only its default may be another, as in threads: Threads = 1"
+
+
+def _has_other_default(field: FieldInfo, core: FieldInfo) -> bool:
+    """Whether *field* is the core's but for its default, and that is one which the core allows."""
+    is_same = (field.annotation, field.metadata) == (core.annotation, core.metadata)
+    try:
+        return is_same and bool(TypeAdapter(Threads).validate_python(field.default))
+    except ValidationError:
+        return False
 
 
 def _info_problems(cls: type) -> Iterator[str]:

@@ -578,9 +578,16 @@ MUTANTS: Sequence[Mutant] = (
     _m(
         "break-even is decided the wrong way round",
         "coordinator.break_even:BreakEven._is_loss",
-        "load_s <= self.recompute_s * (end - without) * self._state.limits.break_even_margin",
-        "load_s > self.recompute_s * (end - without) * self._state.limits.break_even_margin",
+        "load_s <= self.patience_s(name, groups, end)",
+        "load_s > self.patience_s(name, groups, end)",
         test_break_even.test_c35_a_run_that_takes_longer_than_computing_it_is_passed_over_before_a_row_is_taken,
+    ),
+    _m(
+        "a load that hangs is waited for longer than computing takes",
+        "coordinator.promotions:Promotions.submit_planned",
+        "request.patience.pop(name)",
+        "request.patience.pop(name) + 1e9",
+        test_break_even.test_c35_what_the_pool_has_already_is_not_waited_for,
     ),
     _m(
         "a tier that is passed over is never probed",

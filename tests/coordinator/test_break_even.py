@@ -225,3 +225,43 @@ def test_c60_c35_blocks_passed_over_count_once_per_request_and_key():
         ask(world, "r", "abcd")
     assert world.coordinator.counters.tiers["a"].passed_over == 4
     assert world.coordinator.counters.misses[MissReason.BREAK_EVEN] == 1
+
+
+@pytest.mark.parametrize(
+    ("seconds_a_token", "waited"),
+    [(None, 30.0), (0.5, 8.0), (0.01, 2.0), (100.0, 30.0)],
+    ids=["cost unknown", "as computing", "no less than a lookup", "no more than load_timeout"],
+)
+def test_c35_a_load_that_hangs_is_waited_for_as_long_as_computing_would_take(seconds_a_token, waited):
+    world = world_behind("abcd")
+    world.coordinator.set_recompute_cost(seconds_a_token)
+    world.reset(tiers=False)
+    assert ask(world, "r", "abcd") == ([PENDING] * 4, None)  # 16 tokens
+    world.end_step()
+    world.advance(waited - 0.1)
+    assert ask(world, "r", "abcd") == ([PENDING] * 4, None)
+    world.advance(0.1)
+    assert ask(world, "r", "abcd") == ([MISS], MissReason.TIER_SLOW)
+    assert world.coordinator.counters.tiers["a"].timeouts == 1
+
+
+def test_c35_what_the_pool_has_already_is_not_waited_for():
+    world = world_behind("abcd")
+    world.coordinator.set_recompute_cost(1.0)
+    world.reset(tiers=False)
+    world.put("w", make_keys("abc"), cascade=False)
+    ask(world, "r", "abcd")
+    world.end_step()
+    assert world.coordinator.next_deadline() == world.now + 4.0, "four tokens are to be had from the tier"
+
+
+def test_c35_a_load_that_is_taken_over_is_waited_for_as_long_as_before():
+    world = world_behind("abcd")
+    world.coordinator.set_recompute_cost(0.5)
+    world.reset(tiers=False)
+    world.new_request("heir")
+    ask(world, "r", "abcd")
+    ask(world, "heir", "abcd")
+    world.finish("r")
+    world.end_step()
+    assert world.coordinator.next_deadline() == world.now + 8.0

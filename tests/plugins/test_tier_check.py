@@ -3,12 +3,12 @@ from typing import Any, cast
 
 import pluggy
 import pytest
-from pydantic import ConfigDict, Field
+from pydantic import ConfigDict, Field, ValidationError
 
 from kvtier_core import PluginError, check_tier_class
 from kvtier_core.engine import Namespace
 from kvtier_core.hookspecs import PROJECT, REQUIRED_HOOKS
-from kvtier_core.tier import BlockTier, TierHookSpecs, TierInfo, TierSettings, hookimpl
+from kvtier_core.tier import BlockTier, Threads, TierHookSpecs, TierInfo, TierSettings, hookimpl
 
 
 class Block(BlockTier):
@@ -328,6 +328,14 @@ class Redefining(TierSettings):
     capacity: int = 5
 
 
+class OfMany(TierSettings):
+    threads: int = 1000
+
+
+class OfNone(TierSettings):
+    threads: Threads = 0
+
+
 class Lax(TierSettings):
     model_config = ConfigDict(extra="ignore")
 
@@ -348,6 +356,8 @@ class Doubled(TierSettings):
     ("settings", "problem"),
     [
         (Redefining, "Settings redefines 'capacity'"),
+        (OfMany, "Settings redefines 'threads': only its default may be another, as in threads: Threads = 1"),
+        (OfNone, "Settings redefines 'threads': only its default may be another, as in threads: Threads = 1"),
         (Lax, "model_config changes 'extra'"),
         (Aliased, "Settings.root has an alias"),
         (Shouting, "Settings.ROOT: a setting's name is lower case"),
@@ -358,6 +368,18 @@ class Doubled(TierSettings):
 )
 def test_c53_wrong_settings_are_refused(settings, problem):
     assert problem in _refused(_make(Block, Settings=settings))
+
+
+class OfOne(TierSettings):
+    threads: Threads = 1
+
+
+def test_c55_a_type_gives_another_default_for_threads():
+    check_tier_class(_make(Block, Settings=OfOne))
+    assert OfOne(type="one").threads == 1
+    assert OfOne(type="one", threads=7).threads == 7
+    with pytest.raises(ValidationError, match="less than or equal to 256"):
+        OfOne(type="one", threads=257)
 
 
 def test_c51_all_problems_are_told_at_once():

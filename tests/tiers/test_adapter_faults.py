@@ -235,7 +235,8 @@ def test_c52_batches_have_an_outcome_a_key():
     with drive(script, BatchTier) as tier:
         script.before = only("store_many", A, lambda: [True, OSError("disk"), False])
         result = tier.store(rows(A, B, C))
-        assert result.failed == (B, C)
+        assert result.failed == (B,)
+        assert result.missing == (C,)  # declined
         assert tier.lookup([A, B, C]) == [True, False, False]
         script.before = lambda method, keys: None
         tier.store(rows(B, C))

@@ -1,7 +1,8 @@
 """The one place where a blocking tier's methods are called, and where whatever they do wrong is caught (C30).
 
-Every call ends as one outcome a key: ``True`` (stored, filled, there), ``False`` (absent), ``HELD`` (there already, it
-was not stored) or a ``Fault``. An answer is read inside the guard, because it may be computed, and fail, only then.
+Every call ends as one outcome a key: ``True`` (stored, filled, there), ``False`` (absent, or not stored for lack of
+room), ``HELD`` (there already, it was not stored) or a ``Fault``. An answer is read inside the guard, because it may be
+computed, and fail, only then.
 """
 
 import enum
@@ -81,7 +82,7 @@ class TierCalls:
         return self._ask_many("holds", len(keys), lambda: asked.holds(keys))
 
     def store(self, keys: Sequence[OffloadKey], views: Sequence[memoryview]) -> list[CallOutcome]:
-        """Store blocks, in one call if the tier takes batches; an outcome is ``True`` or a fault."""
+        """Store blocks, in one call if the tier takes batches. ``False`` stands for a block that it declined."""
         batch = self._batch
         if batch is not None:
             outcomes = self._ask_many("store_many", len(keys), lambda: batch.store_many(keys, views))
@@ -90,8 +91,7 @@ class TierCalls:
                 self.command("store", partial(self._tier.store, key, view)) or True
                 for key, view in zip(keys, views, strict=True)
             ]
-        refused = self._fault("store_many", "returned False for a block it was to store")
-        return self._release("store", views, [refused if done is False else done for done in outcomes])
+        return self._release("store", views, outcomes)
 
     def load(self, keys: Sequence[OffloadKey], views: Sequence[memoryview]) -> list[CallOutcome]:
         """Fill rows, in one call if the tier takes batches."""
