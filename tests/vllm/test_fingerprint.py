@@ -30,8 +30,15 @@ class CacheConfig:
 
 
 @dataclass
+class PassConfig:
+    fuse_attn_quant: bool = False
+    fuse_allreduce_rms: bool = False
+
+
+@dataclass
 class VllmConfig:
     cache_config: CacheConfig = field(default_factory=CacheConfig)
+    pass_config: PassConfig = field(default_factory=PassConfig)
     mode: Mode = Mode.FAST
     sizes: dict[str, Any] = field(default_factory=dict)
     names: set[str] = field(default_factory=set)
@@ -47,6 +54,7 @@ def digest(environment=None, **options):
     [
         {"cache_config": CacheConfig(kv_cache_dtype_skip_layers=["0"])},
         {"cache_config": CacheConfig(cache_dtype="fp8")},
+        {"pass_config": PassConfig(fuse_attn_quant=True)},
         {"mode": Mode.SLOW},
         {"sizes": {"a": {"b": [1]}}},
         {"names": {"a"}},
@@ -62,6 +70,7 @@ def test_c02_a_setting_counts_unless_it_is_known_to_be_harmless(change):
     "change",
     [
         {"cache_config": CacheConfig(num_gpu_blocks=40)},
+        {"pass_config": PassConfig(fuse_allreduce_rms=True)},
         {"instance_id": "another"},
         {
             "environment": {
@@ -73,7 +82,7 @@ def test_c02_a_setting_counts_unless_it_is_known_to_be_harmless(change):
     ],
     ids=repr,
 )
-def test_c02_room_names_and_ports_do_not_count(change):
+def test_c02_room_names_ports_and_how_workers_add_up_do_not_count(change):
     assert digest(**change) == digest()
 
 
@@ -111,6 +120,7 @@ SAME: dict[str, dict[str, Any]] = {
     "batches": {"max_num_seqs": 3, "max_num_batched_tokens": 1024},
     "name": {"served_model_name": "other"},
     "seen": {"disable_log_stats": True},
+    "workers": {"tensor_parallel_size": 2},
     "proposals from the text": {
         "speculative_config": {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 4}
     },

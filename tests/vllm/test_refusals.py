@@ -55,7 +55,10 @@ def test_a_plain_engine_is_served():
             "'layers.1' keeps MambaSpec, and vLLM's prefix caching is off",
         ),
         ({"groups": (replace(GROUP, window=64),), "blocks_per_chunk": 2}, "sliding windows"),
-        ({"canonical_layout": True}, "canonical_layout"),
+        (
+            {"groups": (replace(GROUP, uncertain="layers.1"),), "canonical_layout": True},
+            "canonical_layout with its layer 'layers.1'",
+        ),
         (
             {"strange_speculation": "method = 'custom_class'"},
             "speculative_config has method = 'custom_class'",
@@ -93,7 +96,9 @@ def test_v11_rows_that_vllm_lays_out_wrong_are_refused_to_the_bridge_alone():
 
 def test_every_reason_is_told_at_once():
     with pytest.raises(UnsupportedModelError) as raised:
-        check_engine(replace(PLAIN, workers=replace(ONE, hosts=2), canonical_layout=True))
+        check_engine(
+            replace(PLAIN, workers=replace(ONE, hosts=2), groups=(replace(GROUP, uncertain="layers.1"),))
+        )
     assert "2 hosts" in str(raised.value)
     assert "canonical_layout" in str(raised.value)
 
@@ -190,8 +195,10 @@ CASES = {
         {"groups": [["window", BLOCK]], "connector": {"blocks_per_chunk": 2}},
         SPEC,
     ),
-    "vLLM's canonical layout": Case(
-        "canonical_layout is set", {"connector": {"canonical_layout": True}}, SPEC
+    "layers that vLLM's canonical layout leaves uncertain": Case(
+        "canonical_layout with its layer 'layer.0'",
+        {"groups": [["state", BLOCK]], "connector": {"canonical_layout": True}},
+        SPEC,
     ),
     "speculative decoding that is not lossless, or by code that kvtier does not know": Case(
         "speculative_config has rejection_sample_method = 'synthetic'",

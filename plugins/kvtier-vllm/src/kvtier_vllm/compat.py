@@ -106,7 +106,13 @@ _NAMES = {
     f"{_BASE}:OffloadingEvent": "keys, medium, removed, locality, ownership, removal_expected",
     f"{_BASE}:CanonicalKVCaches": "tensors, group_data_refs",
     f"{_BASE}:CanonicalKVCacheTensor": "tensor, page_size_bytes",
-    f"{_BASE}:CanonicalKVCacheRef": "tensor_idx, page_size_bytes",
+    f"{_BASE}:CanonicalKVCacheRef": "tensor_idx, page_size_bytes, mapping",
+    f"{_BASE}:CanonicalPageMapping": (
+        "canonical_page_size_bytes, runs, num_writers, writer_index, parallelism_agnostic"
+    ),
+    f"{_BASE}:CopyRun": (
+        "local_offset, canonical_offset, fragment_size, num_fragments, local_stride, canonical_stride"
+    ),
     "vllm.v1.kv_cache_interface:MambaSpec": "",
     "vllm.v1.metrics.cache_hit_source:CacheHitSource": "DISK, HOST, EXTERNAL_UNSPECIFIED",
     f"{_TIERING}:SecondaryTierManager": "block_size_bytes",
@@ -128,8 +134,8 @@ _NAMES = {
     ),
     "vllm.config:CacheConfig": "cache_dtype, enable_prefix_caching, prefix_caching_hash_algo",
     "vllm.config:ParallelConfig": (
-        "world_size, nnodes_within_dp, tensor_parallel_size, pipeline_parallel_size, prefill_context_parallel_size, "
-        "decode_context_parallel_size"
+        "rank, world_size, nnodes_within_dp, tensor_parallel_size, pipeline_parallel_size, "
+        "prefill_context_parallel_size, decode_context_parallel_size"
     ),
     "vllm.config:SpeculativeConfig": "method, draft_model_config, draft_load_config, rejection_sample_method",
     "vllm.distributed.parallel_state:GroupCoordinator": "is_first_rank, world_size, cpu_group",

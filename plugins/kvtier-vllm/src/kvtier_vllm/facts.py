@@ -40,7 +40,8 @@ class GroupFacts:
     """One KV group: its layers, the kinds of their KV in vLLM's words, and the bytes of each worker's device block.
 
     The *copies* workers that are neighbours hold the same bytes. ``window`` is the number of tokens that its layers
-    look back, ``None`` where one of them sees everything.
+    look back, ``None`` where one of them sees everything. ``uncertain`` is the layer whose bytes may depend on the
+    tensor-parallel size, in an engine that is to store none such.
     """
 
     group_id: int
@@ -50,6 +51,7 @@ class GroupFacts:
     parts: tuple[int, ...]
     copies: int = 1
     window: int | None = None
+    uncertain: str | None = None
 
     @property
     def block_bytes(self) -> int:
@@ -133,6 +135,7 @@ def join(each: Sequence[EngineFacts]) -> EngineFacts:
                 parts=tuple(chain.from_iterable(worker.groups[index].parts for worker in each)),
                 copies=max(stage.groups[index].copies for stage in stages),
                 window=_widest([stage.groups[index] for stage in stages]),
+                uncertain=next(filter(None, (worker.groups[index].uncertain for worker in each)), None),
             )
             for index, group in enumerate(first.groups)
         ),
@@ -154,8 +157,9 @@ def _widest(groups: Sequence[GroupFacts]) -> int | None:
 
 
 def make_namespace(facts: EngineFacts) -> Namespace:
-    """The namespace of this engine's bytes (C02); rows hold the parts of all workers, one after another."""
-    sizes = {"tensor": facts.workers.tensor}
+    """The namespace of this engine's bytes (C02). In the canonical layout it does not depend on tensor parallelism."""
+    sizes = {} if facts.canonical_layout else {"tensor": facts.workers.tensor}
+    order = ["canonical"] if facts.canonical_layout else _parts(facts)
     sizes |= {name: size for name, size in asdict(facts.workers).items() if name in _SIZES and size > 1}
     weights = [name for name in (facts.weights_digest, facts.identity) if name is not None]
     is_known = weights and facts.config_digest is not None
@@ -167,7 +171,7 @@ def make_namespace(facts: EngineFacts) -> Namespace:
         tokens_per_block=_tokens_per_hash(facts),
         block_size_factor=facts.blocks_per_chunk,
         groups=_group_specs(facts),
-        layout=" ".join([facts.layout, *facts.backends, *_parts(facts)]),
+        layout=" ".join([facts.layout, *facts.backends, *order]),
         parallel=tuple(sizes.items()),
         hash_algorithm=f"vllm-{facts.hash_algorithm}-{facts.hash_seed_digest or 'random'}",
     )

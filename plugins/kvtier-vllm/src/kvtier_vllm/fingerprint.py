@@ -115,6 +115,9 @@ _LEFT_OUT: Mapping[str, frozenset[str]] = {
             "numa_bind_nodes",
             "numa_bind_cpus",
             "assigned_physical_gpu_ids",
+            # said in the namespace by themselves, where bytes depend on them
+            "tensor_parallel_size",
+            "world_size",
             # how processes are started and how long they may take
             "distributed_executor_backend",
             "max_parallel_loading_workers",
@@ -132,6 +135,8 @@ _LEFT_OUT: Mapping[str, frozenset[str]] = {
             "target_model_config",
             "target_parallel_config",
             "draft_parallel_config",
+            # said in the namespace by the bytes of a block
+            "draft_tensor_parallel_size",
             # how much it proposes, and what becomes of that
             "num_speculative_tokens",
             "num_speculative_tokens_per_batch_size",
@@ -148,6 +153,12 @@ _LEFT_OUT: Mapping[str, frozenset[str]] = {
             "safetensors_prefetch_num_threads",
             "safetensors_prefetch_block_size",
             "use_tqdm_on_load",
+        }
+    ),
+    "PassConfig": frozenset(
+        {
+            # by which kernel workers add up what each computed: vLLM sets it by their number
+            "fuse_allreduce_rms",
         }
     ),
     "CompilationConfig": frozenset(

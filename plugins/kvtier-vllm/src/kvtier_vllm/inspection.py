@@ -20,6 +20,7 @@ from vllm.v1.kv_offload.base import CanonicalKVCaches
 from vllm.v1.kv_offload.config import OffloadingConfig, OffloadingGroupConfig
 
 from kvtier_core import UnsupportedModelError
+from kvtier_vllm.canonical import fill_a_slot, find_fragments, find_uncertain
 from kvtier_vllm.facts import EngineFacts, GroupFacts, Workers, join
 from kvtier_vllm.fingerprint import config_digest
 from kvtier_vllm.origin import (
@@ -46,7 +47,10 @@ def read_facts(config: OffloadingConfig, kv_caches: CanonicalKVCaches) -> Engine
         found = read_own_facts(config, kv_caches)
     except UnsupportedModelError as error:  # the others would wait for ever
         found = error
-    return join(_tell_each_other(found, UnsupportedModelError))
+    facts = join(_tell_each_other(found, UnsupportedModelError))
+    if facts.canonical_layout:
+        _check_slots(facts, kv_caches)
+    return facts
 
 
 def read_own_facts(config: OffloadingConfig, kv_caches: CanonicalKVCaches) -> EngineFacts:
@@ -63,7 +67,8 @@ def read_own_facts(config: OffloadingConfig, kv_caches: CanonicalKVCaches) -> En
         config_digest=read_config_digest(vllm_config),
         kv_dtype=config.model.dtype,
         groups=tuple(
-            _group(vllm_config, group, kv_caches, index) for index, group in enumerate(config.groups)
+            _group(vllm_config, group, kv_caches, index, is_canonical=config.canonical_layout)
+            for index, group in enumerate(config.groups)
         ),
         blocks_per_chunk=config.cache.blocks_per_chunk,
         layout=_layout(config),
@@ -114,6 +119,20 @@ def _gather(group: GroupCoordinator, item: Any) -> list[Any]:
     return items
 
 
+def _check_slots(facts: EngineFacts, kv_caches: CanonicalKVCaches) -> None:
+    """Raise ``UnsupportedModelError``, in all workers, where their bytes do not fill the slots of a group."""
+    certain = [index for index, group in enumerate(facts.groups) if group.uncertain is None]
+    refs = kv_caches.group_data_refs
+    own = [[(each.place, each.size) for each in find_fragments(refs[index])] for index in certain]
+    for index, *each in zip(certain, *_tell_each_other(own, UnsupportedModelError), strict=True):
+        group = facts.groups[index]
+        if not fill_a_slot(each, group.copies, group.block_bytes):
+            raise UnsupportedModelError(
+                f"kvtier can't serve model {facts.model!r} with canonical_layout: what the workers keep of the layers "
+                f"from {group.layers[0]!r} on does not fill a block; leave canonical_layout out"
+            )
+
+
 def _models(vllm_config: VllmConfig) -> list[tuple[Any, Any]]:
     """Each model that has KV in the engine's blocks, and how it is loaded: the target, then the drafter."""
     speculative, load = vllm_config.speculative_config, vllm_config.load_config
@@ -161,21 +180,29 @@ def _layers(vllm_config: VllmConfig, names: Sequence[str]) -> list[Any]:
 
 
 def _group(
-    vllm_config: VllmConfig, group: OffloadingGroupConfig, kv_caches: CanonicalKVCaches, index: int
+    vllm_config: VllmConfig,
+    group: OffloadingGroupConfig,
+    kv_caches: CanonicalKVCaches,
+    index: int,
+    *,
+    is_canonical: bool = False,
 ) -> GroupFacts:
     specs = [layer.get_kv_cache_spec(vllm_config) for layer in _layers(vllm_config, group.layer_names)]
     parallel = vllm_config.parallel_config
+    refs = kv_caches.group_data_refs[index]
     # Each worker of a stage keeps the whole latent, unless its tokens are spread over them.
     is_alike = bool(specs) and all(type(spec) is MLAAttentionSpec for spec in specs)
     has_all_tokens = parallel.decode_context_parallel_size == 1
+    copies = parallel.tensor_parallel_size if is_alike and has_all_tokens else 1
     return GroupFacts(
         group_id=group.group_id,
         layers=group.layer_names,
         kinds=tuple(type(spec).__name__ for spec in specs),
         tokens_per_block=group.tokens_per_block,
-        parts=(sum(ref.page_size_bytes for ref in kv_caches.group_data_refs[index]),),
-        copies=parallel.tensor_parallel_size if is_alike and has_all_tokens else 1,
+        parts=(sum(ref.page_size_bytes for ref in refs),),
+        copies=copies,
         window=_window(vllm_config, specs),
+        uncertain=find_uncertain(refs, group.layer_names, copies, parallel.rank) if is_canonical else None,
     )
 
 

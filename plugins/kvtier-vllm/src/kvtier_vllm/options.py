@@ -32,6 +32,7 @@ VLLMS = {
     "block_size": "the same in tokens",
     "offload_prompt_only": "whether generated tokens are left out (vLLM's default: true)",
     "self_describing_kv_events": "whether KV events carry tokens",
+    "canonical_layout": "whether blocks serve engines of any tensor-parallel size (vLLM's default: false)",
 }
 """Options that vLLM's connector reads itself."""
 

@@ -1,25 +1,29 @@
 """One worker's part of the rows: which groups it has, where its bytes are, and which rows it writes.
 
 A pipeline's stage may have no layer of a group. What several workers hold alike is in a row once: each stores its share
-of the rows, and loads from all of them. Decides nothing about blocks.
+of the rows, and loads from all of them. In the canonical layout the workers share a row's slots. Decides nothing about
+blocks.
 """
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-import torch
 from vllm.v1.kv_offload.base import CanonicalKVCaches
 
 from kvtier_core.transfer import Direction, GroupTransfer, KVGroup, KVLayout
+from kvtier_vllm.canonical import find_fragments
 from kvtier_vllm.facts import GroupFacts
 
 
 class Part:
     """That of the worker *rank* in an engine with these groups."""
 
-    def __init__(self, groups: Sequence[GroupFacts], blocks_per_chunk: int, rank: int) -> None:
+    def __init__(
+        self, groups: Sequence[GroupFacts], blocks_per_chunk: int, rank: int, *, is_canonical: bool = False
+    ) -> None:
         self.blocks_per_chunk = blocks_per_chunk
         self.rank = rank
+        self._is_canonical = is_canonical
         self._groups = {index: group for index, group in enumerate(groups) if group.parts[rank]}
         """By their number in vLLM's transfers; in the layout they follow one another."""
 
@@ -27,13 +31,29 @@ class Part:
         """The layout of vLLM's tensors: of each layer the bytes that are its page's, without padding."""
         factor = self.blocks_per_chunk
         layout = KVLayout(
-            *(KVGroup(_pages(kv_caches, index)) for index in self._groups),
+            *(self._make_group(kv_caches, index) for index in self._groups),
             block_size_factor=factor,
-            row_offsets=[factor * group.offset(self.rank) for group in self._groups.values()],
+            row_offsets=[
+                0 if self._is_canonical else factor * group.offset(self.rank)
+                for group in self._groups.values()
+            ],
         )
-        told = tuple(factor * group.parts[self.rank] for group in self._groups.values())
-        assert layout.payload_bytes == told, "this worker's part is not what it told the others"
+        told = [group.parts[self.rank] for group in self._groups.values()]
+        assert [group.block_bytes for group in layout.groups] == told, (
+            "this worker's part is not what it told the others"
+        )
         return layout
+
+    def _make_group(self, kv_caches: CanonicalKVCaches, index: int) -> KVGroup:
+        refs, tensors = kv_caches.group_data_refs[index], kv_caches.tensors
+        if not self._is_canonical:
+            return KVGroup([tensors[ref.tensor_idx].tensor[:, : ref.page_size_bytes] for ref in refs])
+        fragments = list(find_fragments(refs))
+        return KVGroup(
+            [tensors[each.tensor].tensor[:, each.begin : each.begin + each.size] for each in fragments],
+            page_offsets=[each.place for each in fragments],
+            slot_bytes=self._groups[index].block_bytes,
+        )
 
     def choose(self, direction: Direction, transfers: Iterable[GroupTransfer]) -> list[GroupTransfer]:
         """What of a transfer this worker has to copy, with the groups' numbers in its layout."""
@@ -57,8 +77,3 @@ class Part:
             rows=[row for row in rows if row % copies == turn],
             first_slot=transfer.first_slot if has_first else 0,
         )
-
-
-def _pages(kv_caches: CanonicalKVCaches, index: int) -> list[torch.Tensor]:
-    refs = kv_caches.group_data_refs[index]
-    return [kv_caches.tensors[ref.tensor_idx].tensor[:, : ref.page_size_bytes] for ref in refs]

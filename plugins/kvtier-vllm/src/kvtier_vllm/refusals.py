@@ -70,8 +70,12 @@ def _joined_windows(facts: EngineFacts) -> Iterator[str]:
 
 
 def _canonical(facts: EngineFacts) -> Iterator[str]:
-    if facts.canonical_layout:
-        yield "canonical_layout is set: kvtier stores the workers' pages as they are"
+    for group in facts.groups:
+        if group.uncertain is not None:
+            yield (
+                f"canonical_layout with its layer {group.uncertain!r}: vLLM is not certain that its bytes are "
+                "the same under every tensor-parallel size; leave canonical_layout out"
+            )
 
 
 def _speculation(facts: EngineFacts) -> Iterator[str]:
@@ -117,7 +121,7 @@ KV: Mapping[str, Callable[[EngineFacts], Iterator[str]]] = {
     "layers that keep neither full, sliding-window or latent attention nor a state": _kinds,
     "latent attention and states without vLLM's prefix caching": _without_prefix_caching,
     "sliding windows in blocks joined into larger ones": _joined_windows,
-    "vLLM's canonical layout": _canonical,
+    "layers that vLLM's canonical layout leaves uncertain": _canonical,
     "speculative decoding that is not lossless, or by code that kvtier does not know": _speculation,
 }
 LASTING: Mapping[str, Callable[[EngineFacts, str], Iterator[str]]] = {

@@ -88,7 +88,7 @@ class KvtierSpec(OffloadingSpec):
                 huge_pages=settings.pool.huge_pages,
             )
             on_failure.callback(pool.close)
-            part = Part(facts.groups, facts.blocks_per_chunk, rank)
+            part = Part(facts.groups, facts.blocks_per_chunk, rank, is_canonical=facts.canonical_layout)
             layout = part.make_layout(kv_caches)
             if settings.pool.prefault:
                 pool.prefault(cpus_near(layout.device))
