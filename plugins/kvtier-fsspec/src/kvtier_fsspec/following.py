@@ -7,19 +7,20 @@ import threading
 import time
 from collections.abc import Sequence
 
-from kvtier_core.tier import OffloadKey, TierContext
+from kvtier_core.tier import TierContext
 from kvtier_fsspec.bucket import Bucket
+from kvtier_fsspec.compression import can_unpack
 from kvtier_fsspec.layout import LONGEST_SCAN_S
-from kvtier_fsspec.packs import Pack, PackName, PackTable, first_name_of, keys_in
+from kvtier_fsspec.packs import NOTHING, PACKS, Index, Pack, PackName, PackTable, first_name_of
 
-PACKS = "packs"
+LIST_ALL_S = 60.0
+"""Between two listings of all packs, at least."""
+LISTED_A_SECOND = 100
+"""Packs, in the middle: a bucket of 150,000 is listed whole every 25 minutes, which is a request in 10 s."""
+LATE_S = 15.0
+"""A pack that appears this much later than its name says, or its writer's clock, is found when all are listed."""
 _FEW = 900
 """Packs that one request lists with room for new ones: then every look lists all."""
-_LIST_ALL_S = 60.0
-_LISTED_A_SECOND = 100
-"""Packs, in the middle: a bucket of 150,000 is listed whole every 25 minutes, which is a request in 10 s."""
-_LATE_S = 15.0
-"""A pack that appears this much later than its name says, or its writer's clock, is found when all are listed."""
 _AT_ONCE = 256
 """Indexes read before the clock is looked at."""
 
@@ -36,6 +37,8 @@ class Follower:
         self._list_all_at = 0.0  # on the monotonic clock
         self._listed_at = 0.0  # seconds since the epoch
         self._told = ""
+        self._unpacks = can_unpack()
+        self._has_told_packed = False
         self._unread: set[str] = set()
         """Packs that are entered without their keys, because those could not be read yet: they take room."""
 
@@ -48,7 +51,7 @@ class Follower:
         with self._lock:
             count = len(self._table)
         lists_all = at_all or begun >= self._list_all_at or count < _FEW
-        after = "" if lists_all else first_name_of(int((self._listed_at - _LATE_S) * 1000))
+        after = "" if lists_all else first_name_of(int((self._listed_at - LATE_S) * 1000))
         folder = f"{self._context.namespace}/{PACKS}"
         listed = {found.path.rpartition("/")[2]: found.size for found in self._bucket.below(folder, after)}
         with self._lock:
@@ -62,7 +65,7 @@ class Follower:
         is_complete = self._learn(names, begun + LONGEST_SCAN_S)
         self._listed_at = began
         if lists_all:
-            self._list_all_at = begun + max(_LIST_ALL_S, count / _LISTED_A_SECOND) if is_complete else begun
+            self._list_all_at = begun + max(LIST_ALL_S, count / LISTED_A_SECOND) if is_complete else begun
 
     def doubt(self, pack: Pack) -> None:
         """A pack could not be read: its blocks don't count until the next look has read its keys again."""
@@ -70,7 +73,7 @@ class Follower:
         with self._lock:
             if name in self._table:
                 self._table.drop([name])
-                self._table.add([Pack(pack.name, (), pack.known)])
+                self._table.add([Pack(pack.name, NOTHING, pack.known)])
                 self._unread.add(name)
 
     def _learn(self, found: Sequence[tuple[PackName, int]], give_up: float) -> bool:
@@ -87,7 +90,7 @@ class Follower:
                 return False
             names = whole[begin : begin + _AT_ONCE]
             indexes = self._bucket.read_ranges(
-                [(self._path(name), name.blocks * size, name.index_bytes) for name in names]
+                [(self._path(name), name.index_at(size), name.index_bytes) for name in names]
             )
             faults = [index for index in indexes if isinstance(index, Exception)]
             if faults:
@@ -110,7 +113,7 @@ class Follower:
         now = time.monotonic()
         found = list(zip(names, indexes, strict=True))
         packs = [
-            Pack(name, self._keys_of(name, index), now) for name, index in found if isinstance(index, bytes)
+            Pack(name, self._index_of(name, index), now) for name, index in found if isinstance(index, bytes)
         ]
         with self._lock:
             read = self._unread.intersection(pack.name.text for pack in packs)
@@ -123,20 +126,31 @@ class Follower:
         now = time.monotonic()
         with self._lock:
             new = [name for name in names if name.text not in self._table]
-            self._table.add(Pack(name, (), now) for name in new)
+            self._table.add(Pack(name, NOTHING, now) for name in new)
             self._unread.update(name.text for name in new)
 
-    def _keys_of(self, name: PackName, index: bytes) -> tuple[OffloadKey, ...]:
-        keys = keys_in(index)
-        if keys is not None and name.blocks in (0, len(keys)):
-            return keys
-        self._context.log.warning(
-            "tier %r (kvtier-fsspec): the object %s is damaged: its blocks are not served, and it is removed when its "
-            "room is needed",
-            self._context.name,
-            self._path(name),
-        )
-        return ()
+    def _index_of(self, name: PackName, text: bytes) -> Index:
+        """What is in a pack; nothing where that is damaged, or this engine can't unpack it."""
+        index = Index.read(text)
+        if index is None or not index.fits(name, self._context.row_bytes):
+            self._context.log.warning(
+                "tier %r (kvtier-fsspec): the object %s is damaged: its blocks are not served, and it is removed when "
+                "its room is needed",
+                self._context.name,
+                self._path(name),
+            )
+            return NOTHING
+        if index.sizes is not None and not self._unpacks:
+            if not self._has_told_packed:
+                self._has_told_packed = True
+                self._context.log.warning(
+                    "tier %r (kvtier-fsspec): other engines store compressed blocks in %s, which are not found here: "
+                    "pip install 'kvtier-fsspec[zstd]' and start again",
+                    self._context.name,
+                    self._context.namespace,
+                )
+            return NOTHING
+        return index
 
     def _path(self, name: PackName) -> str:
         return f"{self._context.namespace}/{PACKS}/{name.text}"

@@ -21,7 +21,8 @@ from kvtier_fsspec.bucket import Bucket
 from kvtier_fsspec.faults import StorageError
 from kvtier_fsspec.packs import PackTable
 
-_TERM_S = 30.0
+TERM_S = 30.0
+"""One engine keeps so long."""
 _TOGETHER_S = 600.0
 """An engine that has stored within this time counts as being there."""
 _FREE_SHARE = 32
@@ -110,7 +111,7 @@ class Keeper:
         self._bucket.remove([path for path, when in listed.items() if when < now - 2 * _REMEMBERED_S])
 
     def _is_keeper(self, now: float) -> bool:
-        term = int(now // _TERM_S)
+        term = int(now // TERM_S)
         if term == self._term:
             return self._keeps
         self._term, self._keeps = term, False

@@ -15,18 +15,23 @@ import secrets
 import threading
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 
+from kvtier_core import TierOpenError
 from kvtier_core.tier import BlockTier, OffloadKey, TierContext, TierInfo
 from kvtier_fsspec.bucket import Bucket
+from kvtier_fsspec.compression import Zstd, can_unpack
 from kvtier_fsspec.faults import StorageError, open_error
-from kvtier_fsspec.following import PACKS, Follower
+from kvtier_fsspec.following import Follower
 from kvtier_fsspec.keeper import Keeper
-from kvtier_fsspec.packs import Pack, PackName, PackTable, Read, Scatter, index_of, most_blocks
+from kvtier_fsspec.packs import PACKS, Index, Pack, PackName, PackTable, Read, most_blocks
 from kvtier_fsspec.room import Room, Turn
+from kvtier_fsspec.scatter import Scatter
 from kvtier_fsspec.settings import FsspecSettings
 from kvtier_fsspec.tenancy import Tenancy
 
-_UPKEEP_S = 60.0
+UPKEEP_S = 60.0
+"""Between two signs of an engine that it uses the namespace."""
 
 
 class ObjectTier(BlockTier):
@@ -63,6 +68,8 @@ class ObjectTier(BlockTier):
         self._tenancy = Tenancy(self._bucket, context, self._bucket.shown_url)
         self._writer = secrets.token_hex(4)
         self._keeper = Keeper(self._bucket, self._table, self._lock, context, self._writer)
+        self._zstd = Zstd()
+        self._packs_blocks = settings.compression == "zstd"
         self._has_just_looked = False
         self._upkeep_at = 0.0  # on the monotonic clock
 
@@ -72,16 +79,22 @@ class ObjectTier(BlockTier):
         """Show that blocks can be written and read, and learn what is there. Raises ``TierOpenError``.
 
         Where nothing may be written, but this namespace is there to be read, the tier ``stores_nothing``.
-        Cost: three requests, and one for each pack.
+        Cost: three requests, and one for each pack; the time of two, one after the other, where packs are few.
         """
+        if self._packs_blocks and not can_unpack():
+            raise TierOpenError(
+                f'tier {self.context.name!r} (kvtier-fsspec): compression = "zstd" needs a package that is not '
+                "installed: pip install 'kvtier-fsspec[zstd]', or leave compression out"
+            )
         try:
-            self.stores_nothing = not self._tenancy.begin()
-            self._look()
+            with ThreadPoolExecutor(1) as meanwhile:
+                looked = meanwhile.submit(self._look)
+                self.stores_nothing = not self._tenancy.begin()
+                looked.result()
             self._has_just_looked = True
         except StorageError as error:
-            raise open_error(
-                self.context.name, self._bucket.shown_url, error, self.settings.protocol
-            ) from None
+            user = f"tier {self.context.name!r}"
+            raise open_error(user, self._bucket.shown_url, error, self.settings.protocol) from None
         self._upkeep_at = 0.0
 
     def follow(self) -> None:
@@ -98,7 +111,7 @@ class ObjectTier(BlockTier):
         if self.stores_nothing:
             return
         if time.monotonic() >= self._upkeep_at:
-            self._upkeep_at = time.monotonic() + _UPKEEP_S
+            self._upkeep_at = time.monotonic() + UPKEEP_S
             self._tenancy.renew(needed)
             if not is_first:
                 self._keeper.share_uses()
@@ -110,10 +123,10 @@ class ObjectTier(BlockTier):
         self._bucket.close()
 
     def remove_namespace(self) -> None:
-        """Remove every object of the namespace. Raises ``OSError``."""
+        """Remove every object of the namespace and none of a tier whose URL lies in it. Raises ``OSError``."""
         self._tenancy.removed()
         folder = self.context.namespace
-        self._bucket.remove([found.path for found in self._bucket.below(folder)])
+        self._bucket.remove_rest(folder, [found.path for found in self._bucket.objects(folder)])
         with self._lock:
             self._table.drop(self._table.names)
 
@@ -150,12 +163,15 @@ class ObjectTier(BlockTier):
         return outcomes
 
     def _store(self, keys: Sequence[OffloadKey], blocks: Sequence[memoryview]) -> None:
-        index = index_of(keys)
-        needed = sum(map(len, blocks)) + len(index)
+        stored = [self._zstd.pack(block) for block in blocks] if self._packs_blocks else blocks
+        sizes = tuple(map(len, stored))
+        is_packed = min(sizes) < self.context.row_bytes
+        index = Index(tuple(keys), sizes if is_packed else None)
+        needed = sum(sizes) + len(index.text())
         self._wait_for_turn(needed)
         try:
             self._make_room(needed)
-            self._write(keys, len(blocks), [*blocks, index])
+            self._write(index, stored)
         finally:
             with self._lock:
                 self._room.stored(needed)
@@ -188,13 +204,14 @@ class ObjectTier(BlockTier):
                 self._room.looked(shown)
                 self._room_changed.notify_all()
 
-    def _write(self, keys: Sequence[OffloadKey], blocks: int, parts: Sequence[memoryview | bytes]) -> None:
+    def _write(self, index: Index, stored: Sequence[memoryview | bytes]) -> None:
+        text, packed = index.text(), None if index.sizes is None else sum(index.sizes)
         with self._lock:
             stamp = self._table.next_stamp(time.time())
-        name = PackName.of(stamp, self._writer, blocks, len(parts[-1]))
-        self._bucket.write(self._path(name.text), list(parts))
+        name = PackName.of(stamp, self._writer, len(stored), len(text), packed)
+        self._bucket.write(self._path(name.text), [*stored, text])
         with self._lock:
-            self._table.add([Pack(name, tuple(keys), time.monotonic())])
+            self._table.add([Pack(name, index, time.monotonic())])
         self._tell()
 
     def _make_room(self, needed: int) -> None:
@@ -236,10 +253,11 @@ class ObjectTier(BlockTier):
     def _read(self, read: Read, intos: Sequence[memoryview]) -> bool | Exception:
         size = self.context.row_bytes
         name = read.pack.name.text
-        scatter = Scatter(read, size, intos)
-        count = (read.end - read.first) * size
+        scatter = Scatter(read, size, intos, self._zstd.unpack)
+        begin = read.pack.end_of(read.first - 1, size)
+        count = read.pack.end_of(read.end - 1, size) - begin
         try:
-            came = self._bucket.read_range(self._path(name), read.first * size, count, scatter.take)
+            came = self._bucket.read_range(self._path(name), begin, count, scatter.take)
         except StorageError as error:
             self._follower.doubt(read.pack)
             self._tell()
@@ -256,7 +274,7 @@ class ObjectTier(BlockTier):
         with self._lock:
             there = [key for key, found in zip(keys, self._table.find(keys), strict=True) if found]
         if there:
-            self._write(there, 0, [index_of(there)])
+            self._write(Index(tuple(there)), ())
 
     def _remove(self, names: Sequence[str]) -> None:
         self._forget(names)

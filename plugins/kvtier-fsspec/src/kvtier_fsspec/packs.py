@@ -3,7 +3,10 @@
 A *pack* is one immutable object: blocks one after the other, and behind them the index, their keys in that order. Its
 name says when it was stored, by whom, and where the index begins, so a listing and one small read tell all of it::
 
-    <stamp, 12 hex>-<writer, 8 hex>-<blocks, hex>-<bytes of the index, hex>
+    <stamp, 12 hex>-<writer, 8 hex>-<blocks, hex>-<bytes of the index, hex>[-<bytes of the blocks, hex>]
+
+The last part is there where blocks are *packed* into fewer bytes; the index of such a pack says how many each takes. A
+block that takes a whole row is as it is.
 
 The stamp is milliseconds since the epoch, or one more than the newest stamp that its writer knows. A *note* is a pack
 without blocks: its keys are those that were removed. Of several packs that name a key the last one by name counts.
@@ -11,21 +14,28 @@ without blocks: its keys are those that were removed. Of several packs that name
 
 import re
 import zlib
+from array import array
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import accumulate
+from typing import NamedTuple
 
 from kvtier_core.tier import OffloadKey
 
+PACKS = "packs"
+"""The folder of a namespace that they are in."""
 PACK_BYTES = 8 << 20
 """Blocks in one pack, in bytes, or one block: more gains a client nothing, and a loss costs more."""
 _LEAST_PACKS = 8
 """That have room in a full namespace: what leaves for a store is never most of what is there."""
 
 _MAGIC = b"kvtier-1"
+_PACKED_MAGIC = b"kvtier-2"
 _LENGTH_BYTES = 2
+_SIZE_BYTES = 4
 _SUM_BYTES = 4
-_NAME = re.compile(r"([0-9a-f]{12})-([0-9a-f]{8})-([0-9a-f]{1,6})-([0-9a-f]{1,8})")
+_NAME = re.compile(r"([0-9a-f]{12})-([0-9a-f]{8})-([0-9a-f]{1,6})-([0-9a-f]{1,8})(?:-([0-9a-f]{1,10}))?")
 _GAP = 4
 """Blocks between two wanted ones that are read with them: a request costs more."""
 _MINUTE_S = 60.0
@@ -37,25 +47,53 @@ def most_blocks(block_bytes: int, capacity: int | None) -> int:
     return max(1, most // block_bytes)
 
 
-def index_of(keys: Sequence[OffloadKey]) -> bytes:
-    """The index of a pack."""
-    named = b"".join(len(key).to_bytes(_LENGTH_BYTES, "little") + key for key in keys)
-    body = _MAGIC + named
-    return body + zlib.crc32(body).to_bytes(_SUM_BYTES, "little")
+class Index(NamedTuple):
+    """What is in a pack, in order."""
+
+    keys: tuple[OffloadKey, ...]
+    sizes: tuple[int, ...] | None = None
+    """Bytes that each block takes; ``None`` where that is a row."""
+
+    def text(self) -> bytes:
+        """The index as it is written."""
+        named = [len(key).to_bytes(_LENGTH_BYTES, "little") + key for key in self.keys]
+        if self.sizes is not None:
+            sizes = [size.to_bytes(_SIZE_BYTES, "little") for size in self.sizes]
+            named = [size + name for size, name in zip(sizes, named, strict=True)]
+        body = (_MAGIC if self.sizes is None else _PACKED_MAGIC) + b"".join(named)
+        return body + zlib.crc32(body).to_bytes(_SUM_BYTES, "little")
+
+    @classmethod
+    def read(cls, text: bytes) -> "Index | None":
+        """The index that *text* is; ``None`` for anything else."""
+        body, crc = text[:-_SUM_BYTES], text[-_SUM_BYTES:]
+        is_packed = body.startswith(_PACKED_MAGIC)
+        if (
+            not (is_packed or body.startswith(_MAGIC))
+            or zlib.crc32(body).to_bytes(_SUM_BYTES, "little") != crc
+        ):
+            return None
+        keys: list[OffloadKey] = []
+        sizes: list[int] = []
+        at = len(_MAGIC)
+        while at < len(body):
+            if is_packed:
+                sizes.append(int.from_bytes(body[at : at + _SIZE_BYTES], "little"))
+                at += _SIZE_BYTES
+            begin = at + _LENGTH_BYTES
+            at = begin + int.from_bytes(body[at:begin], "little")
+            keys.append(OffloadKey(body[begin:at]))
+        return cls(tuple(keys), tuple(sizes) if is_packed else None)
+
+    def fits(self, name: "PackName", block_bytes: int) -> bool:
+        """Whether it is the index of a pack of that name."""
+        if self.sizes is None:
+            return name.packed_bytes is None and name.blocks in (0, len(self.keys))
+        is_whole = len(self.keys) == name.blocks and sum(self.sizes) == name.packed_bytes
+        return is_whole and all(0 < size <= block_bytes for size in self.sizes)
 
 
-def keys_in(index: bytes) -> tuple[OffloadKey, ...] | None:
-    """The keys that an index names; ``None`` for anything else."""
-    body = index[:-_SUM_BYTES]
-    if not body.startswith(_MAGIC) or zlib.crc32(body).to_bytes(_SUM_BYTES, "little") != index[-_SUM_BYTES:]:
-        return None
-    keys: list[OffloadKey] = []
-    at = len(_MAGIC)
-    while at < len(body):
-        begin = at + _LENGTH_BYTES
-        at = begin + int.from_bytes(body[at:begin], "little")
-        keys.append(OffloadKey(body[begin:at]))
-    return tuple(keys)
+NOTHING = Index(())
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,22 +107,41 @@ class PackName:
     """The engine that stored it."""
     blocks: int
     index_bytes: int
+    packed_bytes: int | None = None
+    """Of the blocks; ``None`` where each is a row."""
 
     @classmethod
-    def of(cls, stamp: int, writer: str, blocks: int, index_bytes: int) -> "PackName":
+    def of(
+        cls, stamp: int, writer: str, blocks: int, index_bytes: int, packed_bytes: int | None = None
+    ) -> "PackName":
         """The name of a new pack."""
         text = f"{first_name_of(stamp)}-{writer}-{blocks:x}-{index_bytes:x}"
-        return cls(text, stamp, writer, blocks, index_bytes)
+        if packed_bytes is not None:
+            text = f"{text}-{packed_bytes:x}"
+        return cls(text, stamp, writer, blocks, index_bytes, packed_bytes)
 
     @classmethod
     def read(cls, text: str) -> "PackName | None":
         """What *text* says, if it is a pack's name."""
         match = _NAME.fullmatch(text)
-        return match and cls(text, int(match[1], 16), match[2], int(match[3], 16), int(match[4], 16))
+        if match is None:
+            return None
+        packed = None if match[5] is None else int(match[5], 16)
+        return cls(text, int(match[1], 16), match[2], int(match[3], 16), int(match[4], 16), packed)
+
+    @classmethod
+    def at(cls, path: str) -> "PackName | None":
+        """What the name of the pack at *path* says, if one is there."""
+        folder, _, name = path.rpartition("/")
+        return cls.read(name) if folder.rpartition("/")[2] == PACKS else None
+
+    def index_at(self, block_bytes: int) -> int:
+        """Where the index begins, for blocks of so many bytes."""
+        return self.blocks * block_bytes if self.packed_bytes is None else self.packed_bytes
 
     def bytes(self, block_bytes: int) -> int:
         """The size of the object."""
-        return self.blocks * block_bytes + self.index_bytes
+        return self.index_at(block_bytes) + self.index_bytes
 
 
 def first_name_of(stamp: int) -> str:
@@ -95,18 +152,25 @@ def first_name_of(stamp: int) -> str:
 class Pack:
     """A pack that is in the bucket."""
 
-    __slots__ = ("keys", "known", "name", "used", "used_here")
+    __slots__ = ("_ends", "keys", "known", "name", "used", "used_here")
 
-    def __init__(self, name: PackName, keys: tuple[OffloadKey, ...], known: float) -> None:
+    def __init__(self, name: PackName, index: Index, known: float) -> None:
         self.name = name
-        self.keys = keys
+        self.keys = index.keys
         """In order; none where the index is damaged."""
+        self._ends = None if index.sizes is None else array("Q", accumulate(index.sizes))
         self.known = known
         """When it was entered, on the monotonic clock: a listing that began before may lack it."""
         self.used = name.stamp / 1000
         """When one of its blocks was used, as far as known, or it was stored, in seconds since the epoch."""
         self.used_here = 0.0
         """When this engine used one of its blocks."""
+
+    def end_of(self, number: int, block_bytes: int) -> int:
+        """Where that block ends, and the next one begins; of -1 where the first one begins."""
+        if self._ends is None or number < 0:
+            return (number + 1) * block_bytes
+        return self._ends[number]
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,28 +182,6 @@ class Read:
     end: int
     wanted: tuple[tuple[int, int], ...]
     """Number of the block in the pack, position among the keys asked for."""
-
-
-class Scatter:
-    """Puts the bytes of a read into the blocks that want them, as they come."""
-
-    def __init__(self, read: Read, block_bytes: int, intos: Sequence[memoryview]) -> None:
-        self._block_bytes = block_bytes
-        self._intos: list[list[memoryview]] = [[] for _ in range(read.first, read.end)]
-        for number, position in read.wanted:
-            self._intos[number - read.first].append(intos[position])
-        self._at = 0
-        """Bytes that have come."""
-
-    def take(self, part: memoryview) -> None:
-        """The next bytes; those behind the end of the read are passed over."""
-        while part and self._at < len(self._intos) * self._block_bytes:
-            number, begin = divmod(self._at, self._block_bytes)
-            some = part[: self._block_bytes - begin]
-            for into in self._intos[number]:
-                into[begin : begin + len(some)] = some
-            self._at += len(some)
-            part = part[len(some) :]
 
 
 class PackTable:

@@ -25,6 +25,8 @@ class FsspecSettings(TierSettings):
     """Options of the client behind the URL, such as `endpoint_url`; they are secret."""
     publish: Literal["auto", "put", "move"] = "auto"
     """How a block on a file system becomes visible: by one `"put"`, or by a put elsewhere and a `"move"`."""
+    compression: Literal["none", "zstd"] = "none"
+    """How blocks are written to a bucket: `"zstd"` takes fewer bytes and more CPU. Read are both in any case."""
     parallel_requests: Annotated[int, Field(ge=1, le=1024)] = 32
     """Small requests that may be under way at a time, beside those of `threads`."""
 
@@ -51,6 +53,15 @@ class FsspecSettings(TierSettings):
         if self.protocol in OBJECT_STORES and self.policy != "lru":
             raise ValueError(
                 f'policy = "{self.policy}": of a bucket whole objects leave, the longest unused first; leave policy out'
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _check_compression(self) -> Self:
+        if self.protocol not in OBJECT_STORES and self.compression != "none":
+            raise ValueError(
+                f'compression = "{self.compression}" is for buckets: on {self.protocol}:// the size tells whether a '
+                "block is whole; leave compression out"
             )
         return self
 
