@@ -50,9 +50,10 @@ def smollm2_blocks() -> Iterator[tuple[str, list[bytes]]]:
     # (layers, keys and values, heads, tokens, numbers of a head)
     kept = torch.stack([torch.stack((layer.keys[0], layer.values[0])) for layer in cache.layers])
     for name, dtype in (("bfloat16", torch.bfloat16), ("float16", torch.float16)):
-        parts = kept.to(dtype).transpose(2, 3).contiguous().split(BLOCK_TOKENS, dim=2)
-        whole = [part.contiguous().view(torch.uint8) for part in parts if part.shape[2] == BLOCK_TOKENS]
-        yield f"SmolLM2 {name}", [part.numpy().tobytes() for part in whole]
+        by_token = kept.to(dtype).transpose(2, 3)
+        begins = range(0, TOKENS - BLOCK_TOKENS + 1, BLOCK_TOKENS)
+        parts = [by_token[:, :, begin : begin + BLOCK_TOKENS].contiguous() for begin in begins]
+        yield f"SmolLM2 {name}", [part.view(torch.uint8).numpy().tobytes() for part in parts]
 
 
 def cpu_s(work: Callable[[], object]) -> float:

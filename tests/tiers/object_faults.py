@@ -11,6 +11,7 @@ from kvtier_core.errors import TierOpenError
 from kvtier_testing.checks import make_rows
 from kvtier_testing.tiers import assert_contents
 from tests.tiers.fault_proxy import (
+    Answer,
     Fault,
     Request,
     cut_body,
@@ -231,6 +232,20 @@ class ObjectFaults(ObjectFixtures):
             assert tier.lookup([A, B]) == [True, True]
         proxy.fault = None
         assert_contents(tier, rows)
+
+    def test_i18_a_client_that_panics_is_a_fault_like_others(self, tier_settings, maker, proxy):
+        tier = make_tier(tier_settings)
+        tier.store(A, memoryview(maker.make(A)))
+        nonsense = (
+            b"<DeleteResult><Error><Key>k</Key><Code>c</Code><Message>m</Message></Error></DeleteResult>"
+        )
+        proxy.fault = lambda request: (
+            (lambda *_: Answer(200, {}, nonsense)) if request.method == "POST" else None
+        )
+        with pytest.raises(OSError, match="PanicException"):
+            tier.remove_namespace()
+        proxy.fault = None
+        tier.remove_namespace()
 
     def test_k13_o2_a_forked_child_is_told_and_does_not_hang(self, tier_settings, maker):
         tier = make_tier(tier_settings)

@@ -56,9 +56,9 @@ class Witness:
         answer = self._client.list_objects_v2(Bucket=BUCKET, Prefix=prefix)
         return [item["Key"].removeprefix(prefix) for item in answer.get("Contents", ())]
 
-    def packs(self) -> list[str]:
+    def packs(self, namespace: str = NAMESPACE) -> list[str]:
         """Those with blocks in them."""
-        return [name for name in self.names() if PackName.read(name).blocks]
+        return [name for name in self.names(f"{namespace}/packs") if PackName.read(name).blocks]
 
     def blocks(self) -> list[int]:
         """One entry for each block that there is."""

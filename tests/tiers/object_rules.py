@@ -240,6 +240,27 @@ class ObjectTests(ObjectFixtures, TierTests):
         assert len(witness.names(f"{names[-1]}/packs")) == 5
         assert sum(len(witness.names(f"{name}/packs")) for name in names) <= 6
 
+    def test_i18_c34_of_a_namespace_that_nobody_uses_only_kvtiers_objects_leave(
+        self, tier_settings, maker, witness
+    ):
+        url = tier_settings["url"]
+        inner = {**tier_settings, "url": f"{url}/left"}  # a tier that was given the URL of a namespace
+        for settings, namespace in ((tier_settings, "left"), (inner, NAMESPACE)):
+            tier = make_tier(settings, namespace=namespace)
+            tier.store(A, memoryview(maker.make(A)))
+            tier.close()
+        witness.put("left/namespace.json", b'{"in_use_until": 0}')
+        witness.put("left/packs/README", b"somebody else's")
+        before = witness.names("left")
+        tier = make_tier(tier_settings, capacity=maker.row_bytes + 100)
+        tier.follow()
+        tier.store(B, memoryview(maker.make(B)))
+        tier._tenancy.renew(0)
+        gone = set(before) - set(witness.names("left"))
+        assert {name.partition("/")[0] for name in gone} == {"packs", "namespace.json"}
+        assert len(gone) == 2
+        tier.close()
+
     def test_remove_namespace_leaves_nothing_of_it_and_all_of_others(self, tier_settings, maker, witness):
         mine, theirs = make_tier(tier_settings), make_tier(tier_settings, namespace="theirs")
         for tier in (mine, theirs):

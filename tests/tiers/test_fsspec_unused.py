@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import time
 from pathlib import Path
 
 import fsspec
@@ -66,6 +67,24 @@ def test_b3_c34_of_an_emptied_namespace_nothing_stays_but_files_of_others(tmp_pa
         pass  # a start that finds their descriptions without blocks
     assert {path.name for path in tmp_path.iterdir()} == {names[1], engine.namespace}
     assert [path.name for path in (tmp_path / names[1]).rglob("*") if path.is_file()] == ["notes"]
+
+
+def test_i18_c34_an_emptied_namespace_is_described_until_the_last_temporary_file_is_old(tmp_path):
+    name = leave_unused(tmp_path, "one", age_s=1)
+    (folder,) = {path.parent for path in (tmp_path / name).glob("??/*.kv")}
+    for path in folder.glob("*.kv"):
+        path.unlink()
+    left = folder / f"abcd.kv.{'0' * 32}.tmp"
+    left.write_bytes(b"half a block")
+    (folder / "mine.tmp").write_text("somebody else's")
+    for age_s, there in ((10, {name}), (4000, set())):
+        os.utime(left, (time.time() - age_s,) * 2)
+        os.utime(folder / "mine.tmp", (1, 1))
+        with TierEngine(FsspecTier, url=f"file://{tmp_path}", capacity="4KiB") as engine:
+            pass
+        described = {path.parent.name for path in tmp_path.glob("*/namespace.json")}
+        assert described - {engine.namespace} == there
+    assert [path.name for path in (tmp_path / name).rglob("*") if path.is_file()] == ["mine.tmp"]
 
 
 def test_b3_c33_a_url_whose_namespaces_cannot_be_listed_serves_and_says_so_once(

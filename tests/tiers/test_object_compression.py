@@ -147,6 +147,7 @@ class TestPacked(ObjectFixtures, TierTests):
         assert len(content) == read.bytes(maker.row_bytes) < 0.8 * len(KEYS) * maker.row_bytes
         index = Index.read(content[read.packed_bytes :])
         assert index.keys == tuple(KEYS)
+        assert read is not None
         assert index.fits(read, maker.row_bytes)
 
 

@@ -32,6 +32,8 @@ _S3FS_NAMES = {
 }
 """The names that other Python clients use for S3, in ``storage_options`` and its ``client_kwargs``."""
 _ENDPOINT = re.compile(r"https?://[^\s/]+(/\S*)?")
+_DEPTH = 2
+"""Slashes in a path of ours: namespace, folder, name."""
 _CONNECT_S = 5.0
 _PART_BYTES = 256 << 10
 """Of an answer, copied at a time: they are still in the processor's cache, and few enough calls."""
@@ -152,8 +154,8 @@ class Bucket:
         return list(self.read_ranges([(path, 0, most) for path in paths]))
 
     def objects(self, namespace: str) -> Iterator[Found]:
-        """As ``Place.objects``."""
-        return self.below(namespace)
+        """As ``Place.objects``; not what lies deeper, which may be another tier's."""
+        return (found for found in self.below(namespace) if found.path.count("/") == _DEPTH)
 
     def remove(self, found: Sequence[str]) -> None:
         """As ``Place.remove``; 1,000 a request where the service can."""

@@ -17,7 +17,6 @@ from kvtier_core.tier import format_size
 from kvtier_fsspec import description
 from kvtier_fsspec.bucket import Bucket
 from kvtier_fsspec.faults import StorageError, open_error
-from kvtier_fsspec.following import PACKS
 from kvtier_fsspec.layout import BLOCK_NAME
 from kvtier_fsspec.packs import PackName
 from kvtier_fsspec.settings import OBJECT_STORES, FsspecSettings
@@ -51,13 +50,15 @@ def run(args: argparse.Namespace) -> int:
     settings = _settings(args.url, args.option)
     bucket = Bucket(settings)
     try:
-        namespaces = [_look(bucket, name) for name in sorted(bucket.namespaces())]
+        names = sorted(bucket.namespaces())
+        told = bucket.heads([_description_of(name) for name in names], description.LONGEST)
+        namespaces = [_look(bucket, name, content) for name, content in zip(names, told, strict=True)]
         if args.action == "status":
             _show(bucket, namespaces)
         else:
             _collect(bucket, namespaces)
     except StorageError as error:
-        raise open_error("object", bucket.shown_url, error, settings.protocol) from None
+        raise open_error("kvtier object", bucket.shown_url, error, settings.protocol) from None
     finally:
         bucket.close()
     return 0
@@ -77,6 +78,8 @@ class _Namespace:
     left: list[str] = field(default_factory=list)
     """Objects that no engine uses."""
     left_bytes: int = 0
+    strange: int = 0
+    """Objects that are not kvtier's. They stay."""
 
 
 def _settings(url: str, options: list[str]) -> FsspecSettings:
@@ -99,21 +102,33 @@ def _settings(url: str, options: list[str]) -> FsspecSettings:
     return settings
 
 
-def _look(bucket: Bucket, name: str) -> _Namespace:
-    (told,) = bucket.heads([f"{name}/{description.NAME}"], description.LONGEST)
+def _description_of(name: str) -> str:
+    return f"{name}/{description.NAME}"
+
+
+def _look(bucket: Bucket, name: str, told: object) -> _Namespace:
     is_ours = isinstance(told, bytes) and description.is_one(told)
     is_unused = is_ours and description.is_out_of_use(told)
-    found = _Namespace(name, "" if is_unused else "in use" if is_ours else "not kvtier's: it is left alone")
+    if isinstance(told, Exception):
+        kept_for = f"left alone, its {description.NAME} can't be read ({told})"
+    else:
+        kept_for = "" if is_unused else "in use" if is_ours else "not kvtier's: it is left alone"
+    found = _Namespace(name, kept_for)
     for one in bucket.objects(name) if is_ours else ():
-        pack = PackName.read(one.path.rpartition("/")[2]) if f"/{PACKS}/" in one.path else None
+        pack = PackName.at(one.path)
         if pack is not None:
             found.packs += 1
             found.blocks += pack.blocks
             found.bytes += one.size
             found.newest = max(found.newest, pack.stamp / 1000)
-        if is_unused or one.is_leftover or BLOCK_NAME.fullmatch(one.path):
+        is_old = one.is_leftover or BLOCK_NAME.fullmatch(one.path) is not None
+        if is_old or (is_unused and (pack or one.is_temporary)):
             found.left.append(one.path)
             found.left_bytes += one.size
+        elif pack is None and not one.is_temporary:
+            found.strange += 1
+    if is_unused:  # last, so that a gc that was interrupted finds the rest again
+        found.left.append(_description_of(name))
     return found
 
 
@@ -130,21 +145,30 @@ def _show(bucket: Bucket, namespaces: list[_Namespace]) -> None:
 
 def _facts(one: _Namespace) -> Iterator[str]:
     yield one.kept_for or "no engine uses it"
+    if one.strange:
+        yield f"{one.strange} objects that are not kvtier's and stay"
     if one.packs:
         yield f"{one.blocks} blocks in {one.packs} packs, {format_size(one.bytes)}"
-        yield f"the last one stored {(time.time() - one.newest) / _DAY_S:.1f} days ago"
+        yield f"the last one stored {max(0.0, time.time() - one.newest) / _DAY_S:.1f} days ago"
 
 
 def _collect(bucket: Bucket, namespaces: list[_Namespace]) -> None:
     for one in namespaces:
-        # The description last: a gc that is interrupted finds the rest again.
-        paths = sorted(one.left, key=lambda path: path.endswith(description.NAME))
-        for begin in range(0, len(paths), _AT_ONCE):
-            bucket.remove(paths[begin : begin + _AT_ONCE])
-        if paths:
-            _say(f"{one.name}: removed {len(paths)} objects ({format_size(one.left_bytes)})")
+        for begin in range(0, len(one.left), _AT_ONCE):
+            if not one.kept_for and _is_used_again(bucket, one.name):
+                _say(f"{one.name}: an engine uses it now, {len(one.left) - begin} objects stay")
+                break
+            bucket.remove(one.left[begin : begin + _AT_ONCE])
+        else:
+            if one.left:
+                _say(f"{one.name}: removed {len(one.left)} objects ({format_size(one.left_bytes)})")
     if not any(one.left for one in namespaces):
         _say(f"{bucket.shown_url}: nothing to remove")
+
+
+def _is_used_again(bucket: Bucket, name: str) -> bool:
+    (told,) = bucket.heads([_description_of(name)], description.LONGEST)
+    return not description.is_out_of_use(told)
 
 
 def _say(text: str) -> None:

@@ -12,7 +12,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, TypeVar, cast
+from typing import Any, TypeGuard, TypeVar, cast
 
 import fsspec
 from fsspec.dircache import DirCache
@@ -78,7 +78,9 @@ class Connection:
                     mine.made = time.monotonic()
                 client = mine.client
             return work(*client)
-        except Exception as error:  # noqa: BLE001 - clients raise whatever the libraries below them raise
+        except BaseException as error:  # clients raise whatever the libraries below them raise
+            if not _is_fault(error):
+                raise
             fault = self._fault(client, error)
         # Not chained: a traceback would show the original's message, secrets included.
         raise fault from None
@@ -93,8 +95,7 @@ class Connection:
         """As ``call``, for work of many parts: an exception in the place of an answer becomes a ``StorageError``."""
         return self.call(
             lambda *client: [
-                self._fault(client, outcome) if isinstance(outcome, Exception) else outcome
-                for outcome in work(*client)
+                self._fault(client, outcome) if _is_fault(outcome) else outcome for outcome in work(*client)
             ]
         )
 
@@ -105,7 +106,7 @@ class Connection:
     def _mine(self) -> _PerProcess:
         return self._by_pid.get(os.getpid()) or self._by_pid.setdefault(os.getpid(), _PerProcess())
 
-    def _fault(self, client: object, error: Exception) -> StorageError:
+    def _fault(self, client: object, error: BaseException) -> StorageError:
         """*error* without secrets. Whatever raised it is not used again, unless it is new."""
         mine = self._mine()
         with mine.lock:
@@ -113,6 +114,11 @@ class Connection:
             if mine.client == client and time.monotonic() - mine.made >= _FRESH_S:
                 mine.client = None
         return StorageError(self.masked(words(error)), kinds_of(error))
+
+
+def _is_fault(outcome: object) -> TypeGuard[BaseException]:
+    """Whether it is an exception; not one that ends the program. Rust's panics are no ``Exception``."""
+    return isinstance(outcome, Exception) or type(outcome).__name__ == "PanicException"
 
 
 def file_system(url: str, options: Mapping[str, Any]) -> tuple[Any, str]:

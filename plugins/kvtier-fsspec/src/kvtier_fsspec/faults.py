@@ -27,6 +27,7 @@ _PACKAGES = {
 _LOCAL = frozenset({"file", "local"})
 _DENIED = frozenset(
     {
+        "AccessDenied",
         "AuthenticationException",
         "ClientAuthenticationError",
         "ExpiredToken",
@@ -58,6 +59,8 @@ _ELSEWHERE = frozenset(
 )
 _NO_BUCKET = frozenset({"ContainerNotFound", "NoSuchBucket"})
 _NONSENSE = frozenset({"KeyError", "TypeError", "UnknownConfigurationKeyError", "ValueError"})
+_NAMELESS = frozenset({"InvalidPathError"})
+"""An object whose name begins with a slash: no listing gets past it."""
 _ADVICE = (
     (_NO_BUCKET, "create the bucket, or correct its name in url"),
     (_ELSEWHERE, "set region in storage_options to where the bucket is"),
@@ -69,11 +72,14 @@ _ADVICE = (
         _UNREACHABLE,
         "check that the server runs and that url and storage_options (endpoint_url, host, port) lead to it",
     ),
+    (_NAMELESS, "remove that object, or set url to a prefix that is kvtier's alone"),
     (_NONSENSE, "correct url or storage_options"),
 )
 _CHECK_ALL = "check url, storage_options and the server"
 
 _SAID = re.compile(r"<Code>([^<]*)</Code>\s*<Message>([^<]*)</Message>")
+_SAID_OF_ONE = re.compile(r"\(code: (\w+)\)")
+"""Of one of many objects that were to be removed."""
 _STATUS = re.compile(r"Server returned (?:non-2xx status|error response).{0,40}?(\d{3} [A-Za-z ]+)")
 _REQUEST = re.compile(r"Error performing (\w+ https?://[^/\s]+)")
 _DETAILS = "\n\nDebug source:"  # behind it obstore shows how its error is made
@@ -97,7 +103,7 @@ class StorageError(OSError):
         return bool(self.kinds & _NOT_ALLOWED)
 
 
-def words(error: Exception) -> str:
+def words(error: BaseException) -> str:
     """The type and message of *error* in one line; may hold secrets."""
     text, _, details = str(error).partition(_DETAILS)
     request, status = _REQUEST.search(text), _STATUS.search(text)
@@ -126,7 +132,7 @@ def kinds_of(error: BaseException | None) -> frozenset[str]:
         if isinstance(error, OSError) and error.errno is not None:
             kinds.add(errno.errorcode.get(error.errno, ""))
         text = str(error)
-        if said := _SAID.search(text):
+        if said := _SAID.search(text) or _SAID_OF_ONE.search(text):
             kinds.add(said[1])
         if any(kind in text.partition(_DETAILS)[2] for kind in _UNREACHED):
             kinds.add("ConnectionError")
@@ -134,10 +140,10 @@ def kinds_of(error: BaseException | None) -> frozenset[str]:
     return frozenset(kinds)
 
 
-def open_error(name: str, shown_url: str, error: StorageError, protocol: str) -> TierOpenError:
-    """What to raise from ``open`` of the tier *name* after *error*."""
+def open_error(user: str, shown_url: str, error: StorageError, protocol: str) -> TierOpenError:
+    """What to raise after *error* where *user*, such as ``tier 'far'``, opens what is there."""
     return TierOpenError(
-        f"tier {name!r} (kvtier-fsspec): can't use {shown_url}: {error}; {_advice(error, protocol)}"
+        f"{user} (kvtier-fsspec): can't use {shown_url}: {error}; {_advice(error, protocol)}"
     )
 
 

@@ -8,6 +8,7 @@ answer, everything else is raised as it comes.
 
 import contextlib
 import os
+import re
 import secrets
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -21,6 +22,8 @@ from fsspec.implementations.local import LocalFileSystem
 from kvtier_fsspec.many import Requests
 
 _TEMPORARY = ".tmp"
+_TEMPORARY_NAME = re.compile(r"(?:.*/)?(?:[^/]+\.[0-9a-f]{32}|(?:keeper|uses)/[0-9a-f]{8,})\.tmp")
+"""Of a file that is moved to its place, and of what engines of a bucket tell each other."""
 _STALE_AFTER_S = 3600.0  # more than a store may take and clocks may differ
 _FOLDERS_A_TIME = 8
 _TIMES = ("mtime", "LastModified", "last_modified", "modified", "updated", "created")
@@ -35,9 +38,14 @@ class Found:
     time: float
 
     @property
+    def is_temporary(self) -> bool:
+        """Whether kvtier makes files or objects of that name for a while."""
+        return _TEMPORARY_NAME.fullmatch(self.path) is not None
+
+    @property
     def is_leftover(self) -> bool:
-        """Whether a writer that is gone left it half-written."""
-        return self.path.endswith(_TEMPORARY) and time.time() - self.time > _STALE_AFTER_S
+        """Whether the writer of a temporary one is gone."""
+        return self.is_temporary and time.time() - self.time > _STALE_AFTER_S
 
 
 class Publisher(Protocol):
@@ -76,7 +84,7 @@ class WholePuts:
         folders = folders_in(fs, directory)
         for begin in range(0, len(folders), _FOLDERS_A_TIME):
             part = folders[begin : begin + _FOLDERS_A_TIME]
-            for listed in self._requests.call_each(fs, "find", part, detail=True):
+            for listed in self._requests.call_each(fs, "find", part, maxdepth=1, detail=True):
                 if _is_fault(listed):
                     raise listed
                 if isinstance(listed, Mapping):

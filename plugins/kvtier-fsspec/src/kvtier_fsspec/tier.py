@@ -70,7 +70,7 @@ class FsspecTier(BlockTier):
             self._tenancy = Tenancy(place, context, shown_url)
             self.stores_nothing = not self._tenancy.begin()
         except StorageError as error:
-            raise open_error(context.name, shown_url, error, self.settings.protocol) from None
+            raise open_error(f"tier {context.name!r}", shown_url, error, self.settings.protocol) from None
 
     def contains(self, keys: Sequence[OffloadKey]) -> Sequence[bool | Exception]:
         """Which of *keys* are stored, an ``OSError`` for one that could not be asked about. Raises ``OSError``."""

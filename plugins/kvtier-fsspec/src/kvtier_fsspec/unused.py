@@ -107,13 +107,17 @@ class UnusedNamespaces:
     def _list(self, name: str, give_up: float) -> list[_Block]:
         blocks: list[_Block] = []
         leftovers: list[str] = []
+        is_complete = True
         for found in self._place.objects(name):
             if time.monotonic() > give_up:
                 return blocks
-            if BLOCK_NAME.fullmatch(found.path) or PackName.read(found.path.rpartition("/")[2]):
+            if BLOCK_NAME.fullmatch(found.path) or PackName.at(found.path):
                 blocks.append(_Block(name, found.path, found.size, found.time))
             elif found.is_leftover:
                 leftovers.append(found.path)
-        if not blocks:
+            elif found.is_temporary:
+                is_complete = False
+        # Without the description nobody would come back for what is younger.
+        if not blocks and is_complete:
             self._place.remove_rest(name, leftovers)
         return blocks
