@@ -153,7 +153,8 @@ def tests(session: nox.Session) -> None:
 
 @nox.session(default=False, venv_backend="none", requires=["env"])
 def mutants(session: nox.Session) -> None:
-    """Break the coordinator deliberately, in every way that is listed, and print what sees each."""
+    """Break the coordinator, and tiers under the kit, in every way that is listed, and print what sees each."""
+    _run(session, "pytest", "-q", "-rA", "tests/testing/test_kit.py", "-k", "killed_by_its_rule")
     _run(session, "python", "-m", "tests.coordinator.mutants", *session.posargs)
 
 

@@ -96,8 +96,8 @@ def test_c50_c52_the_tier_is_found_and_passes_the_tests_of_tiers(workplace):
     )
     passed = re.search(r"(\d+) passed, (\d+) skipped", output_of(done, "check"))
     assert passed is not None, done.stdout
-    assert int(passed[1]) > 20
-    assert int(passed[2]) <= 3
+    assert int(passed[1]) > 30
+    assert int(passed[2]) < int(passed[1]), "the rules are for this kind of tier"
 
 
 def test_the_change_that_the_page_proposes_makes_tests_fail(tmp_path):

@@ -9,6 +9,8 @@ from kvtier_testing.tiers import TierTests
 
 
 class TestExtents(TierTests):
+    least_blocks = 100  # the index takes half a MiB
+
     @pytest.fixture
     def tier_class(self) -> type[Any]:
         return DiskTier
@@ -20,3 +22,4 @@ class TestExtents(TierTests):
 
 class TestExtentsWithLargeRows(TestExtents):
     payload_bytes = 737_280
+    least_blocks = 10

@@ -3,7 +3,8 @@
 import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any, Protocol
 
@@ -22,13 +23,28 @@ from kvtier_core.manager.presence import PresenceSet, ReportedContents
 from kvtier_core.policies import PolicyFactory
 from kvtier_core.tier_settings import TierSettings
 from kvtier_core.values import JobResult, TierContext, TierEvent, TierJob
+from kvtier_testing.calling import CallThread
+from kvtier_testing.lent import Rows
 
-PATIENCE_S = 60.0
-"""How long a tier may take to answer before its test fails: long, so that a busy machine fails none."""
+
+@dataclass(frozen=True, kw_only=True)
+class Surroundings:
+    """What a test lends to a tier."""
+
+    rows: Rows
+    woken: Callable[[], None]
+    """Called when the tier has a result."""
+    patience_s: float
+    monotonic: Callable[[], float]
+    wall: Callable[[], float]
 
 
 class Backend(Protocol):
     """One open tier."""
+
+    @property
+    def hangs(self) -> bool:
+        """Whether a call has not returned, so that none can follow."""
 
     def submit(self, kind: JobKind, job: TierJob) -> None:
         """Hand a job with buffers to the tier."""
@@ -60,32 +76,8 @@ class Backend(Protocol):
     def reset(self, namespace: str, description: Mapping[str, Any]) -> None:
         """Serve *namespace* from now on."""
 
-    def shutdown(self, timeout_s: float) -> None:
-        """Shut the tier down."""
-
-
-class _Buffers:
-    """Buffers of jobs under way, as rows of a pool that the tier's port reads and fills."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._views: dict[int, memoryview] = {}
-        self._next = 0
-
-    def add(self, buffers: Sequence[memoryview]) -> tuple[int, ...]:
-        with self._lock:
-            rows = tuple(range(self._next, self._next + len(buffers)))
-            self._next += len(buffers)
-            self._views.update(zip(rows, (buffer[:] for buffer in buffers), strict=True))
-        return rows
-
-    def remove(self, rows: Sequence[int]) -> None:
-        with self._lock:
-            for row in rows:
-                self._views.pop(row).release()
-
-    def row(self, row: int) -> memoryview:
-        return self._views[row][:]
+    def shutdown(self, timeout_s: float) -> bool:
+        """Shut the tier down. Whether it is down."""
 
 
 class _PortBackend:
@@ -97,19 +89,15 @@ class _PortBackend:
         settings: TierSettings,
         context: TierContext,
         policies: Mapping[str, PolicyFactory],
-        *,
-        woken: Callable[[], None],
-        monotonic: Callable[[], float],
-        wall: Callable[[], float],
+        surroundings: Surroundings,
     ) -> None:
-        self._buffers = _Buffers()
-        self._rows: dict[int, Sequence[int]] = {}
+        self._patience_s = surroundings.patience_s
         self._results: SimpleQueue[JobResult] = SimpleQueue()
         self._changed = threading.Condition()
         self._touching: set[int] = set()
         """Loads and stores that have no result."""
         self._events: SimpleQueue[Event] = SimpleQueue()
-        self._woken = woken
+        self._woken = surroundings.woken
         self._generation = 0
         identity = TierIdentity(
             name=context.name, type=context.name, distribution=tier_class.__module__, version="0"
@@ -119,9 +107,9 @@ class _PortBackend:
             info=tier_class.info,
             limits=settings.limits,
             context=replace(context, policies=policies),
-            row=self._buffers.row,
-            clock=monotonic,
-            wall=wall,
+            row=surroundings.rows.row,
+            clock=surroundings.monotonic,
+            wall=surroundings.wall,
             emit=self._events.put,
             finish=self._finish,
         )
@@ -136,14 +124,18 @@ class _PortBackend:
         self._results.put(result)
         self._woken()
 
-    def _wait_for(self, *kinds: type[Event]) -> Any:  # noqa: ANN401 - one of *kinds*
-        while True:
-            event = self._events.get(timeout=PATIENCE_S)
-            if isinstance(event, kinds):
-                return event
+    @property
+    def hangs(self) -> bool:
+        return False  # its calls are made by threads of the port
 
     def _wait_serving(self) -> None:
-        event = self._wait_for(Serving, OpenFailed)
+        event: Event | None = None
+        while not isinstance(event, Serving | OpenFailed):
+            try:
+                event = self._events.get(timeout=self._patience_s)
+            except Empty:
+                text = f"the tier's constructor, open or scan did not return within {self._patience_s:g} s"
+                raise AssertionError(text) from None
         if isinstance(event, OpenFailed):
             error = TierOpenError(event.error)
             error.is_explained = event.is_explained
@@ -151,22 +143,19 @@ class _PortBackend:
 
     def submit(self, kind: JobKind, job: TierJob) -> None:
         self.port.tick()
-        rows = self._rows[job.id] = self._buffers.add(job.buffers)
         if kind is not JobKind.LOOKUP:
             with self._changed:
                 self._touching.add(job.id)
-        self.port.submit(kind, replace(job, rows=rows, buffers=()))
+        self.port.submit(kind, replace(job, buffers=()))
 
     def collect(self) -> Sequence[JobResult]:
         self.port.tick()
         results: list[JobResult] = []
         while True:
             try:
-                result = self._results.get_nowait()
+                results.append(self._results.get_nowait())
             except Empty:
                 return results
-            self._buffers.remove(self._rows.pop(result.job_id, ()))
-            results.append(result)
 
     def cancel(self, job_ids: Sequence[int]) -> None:
         self.port.cancel(job_ids)
@@ -178,7 +167,7 @@ class _PortBackend:
         self.port.touch(keys, chain)
         passed_on = threading.Event()
         self.port._calls.put(passed_on.set)  # noqa: SLF001 - the port's thread takes its calls in order
-        passed_on.wait(PATIENCE_S)
+        passed_on.wait(self._patience_s)
 
     def resident(self) -> PresenceSet | None:
         return self.port.resident()
@@ -199,89 +188,98 @@ class _PortBackend:
         self.port.reset(namespace, description, self._generation)
         self._wait_serving()
 
-    def shutdown(self, timeout_s: float) -> None:
+    def shutdown(self, timeout_s: float) -> bool:
         self.port.shutdown(timeout_s)
-        self.port.wait_down(timeout_s + PATIENCE_S)
+        return self.port.wait_down(timeout_s + self._patience_s)
 
 
 class _HookBackend:
-    """A plugin on the hook specs, whose hooks are called as the core calls them, and nothing is caught."""
+    """A plugin on the hook specs, whose hooks are called on one thread, as in the core, and nothing is caught."""
 
     def __init__(
         self,
         tier_class: type[Any],
         settings: TierSettings,
         context: TierContext,
-        woken: Callable[[], None],
+        surroundings: Surroundings,
     ) -> None:
+        self._thread = CallThread(surroundings.patience_s)
         self._reports = tier_class.info.reports_contents
         self._reported = ReportedContents(settings.limits.max_resident_keys)
         self._jobs: dict[int, tuple[JobKind, TierJob]] = {}
-        plugin = tier_class(
-            settings,
-            replace(
-                context,
-                wake=woken,
-                report_stored=self._reported.stored,
-                report_evicted=self._reported.evicted,
-            ),
+        context = replace(
+            context,
+            wake=surroundings.woken,
+            report_stored=self._reported.stored,
+            report_evicted=self._reported.evicted,
         )
+        plugin = self._thread.call("the constructor", lambda: tier_class(settings, context))
         manager = pluggy.PluginManager(PROJECT)
         manager.add_hookspecs(TierHookSpecs)
         manager.register(plugin)
         manager.check_pending()
-        self.hooks: Any = manager.hook
+        self._hooks: Any = manager.hook
         self._answers: list[JobResult] = []
-        self.hooks.on_open(pool=None)
+        self._call("on_open", pool=surroundings.rows.view)
+
+    @property
+    def hangs(self) -> bool:
+        return self._thread.hangs
+
+    def _call(self, hook: str, **arguments: object) -> Any:  # noqa: ANN401 - a tier's answer
+        timeout_s = arguments.get("timeout_s", 0.0)
+        assert isinstance(timeout_s, float | int), f"not a number of seconds: {timeout_s!r}"
+        return self._thread.call(hook, partial(getattr(self._hooks, hook), **arguments), timeout_s)
 
     def submit(self, kind: JobKind, job: TierJob) -> None:
         self._jobs[job.id] = kind, job
         self._reported.begin(kind, job)
         if kind is JobKind.LOOKUP:
-            present = self.hooks.lookup(job=job)
+            present = self._call("lookup", job=job)
             if present is not None:
                 self._answers.append(JobResult(job_id=job.id, present=present))
         elif kind is JobKind.TIER_LOAD:
-            self.hooks.submit_load(job=job)
+            self._call("submit_load", job=job)
         else:
-            self.hooks.submit_store(job=job)
+            self._call("submit_store", job=job)
 
     def collect(self) -> Sequence[JobResult]:
         answers, self._answers = self._answers, []
-        results = [*answers, *(self.hooks.get_finished_jobs() or ())]
+        results = [*answers, *(self._call("get_finished_jobs") or ())]
         for result in results:
             if isinstance(result, JobResult) and result.job_id in self._jobs:
                 self._reported.end(*self._jobs.pop(result.job_id), result)
         return results
 
     def cancel(self, job_ids: Sequence[int]) -> None:
-        self.hooks.cancel_jobs(job_ids=tuple(job_ids))
+        self._call("cancel_jobs", job_ids=tuple(job_ids))
 
     def discard(self, keys: Sequence[OffloadKey]) -> None:
         self._reported.evicted(keys)
-        self.hooks.discard(keys=tuple(keys))
+        self._call("discard", keys=tuple(keys))
 
     def resident(self) -> PresenceSet | None:
         return self._reported.keys if self._reports else None
 
     def touch(self, keys: Sequence[OffloadKey], chain: int) -> None:
-        self.hooks.touch(keys=keys)
+        self._call("touch", keys=keys)
 
     def take_events(self) -> Sequence[TierEvent]:
         return self._reported.keys.take_events()
 
     def drain(self, timeout_s: float) -> Sequence[int]:
-        return list(self.hooks.drain_jobs(timeout_s=timeout_s) or ())
+        return list(self._call("drain_jobs", timeout_s=timeout_s) or ())
 
     def reset(self, namespace: str, description: Mapping[str, Any]) -> None:
         self._reported.clear()
-        self.hooks.reset(namespace=namespace, description=description)
+        self._call("reset", namespace=namespace, description=description)
 
-    def shutdown(self, timeout_s: float) -> None:
-        self.hooks.shutdown(timeout_s=timeout_s)
+    def shutdown(self, timeout_s: float) -> bool:
+        self._call("shutdown", timeout_s=timeout_s)
+        return True
 
     def has(self, hook: str) -> bool:
-        return bool(getattr(self.hooks, hook).get_hookimpls())
+        return bool(getattr(self._hooks, hook).get_hookimpls())
 
 
 def open_backend(
@@ -289,14 +287,9 @@ def open_backend(
     settings: TierSettings,
     context: TierContext,
     policies: Mapping[str, PolicyFactory],
-    *,
-    woken: Callable[[], None],
-    monotonic: Callable[[], float],
-    wall: Callable[[], float],
+    surroundings: Surroundings,
 ) -> Backend:
-    """Build and open a tier; *woken* is called when it has a result."""
+    """Build and open a tier."""
     if issubclass(tier_class, BlockTier):
-        return _PortBackend(
-            tier_class, settings, context, policies, woken=woken, monotonic=monotonic, wall=wall
-        )
-    return _HookBackend(tier_class, settings, context, woken)
+        return _PortBackend(tier_class, settings, context, policies, surroundings)
+    return _HookBackend(tier_class, settings, context, surroundings)

@@ -7,6 +7,9 @@ from kvtier_core.values import JobResult
 from kvtier_testing.driving import TierDriver
 from kvtier_testing.rows import RowMaker
 
+KEYS_A_LOAD = 32
+"""Few enough for the rows that a test has."""
+
 
 def assert_contents(
     tier: TierDriver, stored: Mapping[OffloadKey, bytes], *, absent: Sequence[OffloadKey] = ()
@@ -18,10 +21,15 @@ def assert_contents(
         [False] * len(absent) + [True] * len(stored),
         "the lookup of absent and stored keys",
     )
-    loaded = tier.load(keys)
-    assert loaded.result.error is None, f"the load failed: {loaded.result.error}"
-    assert_same_keys(loaded.result.missing, absent, "the keys that the load reported missing")
-    assert_rows(loaded.rows, stored)
+    missing: list[OffloadKey] = []
+    rows: dict[OffloadKey, bytes] = {}
+    for begin in range(0, len(keys), KEYS_A_LOAD):
+        loaded = tier.load(keys[begin : begin + KEYS_A_LOAD])
+        assert loaded.result.error is None, f"the load failed: {loaded.result.error}"
+        missing += loaded.result.missing
+        rows |= loaded.rows
+    assert_same_keys(missing, absent, "the keys that the load reported missing")
+    assert_rows(rows, stored)
 
 
 def assert_rows(got: Mapping[OffloadKey, bytes], stored: Mapping[OffloadKey, bytes]) -> None:

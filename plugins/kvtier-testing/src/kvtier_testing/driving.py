@@ -13,10 +13,12 @@ from kvtier_core.manager.presence import PresenceSet
 from kvtier_core.policies import PolicyFactory
 from kvtier_core.tier_settings import TierSettings
 from kvtier_core.values import JobResult, RequestInfo, TierContext, TierEvent, TierJob
-from kvtier_testing.backends import PATIENCE_S as PATIENCE_S  # noqa: PLC0414 - re-exported
-from kvtier_testing.backends import open_backend
+from kvtier_testing.backends import Surroundings, open_backend
+from kvtier_testing.calling import PATIENCE_S as PATIENCE_S  # noqa: PLC0414 - re-exported
+from kvtier_testing.lent import GivenBuffers, Rows
 
 _UNTOUCHED = b"\xa5"
+_NAMES = {JobKind.LOOKUP: "lookup", JobKind.TIER_LOAD: "load", JobKind.TIER_STORE: "store"}
 
 
 @dataclass(frozen=True)
@@ -42,11 +44,14 @@ class TierDriver:
         policies: Mapping[str, PolicyFactory] | None = None,
         monotonic: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
+        rows: Rows | None = None,
+        patience_s: float = PATIENCE_S,
     ) -> None:
         """Build and open the tier. A ``BlockTier`` runs behind the core's own port, with these clocks.
 
         *policies* are eviction policies beside the core's own, by name. *capacity_bytes* stands for the ``capacity``
-        setting: where unset, the tier type's own default holds.
+        setting: where unset, the tier type's own default holds. Without *rows* the buffers of jobs are handed to the
+        tier as they are, and it sees no pool. A test fails when the tier has not answered within *patience_s*.
         """
         self._woken = threading.Event()
         self.poll_s = 0.01
@@ -62,15 +67,18 @@ class TierDriver:
         self._next_id = 1
         self._due: set[int] = set()
         self._results: dict[int, JobResult] = {}
-        self.backend: Any = open_backend(
-            tier_class,
-            settings,
-            context,
-            policies or {},
+        self._rows: Rows = GivenBuffers() if rows is None else rows
+        self._lent: dict[int, tuple[str, Sequence[int]]] = {}
+        """Of each job without a result: what it is, and its rows."""
+        self._patience_s = patience_s
+        surroundings = Surroundings(
+            rows=self._rows,
             woken=self._woken.set,
+            patience_s=patience_s,
             monotonic=monotonic,
             wall=wall,
         )
+        self.backend: Any = open_backend(tier_class, settings, context, policies or {}, surroundings)
 
     def __enter__(self) -> Self:
         return self
@@ -78,18 +86,17 @@ class TierDriver:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.shutdown()
+        if not self.backend.hangs:
+            self.shutdown()
 
     # Jobs in flight.
 
     def start_store(
         self, rows: Mapping[OffloadKey, bytes | bytearray | memoryview], *, deadline: float = float("inf")
     ) -> int:
-        """Submit a store; returns the job's id. A ``bytearray`` is handed over as it is, so that it can be changed."""
-        buffers = [memoryview(row).toreadonly() for row in rows.values()]
-        job = self._job(list(rows), buffers, deadline)
-        self.backend.submit(JobKind.TIER_STORE, job)
-        return job.id
+        """Submit a store; returns the job's id. Without a pool a ``bytearray`` is handed over as it is."""
+        buffers = [memoryview(row) for row in rows.values()]
+        return self._submit(JobKind.TIER_STORE, self._job(list(rows), deadline), buffers)
 
     def start_load(
         self,
@@ -100,17 +107,14 @@ class TierDriver:
         arrived: Callable[[Sequence[int]], None] | None = None,
     ) -> int:
         """Submit a load into *buffers*, one a key; returns the job's id. *arrived* hears what the tier says early."""
-        job = self._job(keys, [memoryview(buffer) for buffer in buffers], deadline, arrived)
-        self.backend.submit(JobKind.TIER_LOAD, job)
-        return job.id
+        job = replace(self._job(keys, deadline), arrived=arrived)
+        return self._submit(JobKind.TIER_LOAD, job, [memoryview(buffer) for buffer in buffers])
 
     def start_lookup(
         self, keys: Sequence[OffloadKey], *, deadline: float = float("inf"), is_prefix: bool = False
     ) -> int:
         """Submit a lookup; returns the job's id. An answer given at once is that job's result."""
-        job = replace(self._job(keys, (), deadline), is_prefix=is_prefix)
-        self.backend.submit(JobKind.LOOKUP, job)
-        return job.id
+        return self._submit(JobKind.LOOKUP, replace(self._job(keys, deadline), is_prefix=is_prefix), ())
 
     def wait(self, job_id: int) -> JobResult:
         """The result of one job. Fails when it does not come, comes twice, or another comes that is not due."""
@@ -119,14 +123,14 @@ class TierDriver:
     def wait_any(self, job_ids: Collection[int]) -> JobResult:
         """The result of the first of these jobs to have one, as ``wait``."""
         assert job_ids, "no job to wait for"
-        give_up = time.monotonic() + PATIENCE_S
+        give_up = time.monotonic() + self._patience_s
         while (ready := next((job_id for job_id in job_ids if job_id in self._results), None)) is None:
             strange = [job_id for job_id in job_ids if job_id not in self._due]
             assert not strange, f"jobs {strange} were never submitted, or their results have been waited for"
             self._woken.clear()
             self.collect()
             if self._results.keys().isdisjoint(job_ids):
-                assert time.monotonic() < give_up, f"no result of jobs {list(job_ids)} after {PATIENCE_S} s"
+                assert time.monotonic() < give_up, self._describe_wait(job_ids)
                 self._woken.wait(self.poll_s)
         return self._results.pop(ready)
 
@@ -140,30 +144,30 @@ class TierDriver:
         self.collect()
         return set(self._due)
 
-    def _job(
-        self,
-        keys: Sequence[OffloadKey],
-        buffers: Sequence[memoryview],
-        deadline: float,
-        arrived: Callable[[Sequence[int]], None] | None = None,
-    ) -> TierJob:
+    def _describe_wait(self, job_ids: Collection[int]) -> str:
+        jobs = ", ".join(self._lent[job_id][0] for job_id in sorted(job_ids) if job_id in self._lent)
+        return f"no result of {jobs} within {self._patience_s:g} s: a call of the storage hangs, or a result is lost"
+
+    def _job(self, keys: Sequence[OffloadKey], deadline: float) -> TierJob:
         job_id = self._next_id
         self._next_id += 1
         self._due.add(job_id)
-        return TierJob(
-            id=job_id,
-            request=RequestInfo(request_id="kit"),
-            keys=tuple(keys),
-            rows=tuple(range(len(buffers))),
-            buffers=tuple(buffers),
-            deadline=deadline,
-            arrived=arrived,
-        )
+        return TierJob(id=job_id, request=RequestInfo(request_id="kit"), keys=tuple(keys), deadline=deadline)
+
+    def _submit(self, kind: JobKind, job: TierJob, buffers: Sequence[memoryview]) -> int:
+        is_load = kind is JobKind.TIER_LOAD
+        rows = self._rows.lend(buffers, is_load=is_load)
+        self._lent[job.id] = f"the {_NAMES[kind]} {job.id}", rows
+        views = [self._rows.row(row) if is_load else self._rows.row(row).toreadonly() for row in rows]
+        self.backend.submit(kind, replace(job, rows=rows, buffers=tuple(views)))
+        return job.id
 
     def _take(self, result: JobResult) -> None:
         assert isinstance(result, JobResult), f"not a JobResult: {result!r}"
         assert result.job_id in self._due, f"a result that is not due: {result!r}"
         self._due.remove(result.job_id)
+        what, rows = self._lent.pop(result.job_id)
+        self._rows.take_back(rows, what)
         self._results[result.job_id] = result
 
     # Whole jobs.
@@ -228,6 +232,7 @@ class TierDriver:
         """Let the tier serve *namespace* from now on. Raises ``TierOpenError``, or what a hook raises."""
         self.backend.reset(namespace, {"model": "kit", "namespace": namespace})
 
-    def shutdown(self, timeout_s: float = PATIENCE_S) -> None:
-        """Shut the tier down."""
-        self.backend.shutdown(timeout_s)
+    def shutdown(self, timeout_s: float | None = None) -> bool:
+        """Shut the tier down. Whether it is down after *timeout_s*, or as long as the driver waits for any answer."""
+        is_down: bool = self.backend.shutdown(self._patience_s if timeout_s is None else timeout_s)
+        return is_down

@@ -6,7 +6,7 @@ misbehaviour is switched on by the test.
 
 import threading
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from kvtier_core.hookspecs import hookimpl
 from kvtier_core.tier_settings import TierSettings
@@ -25,7 +25,7 @@ class FaultyTier:
     the hooks called, with the request's id or ``""``.
     """
 
-    Settings = TierSettings
+    Settings: ClassVar[type[TierSettings]] = TierSettings
     info = TierInfo(medium="memory", bounded_by="storage")
 
     def __init__(self, settings: TierSettings, context: TierContext) -> None:

@@ -1,4 +1,4 @@
-"""One test class for every tier: what the contract asks of a tier, tried through the hook specs.
+"""One test class for every tier: what the contract asks of a tier, at either interface.
 
 A tier's own test file subclasses ``TierTests`` and says which tier and with which settings::
 
@@ -17,15 +17,18 @@ is marked ``pytest.mark.xfail`` with a reason.
 """
 
 from kvtier_testing.blocking_rules import BlockingRules
+from kvtier_testing.bound_rules import BoundRules
 from kvtier_testing.checks import assert_contents
 from kvtier_testing.fixtures import OpenTier
-from kvtier_testing.hook_rules import HookRules
+from kvtier_testing.job_rules import JobRules
+from kvtier_testing.life_rules import LifeRules
+from kvtier_testing.storage_rules import StorageRules
 
 __all__ = ["OpenTier", "TierTests", "assert_contents"]
 
 
-class TierTests(HookRules, BlockingRules):
-    """The tests. Set ``payload_bytes`` to try blocks of another size, ``full_rounds`` where calls are slow."""
+class TierTests(JobRules, LifeRules, BoundRules, StorageRules, BlockingRules):
+    """The tests. ``TierFixtures`` says what a subclass provides, and what it may set."""
 
     def __init_subclass__(cls) -> None:
         """Refuse subclasses that replace a test by another of that name."""
