@@ -78,6 +78,11 @@ def read_slots(extent, slots) -> None:
         os.pread(extent.buffered, ROW, extent.shape.row_offset(slot))
 
 
+def drop_page(extent, slot) -> None:
+    """Have the kernel take back one page of a row."""
+    os.posix_fadvise(extent.buffered, extent.shape.row_offset(slot), mmap.PAGESIZE, os.POSIX_FADV_DONTNEED)
+
+
 def test_what_is_in_the_page_cache_is_read_from_there(tier, monkeypatch):
     with opened(tier) as extent:
         read_slots(extent, range(20))
@@ -99,6 +104,21 @@ def test_of_a_run_that_is_cached_in_part_the_rest_is_read_past_the_cache(tier, m
             (extent.buffered, 10 * ROW),
             (extent.direct, 5 * ROW),
         ]
+
+
+def test_a_row_of_which_a_piece_has_left_the_page_cache_is_still_read_from_there(tier, monkeypatch):
+    with opened(tier) as extent:
+        read_slots(extent, range(20))
+        drop_page(extent, slot=7)
+        assert cached_rows(extent) == [*range(7), *range(8, 20)]
+        assert load_all(tier, monkeypatch) == [(extent.buffered, 20 * ROW)]
+        assert cached_rows(extent) == list(range(20))
+
+
+def test_a_row_of_which_little_is_in_the_page_cache_is_read_past_it(tier, monkeypatch):
+    with opened(tier) as extent:
+        os.pread(extent.buffered, 1, extent.shape.row_offset(7))
+        assert load_all(tier, monkeypatch) == [(extent.direct, 20 * ROW)]
 
 
 def test_a_block_written_over_is_never_read_as_it_was_in_the_page_cache(tier, monkeypatch):

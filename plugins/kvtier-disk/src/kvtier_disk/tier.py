@@ -44,8 +44,8 @@ from kvtier_disk.settings import DEFAULT_CAPACITY, DiskSettings
 _MAX_OPEN = 128
 """Extents kept open at a time, two file descriptors each: a quarter of the usual limit of 1,024 files."""
 _CACHED_AT_END_BYTES, _CACHED_AT_END_S = 1 << 30, 1.0
-"""A tier that closes leaves no more than that in the page cache, nor than a quarter of the available memory, and waits
-no longer for the disk to take the requests. About as much is in the pool, which ends as well."""
+"""A tier that closes leaves no more than that in the page cache, nor than a quarter of the available memory, and reads
+no longer. About as much is in the pool, which ends as well."""
 _POLICY_SIZE = 1_000_000
 """Blocks that a policy is made for where rows and capacity don't say."""
 

@@ -156,7 +156,7 @@ class ExtentFiles:
                 if most_bytes < 0 or opened.direct is None:
                     return
                 with suppress(OSError):
-                    opened.ask_for_cache(until)
+                    opened.read_into_cache(until)
 
     def close(self) -> None:
         """Close everything."""

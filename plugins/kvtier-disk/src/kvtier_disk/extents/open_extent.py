@@ -11,14 +11,19 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from operator import itemgetter
+from pathlib import Path
 
 from kvtier_disk.extents.form import Shape
 from kvtier_disk.extents.group_sync import GroupSync
 from kvtier_disk.extents.page_cache import cached_share
 
 _MAX_BUFFERS = 512  # in one call; the kernel takes 1024
-_ADVICE_BYTES = 128 << 10
-"""Asked for at a time: the kernel reads no more ahead in one call, however much is asked for."""
+_ENOUGH_CACHED = 0.75
+"""Of a row, for a read through the page cache. The kernel takes back pieces of a file, 64 KiB here and there, and a
+large row is soon not whole. A call reads what is missing piece by piece: where much is, a direct read is faster.
+"""
+_STEP_BYTES = 2 << 20
+"""Read into the page cache between two looks at the clock."""
 
 
 @dataclass(eq=False)
@@ -47,7 +52,7 @@ class OpenExtent:
         self.descriptors.clear()
 
     def read(self, rows: Sequence[memoryview], offset: int) -> int:
-        """Fill *rows* from *offset*, from the page cache what it holds; returns how many bytes, as ``move``.
+        """Fill *rows* from *offset*, through the page cache what it holds most of; returns how many, as ``move``.
 
         Raises ``OSError``.
         """
@@ -60,28 +65,25 @@ class OpenExtent:
         return total
 
     def _parts(self, rows: Sequence[memoryview], offset: int) -> list[tuple[bool, Sequence[memoryview]]]:
-        """*rows* in pieces, of which the page cache holds all or not all."""
+        """*rows* in pieces, of which the page cache holds enough or not."""
         row_bytes = self.shape.row_bytes
         share = 0.0 if self.direct is None else cached_share(self.buffered, offset, len(rows) * row_bytes)
         if share in (0.0, 1.0):
             return [(share == 1.0, rows)]
         known = [
-            cached_share(self.buffered, offset + index * row_bytes, row_bytes) == 1.0
+            cached_share(self.buffered, offset + index * row_bytes, row_bytes) >= _ENOUGH_CACHED
             for index in range(len(rows))
         ]
         pieces = groupby(zip(known, rows, strict=True), key=itemgetter(0))
         return [(is_cached, [row for _, row in piece]) for is_cached, piece in pieces]
 
-    def ask_for_cache(self, until: float) -> None:
-        """Have the kernel read the extent into the page cache, in the background; stop at *until* (monotonic).
-
-        The kernel takes what its queue has room for at once, and then makes this wait for the disk.
-        """
-        size = os.fstat(self.buffered).st_size
-        for start in range(0, size, _ADVICE_BYTES):
-            if time.monotonic() > until:
-                return
-            os.posix_fadvise(self.buffered, start, _ADVICE_BYTES, os.POSIX_FADV_WILLNEED)
+    def read_into_cache(self, until: float) -> None:
+        """Have the kernel read the extent into the page cache; stop at *until* (monotonic). Raises ``OSError``."""
+        os.posix_fadvise(self.buffered, 0, 0, os.POSIX_FADV_NORMAL)  # read ahead from now on
+        size, done = os.fstat(self.buffered).st_size, 0
+        with Path(os.devnull).open("wb", buffering=0) as nowhere:
+            while done < size and time.monotonic() < until:
+                done += os.sendfile(nowhere.fileno(), self.buffered, done, _STEP_BYTES) or size
 
     def move(
         self,
