@@ -8,8 +8,9 @@ from collections.abc import Collection
 
 YIELD_S = 1e-4
 """Where some request waits for a tier while others may run."""
-IDLE_WAIT_S = 1e-3
-"""At most, where no request can run before a tier or a device copy is done. vLLM's own core sleeps as long."""
+IDLE_WAIT_S = 5e-3
+"""At most, where no request can run before a tier or a device copy is done. A request that comes meanwhile waits as
+long; steps that only ask take processor time from the copies."""
 
 
 class Waiters:
