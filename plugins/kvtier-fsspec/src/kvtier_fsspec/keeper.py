@@ -34,6 +34,11 @@ _LINE_BYTES = 64
 """Of one pack in that list, at most."""
 
 
+def free_share(capacity: int | None) -> int:
+    """Bytes of the capacity that the keeper leaves free."""
+    return 0 if capacity is None else capacity // _FREE_SHARE
+
+
 def text_of(uses: Mapping[str, float]) -> bytes:
     """A list of uses, the latest first: the pack's name and the second of its last use."""
     latest = sorted(uses.items(), key=lambda item: item[1], reverse=True)[:_MOST_USES]
@@ -75,7 +80,7 @@ class Keeper:
         for the keeper.
         """
         now, capacity = time.time(), self._context.capacity_bytes
-        free = 0 if capacity is None else capacity // _FREE_SHARE
+        free = free_share(capacity)
         with self._lock:
             if not self._table.others_stored(self._writer, now - _TOGETHER_S):
                 return []
