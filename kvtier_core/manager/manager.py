@@ -308,7 +308,7 @@ class TierManager:
         for _ in range(self._events.qsize()):  # no more: a tier may report as fast as they are taken in
             self._handle(self._events.get_nowait())
         self._coordinator.tick(self._clock(), self._tiers.arrived)
-        self._path_log.look(self._coordinator.state.tiers)
+        self._path_log.look(self._coordinator.state.tiers, self._clock())
         self._act()
 
     def _next_event(self, deadline: float) -> bool:

@@ -20,8 +20,9 @@ class PathLog:
         self._guards = guards
         self._seen: dict[str, tuple[int, list[str], list[str]]] = {}
         """By tier: how often it was late, what it is out of the path for, and what it owes answers of."""
+        self._out_since: dict[str, float] = {}
 
-    def look(self, tiers: Mapping[str, TierRecord]) -> None:
+    def look(self, tiers: Mapping[str, TierRecord], now: float) -> None:
         """Log changes. Cost: a few comparisons a tier."""
         for name, tier in tiers.items():
             guard, services = self._guards[name], dict(zip(_KINDS, tier.services, strict=True))
@@ -33,19 +34,22 @@ class PathLog:
             if late != was_late:
                 _tell_late(guard, late - was_late)
             if out != was_out:
-                _tell_path(guard, out)
+                since = self._out_since.setdefault(name, now)
+                _tell_path(guard, out, now - since)
+            if not out:
+                self._out_since.pop(name, None)
             if owing != was_owing:
                 _tell_owing(guard, owing, tier.stores.max_unanswered)
 
 
-def _tell_path(guard: Guard, out: list[str]) -> None:
+def _tell_path(guard: Guard, out: list[str], seconds: float) -> None:
     if out:
         guard.tell(
             f"is out of the path for {' and '.join(out)} after failures in a row: it is passed over, and tried again "
             "after growing pauses; see the warnings before this one"
         )
     else:
-        guard.tell(f"is in the path again{guard.take_untold()}")
+        guard.tell(f"is in the path again after {seconds:.0f} s{guard.take_untold()}")
 
 
 def _tell_owing(guard: Guard, owing: list[str], limit: int) -> None:
