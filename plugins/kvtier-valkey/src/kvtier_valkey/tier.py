@@ -1,0 +1,164 @@
+"""The tier a configuration names ``valkey``: what its keys are called, what a reply means for a block.
+
+::
+
+    <prefix>:<namespace>             what the namespace stands for
+    <prefix>:<namespace>:<key>       a block
+
+Connections are ``Server``'s, the protocol ``Wire``'s. What leaves a full server, and when, is the server's affair.
+"""
+
+import json
+from collections.abc import Sequence
+from functools import partial
+
+from kvtier_core import TierOpenError
+from kvtier_core.tier import BlockTier, OffloadKey, TierContext, TierInfo
+from kvtier_valkey.faults import ServerFullError, advice
+from kvtier_valkey.server import Server
+from kvtier_valkey.settings import ValkeySettings
+from kvtier_valkey.suitability import risk_of, why_not
+from kvtier_valkey.wire import Part, Wire, command, set_command
+
+
+class ValkeyTier(BlockTier):
+    """Blocks as values of a server that others use too, and that decides itself how many it keeps."""
+
+    Settings = ValkeySettings
+    info = TierInfo(medium="remote", shared=True, persistent=True, bounded_by="tier")
+
+    settings: ValkeySettings
+
+    def __init__(self, settings: ValkeySettings, context: TierContext) -> None:
+        """Keep both; no I/O."""
+        super().__init__(settings, context)
+        self._server = Server(settings)
+        self._description = f"{settings.prefix}:{context.namespace}".encode()
+        self._beginning = self._description + b":"
+        lifetime = () if settings.ttl is None else (b"PX", b"%d" % max(1, round(settings.ttl * 1000)))
+        self._options = len(lifetime)
+        self._after_value = b"\r\n" + b"".join(b"$%d\r\n%b\r\n" % (len(word), word) for word in lifetime)
+        self._has_told_full = False
+
+    # Life.
+
+    def open(self) -> None:
+        """Show that the server answers and may be written to. Raises ``TierOpenError``. Cost: two requests."""
+        try:
+            info = self._server.info()
+            problem = why_not(info)
+            if problem is None:
+                self._describe()
+        except OSError as error:
+            raise TierOpenError(f"{self._name}: can't use the server: {error}; {advice(error)}") from None
+        if problem is not None:
+            raise TierOpenError(f"{self._name}: {self._server.address} {problem}")
+        if (risk := risk_of(info, self.settings.ttl)) is not None:
+            self.context.log.warning(
+                "%s: %s %s. Set its maxmemory, and maxmemory-policy to allkeys-lru or allkeys-lfu if all that it holds "
+                "may be lost, else set ttl and a volatile policy",
+                self._name,
+                self._server.address,
+                risk,
+            )
+
+    def _describe(self) -> None:
+        text = json.dumps(self.context.description, sort_keys=True, default=str).encode()
+        (outcome,) = self._store([self._description], [memoryview(text)])
+        if outcome is not None and not isinstance(outcome, ServerFullError):
+            raise outcome
+
+    def close(self) -> None:
+        """Close all connections."""
+        self._server.close()
+
+    def remove_namespace(self) -> None:
+        """Remove every key of the namespace. Raises ``OSError``."""
+        self._server.remove_all(self._beginning)
+        self._unlink([self._description])
+
+    # Blocks.
+
+    def contains(self, keys: Sequence[OffloadKey]) -> Sequence[bool | Exception]:
+        """Which of *keys* are stored, whole; in one round trip."""
+        answers = self._server.ask(
+            [b"".join(command(b"STRLEN", name) for name in self._names(keys))],
+            [Wire.number] * len(keys),
+            self.settings.limits.lookup_timeout,
+        )
+        size = self.context.row_bytes
+        return [answer if isinstance(answer, OSError) else answer == size for answer in answers]
+
+    def holds(self, keys: Sequence[OffloadKey]) -> Sequence[bool | Exception]:
+        """As ``contains``. For the server it is a use of the block, as a store would be."""
+        return self.contains(keys)
+
+    def store(self, key: OffloadKey, block: memoryview) -> None:
+        """Store one block. Raises ``OSError``."""
+        (outcome,) = self._store(self._names([key]), [block])
+        if outcome is not None:
+            raise outcome
+
+    def store_many(
+        self, keys: Sequence[OffloadKey], blocks: Sequence[memoryview]
+    ) -> Sequence[bool | Exception]:
+        """Store blocks; False for one that the full server declined."""
+        outcomes = self._store(self._names(keys), blocks)
+        full = next((outcome for outcome in outcomes if isinstance(outcome, ServerFullError)), None)
+        if full is not None and not self._has_told_full:
+            self._has_told_full = True
+            self.context.log.warning(
+                "%s: the server is full, and evicts nothing: blocks are declined until it has room (%s). Set its "
+                "maxmemory-policy to allkeys-lru, or give it more maxmemory",
+                self._name,
+                full,
+            )
+        return [_stored(outcome) for outcome in outcomes]
+
+    def load(self, key: OffloadKey, into: memoryview) -> bool:
+        """Fill *into*. Raises ``OSError``."""
+        (outcome,) = self.load_many([key], [into])
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
+
+    def load_many(
+        self, keys: Sequence[OffloadKey], intos: Sequence[memoryview]
+    ) -> Sequence[bool | Exception]:
+        """Fill each from the socket; False for a block that is absent or of another size."""
+        return self._server.ask(
+            [b"".join(command(b"GET", name) for name in self._names(keys))],
+            [partial(Wire.fill, into=into) for into in intos],
+            self.settings.limits.load_timeout,
+        )
+
+    def delete(self, keys: Sequence[OffloadKey]) -> None:
+        """Remove blocks. Raises ``OSError``."""
+        if keys:
+            self._unlink(self._names(keys))
+
+    def _store(self, names: Sequence[bytes], values: Sequence[memoryview]) -> list[OSError | None]:
+        parts: list[Part] = []
+        for name, value in zip(names, values, strict=True):
+            parts += (set_command(name, len(value), self._options), value, self._after_value)
+        return self._server.ask(parts, [Wire.done] * len(names), self.settings.limits.store_timeout)
+
+    def _unlink(self, names: Sequence[bytes]) -> None:
+        ask = self._server.ask(
+            [command(b"UNLINK", *names)], [Wire.number], self.settings.limits.store_timeout
+        )
+        if isinstance(ask[0], OSError):
+            raise ask[0]
+
+    def _names(self, keys: Sequence[OffloadKey]) -> list[bytes]:
+        return [self._beginning + key for key in keys]
+
+    @property
+    def _name(self) -> str:
+        return f"tier {self.context.name!r} (kvtier-valkey)"
+
+
+def _stored(outcome: OSError | None) -> bool | OSError:
+    if outcome is None:
+        return True
+    return False if isinstance(outcome, ServerFullError) else outcome

