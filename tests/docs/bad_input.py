@@ -114,6 +114,10 @@ def _s3(bucket: str, key: str = "right-key") -> str:
     )
 
 
+def _valkey(url: str) -> str:
+    return f'[tiers.far]\ntype = "valkey"\nurl = "{url}"\n'
+
+
 COMMAND_LINE = [
     Case(
         title="unknown command",
@@ -535,10 +539,35 @@ STORAGE = [
     ),
 ]
 
+VALKEY = [
+    Case(
+        title="a server of several",
+        command=CHECK,
+        status=2,
+        says=("tiers.far.url", "sentinels and clusters are not followed"),
+        files={"kvtier.toml": _valkey("redis+sentinel://one,two/main")},
+    ),
+    Case(
+        title="a size, which the server has of its own",
+        command=CHECK,
+        status=2,
+        says=("tiers.far.capacity", "a limit of its own"),
+        files={"kvtier.toml": _valkey("redis://127.0.0.1:9") + 'capacity = "1GiB"\n'},
+    ),
+    Case(
+        title="a server that is down",
+        command=DOCTOR,
+        status=1,
+        says=("FAILED to open", "127.0.0.1:9", "check that the server runs"),
+        files={"kvtier.toml": _valkey(f"redis://:{SECRET}@127.0.0.1:9")},
+    ),
+]
+
 SECTIONS = {
     "The command line": COMMAND_LINE,
     "Models and prompts": MODELS_AND_PROMPTS,
     "Plugins": PLUGINS,
     "Settings": SETTINGS,
     "Storage": STORAGE,
+    "A Valkey server": VALKEY,
 }

@@ -23,7 +23,7 @@ from tests.docs.pages import UPDATE, update_or_compare
 from tests.transformers.tiny import save_model, tiny_model
 
 PAGE = Path(__file__).parents[2] / "docs/reference/errors.md"
-OURS = {"kvtier-disk", "kvtier-fsspec", "kvtier-memory", "kvtier-transformers"}
+OURS = {"kvtier-disk", "kvtier-fsspec", "kvtier-memory", "kvtier-transformers", "kvtier-valkey"}
 CASES = [case for cases in SECTIONS.values() for case in cases]
 HEAD = """# What goes wrong, and what kvtier says
 

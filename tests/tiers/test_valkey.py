@@ -3,6 +3,7 @@
 import re
 
 import pytest
+from pydantic import ValidationError
 
 pytest.importorskip("valkey")
 
@@ -165,7 +166,7 @@ def test_i19_a_full_server_declines_blocks_and_serves_the_others(make_server, wa
         for begin in range(0, 1000, 50):
             engine.store(f"s{begin}", keys[begin : begin + 50])
         counters = engine.manager.counters.tiers["far"]
-        assert counters.declined > 500
+        assert counters.declined > 100
         assert counters.store_failed == 0
         assert engine.manager.figures()["tiers"]["far"]["stores"] == "closed"
         assert engine.load("first", keys[:20]) == 20
@@ -286,16 +287,21 @@ def test_i19_tls_is_spoken_and_the_server_is_checked(server, make_tier, tmp_path
         ({"url": "redis-cluster://a:1"}, "sentinels and clusters are not followed"),
         ({"url": "redis://"}, "url names no server"),
         ({"url": "unix://"}, "url names no socket"),
-        ({"url": "redis://a:1,b:2"}, "url names several servers"),
-        ({"url": "redis://a?decode_responses=yes"}, "the option decode_responses can't be set"),
+        ({"url": "redis://a:1,b:2"}, "host and port can't be told apart"),
+        ({"url": "redis://:pass/word@a:1"}, "host and port can't be told apart.*%2F"),
+        (
+            {"url": "redis://a?decode_responses=yes"},
+            "no option decode_responses of redis://; there are db, password",
+        ),
+        ({"url": "redis://a?ssl_cert_reqs=none"}, "no option ssl_cert_reqs of redis://"),
+        ({"url": "rediss://a?ssl_ca_cert=x"}, "no option ssl_ca_cert of rediss://; .*ssl_ca_certs"),
         ({"url": "redis://a", "prefix": ""}, "prefix"),
-        ({"url": "redis://a", "capacity": "1GiB"}, "the server's maxmemory"),
-        ({"url": "redis://a", "policy": "arc"}, "maxmemory-policy"),
     ],
 )
 def test_i19_settings_that_cannot_be_meant_are_refused(settings, says):
-    with pytest.raises(ValueError, match=says):
+    with pytest.raises(ValidationError, match=says) as caught:
         ValkeySettings.model_validate({"type": "valkey", **settings})
+    assert "pass" not in caught.value.errors()[0]["msg"].replace("password", "")
 
 
 def test_i19_no_repr_holds_a_password():

@@ -3,15 +3,26 @@
 Decides from the text of the settings alone: no I/O. No message repeats the URL, which may hold a password.
 """
 
-from typing import Annotated, Self
+from typing import Annotated
 from urllib.parse import parse_qs, urlsplit
 
-from pydantic import Field, SecretStr, field_validator, model_validator
+from pydantic import Field, SecretStr, field_validator
 
 from kvtier_core.tier import TierSettings
 
 _SCHEMES = ("redis", "rediss", "unix", "valkey", "valkeys")
+_TLS_SCHEMES = ("rediss", "valkeys")
 _SEVERAL_SERVERS = ("cluster", "sentinel")
+_OPTIONS = ("db", "password")
+_TLS_OPTIONS = (
+    "ssl_ca_certs",
+    "ssl_ca_path",
+    "ssl_cert_reqs",
+    "ssl_certfile",
+    "ssl_check_hostname",
+    "ssl_keyfile",
+    "ssl_password",
+)
 
 
 class ValkeySettings(TierSettings):
@@ -40,35 +51,20 @@ class ValkeySettings(TierSettings):
             raise ValueError(
                 "url must begin with redis:// or valkey://, rediss:// or valkeys:// (TLS), or unix:// (a socket's path)"
             )
-        parts = urlsplit(url)
+        try:
+            parts = urlsplit(url)
+            server = parts.hostname, parts.port
+        except ValueError:  # its text may repeat a part of the password
+            raise ValueError(
+                "url: host and port can't be told apart; write / and @ in a password as %2F and %40, "
+                "or set password"
+            ) from None
         if scheme == "unix" and not parts.path:
             raise ValueError("url names no socket: write unix:///PATH")
-        if scheme != "unix":
-            _check_server(parts.hostname, parts.netloc)
+        if scheme != "unix" and not server[0]:
+            raise ValueError("url names no server: write redis://HOST:PORT")
+        allowed = _OPTIONS + (_TLS_OPTIONS if scheme in _TLS_SCHEMES else ())
         for name in parse_qs(parts.query, keep_blank_values=True):
-            if name not in ("db", "password") and not name.startswith("ssl_"):
-                raise ValueError(
-                    f"url: the option {name} can't be set; db, password and those that begin with ssl_ can"
-                )
+            if name not in allowed:
+                raise ValueError(f"url: no option {name} of {scheme}://; there are {', '.join(allowed)}")
         return url
-
-    @model_validator(mode="after")
-    def _check_bounds(self) -> Self:
-        if self.capacity is not None:
-            raise ValueError(
-                "capacity: the server bounds itself; leave capacity out, and set the server's maxmemory and "
-                "maxmemory-policy"
-            )
-        if self.policy != "lru":
-            raise ValueError(
-                f'policy = "{self.policy}": the server chooses what leaves; leave policy out, and set the server\'s '
-                "maxmemory-policy"
-            )
-        return self
-
-
-def _check_server(host: str | None, server: str) -> None:
-    if not host:
-        raise ValueError("url names no server: write redis://HOST:PORT")
-    if "," in server.rpartition("@")[2]:
-        raise ValueError("url names several servers: name one primary, or a proxy that leads to it")

@@ -25,7 +25,7 @@ class ValkeyTier(BlockTier):
     """Blocks as values of a server that others use too, and that decides itself how many it keeps."""
 
     Settings = ValkeySettings
-    info = TierInfo(medium="remote", shared=True, persistent=True, bounded_by="tier")
+    info = TierInfo(medium="remote", shared=True, persistent=True, bounded_by="storage", ttl_by="tier")
 
     settings: ValkeySettings
 
