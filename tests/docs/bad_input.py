@@ -555,7 +555,7 @@ VALKEY = [
         files={"kvtier.toml": _valkey("redis://127.0.0.1:9") + 'capacity = "1GiB"\n'},
     ),
     Case(
-        title="a server that is down",
+        title="a Valkey server that is down",
         command=DOCTOR,
         status=1,
         says=("FAILED to open", "127.0.0.1:9", "check that the server runs"),

@@ -43,13 +43,13 @@ class Requests:
         self._engine = engine
         self._number = 0
 
-    def store(self) -> list[bytes]:
+    def store(self):
         self._number += 1
         keys = similar_keys(6, seed=self._number)
         self._engine.store(f"store {self._number}", keys)
         return keys
 
-    def load(self, keys) -> int:
+    def load(self, keys):
         self._number += 1
         return self._engine.load(f"load {self._number}", keys)
 
@@ -66,13 +66,13 @@ class Requests:
             self.load(similar_keys(6, seed=self._number))
             self.store()  # the engine goes a step further, and learns how the load's question ended
 
-    def _forget_and_load(self, keys) -> int:
+    def _forget_and_load(self, keys):
         for _ in range(12):  # 64 rows: what was stored before leaves the pool
             self.store()
         return self.load(keys)
 
 
-SHORT_PAUSES = {"limits": {"miss_ttl": "100ms"}}
+LIMITS = {"miss_ttl": "100ms"}
 
 
 def in_the_path_again(texts):
@@ -83,7 +83,7 @@ def in_the_path_again(texts):
 
 
 def test_i19_a_killed_server_costs_hits_and_they_come_back(server, warnings, impatient):
-    with TierEngine(ValkeyTier, num_rows=32, url=server.url, **SHORT_PAUSES) as engine:
+    with TierEngine(ValkeyTier, num_rows=32, url=server.url, limits=LIMITS) as engine:
         requests = Requests(engine)
         requests.until_it_serves()
         server.stop()
@@ -100,7 +100,7 @@ def test_i19_a_killed_server_costs_hits_and_they_come_back(server, warnings, imp
 def test_i19_a_stopped_server_costs_hits_and_is_not_said_to_be_back_before_it_goes_on(
     server, warnings, impatient
 ):
-    with TierEngine(ValkeyTier, num_rows=32, url=server.url, **SHORT_PAUSES) as engine:
+    with TierEngine(ValkeyTier, num_rows=32, url=server.url, limits=LIMITS) as engine:
         requests = Requests(engine)
         requests.until_it_serves()
         server.pause()
@@ -120,7 +120,7 @@ def test_i19_a_stopped_server_costs_hits_and_is_not_said_to_be_back_before_it_go
 def test_i19_a_network_that_loses_the_server_costs_hits_and_they_come_back(server, warnings, impatient):
     with (
         TcpProxy(server.port) as proxy,
-        TierEngine(ValkeyTier, num_rows=32, url=proxy.url, **SHORT_PAUSES) as engine,
+        TierEngine(ValkeyTier, num_rows=32, url=proxy.url, limits=LIMITS) as engine,
     ):
         requests = Requests(engine)
         requests.until_it_serves()
@@ -218,7 +218,7 @@ def mangle(rng: random.Random):
 def test_i19_damaged_replies_never_give_wrong_bytes_and_hits_come_back(server, impatient, seed):
     with (
         TcpProxy(server.port) as proxy,
-        TierEngine(ValkeyTier, num_rows=32, url=proxy.url, threads=2, **SHORT_PAUSES) as engine,
+        TierEngine(ValkeyTier, num_rows=32, url=proxy.url, threads=2, limits=LIMITS) as engine,
     ):
         requests = Requests(engine)
         proxy.change = mangle(random.Random(seed))

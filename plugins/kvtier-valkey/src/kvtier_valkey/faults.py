@@ -43,12 +43,13 @@ def fault_of(address: str, error: Exception) -> OSError:
         return error
     if isinstance(error, client.TimeoutError | TimeoutError):
         return ServerSilentError(f"{address} did not answer in time")
-    text = f"{address}: {' '.join(str(error).split()) or type(error).__name__}"
+    said = " ".join(str(error).split()) or type(error).__name__
+    text = said if address in said else f"{address}: {said}"
     if isinstance(error, _LOGIN):
         return ServerRefusedError(text)
     if isinstance(error, client.ConnectionError | OSError):
         return ServerLostError(text)
-    return ServerRefusedError(f"{address}: {type(error).__name__}: {error}")
+    return ServerRefusedError(text)
 
 
 def advice(error: OSError) -> str:

@@ -22,7 +22,7 @@ _END = b"\r\n"
 Part = bytes | memoryview
 
 
-def command(*words: Part) -> bytes:
+def command(*words: bytes) -> bytes:
     """A command, whole."""
     return b"".join([b"*%d\r\n" % len(words), *(b"$%d\r\n%b\r\n" % (len(word), word) for word in words)])
 
