@@ -26,6 +26,7 @@ class ValkeyTier(BlockTier):
 
     Settings = ValkeySettings
     info = TierInfo(medium="remote", shared=True, persistent=True, bounded_by="storage", ttl_by="tier")
+    transient = ()  # the client's exceptions become ours (faults)
 
     settings: ValkeySettings
 
