@@ -8,7 +8,7 @@ from typing import Any
 
 from tests.vllm.engine_program import Engine
 from tests.vllm.engines import BLOCK, prompt
-from tests.vllm.models import IMAGE_TOKEN, save_adapter, until_settled
+from tests.vllm.models import save_adapter, until_settled
 from tests.vllm.served import Served
 
 Answers = list[Any]
@@ -72,29 +72,6 @@ def with_an_adapter_exchanged_in_place(engine: Engine, directory: Path) -> Answe
         for adapter in (mine, stays):
             answers += [item["tokens"] for item in engine.generate(prompts(), adapter=adapter)]
     assert answers[:2] != answers[4:6], "the weights of the adapter say nothing"
-    return answers
-
-
-def about_images(engine: Engine, directory: Path) -> Answers:
-    """Of one text with two images, whose tokens in the prompt are the same ones."""
-    del directory
-    from PIL import Image
-    from vllm import SamplingParams
-
-    params = SamplingParams(temperature=0, max_tokens=BLOCK, ignore_eos=True, detokenize=False)
-    tokens = prompt(1, blocks=4)
-    tokens[BLOCK] = IMAGE_TOKEN
-    given = [
-        {
-            "prompt_token_ids": tokens,
-            "multi_modal_data": {"image": Image.radial_gradient("L").convert("RGB").rotate(angle)},
-        }
-        for angle in (0, 45)
-    ]
-    outputs = [engine.llm.generate([each], params, use_tqdm=False)[0] for each in given]
-    answers = [list(output.outputs[0].token_ids) for output in outputs]
-    assert outputs[0].prompt_token_ids == outputs[1].prompt_token_ids
-    assert answers[0] != answers[1], "the images say nothing"
     return answers
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.vllm.engines import VOCAB
-from tests.vllm.models import SIZES, WINDOW, save_model
+from tests.vllm.models import SIZES, save_model
 
 _HIDDEN = SIZES["hidden_size"]
 _HEADS = 3
@@ -17,14 +17,6 @@ _HEADS = 3
 def save_same(directory: Path, target: Path) -> Path:
     """The target itself: all it proposes is right."""
     return Path(shutil.copytree(target, directory))
-
-
-def save_windowed(directory: Path, target: Path) -> Path:
-    """The target itself, whose layers see two blocks."""
-    windows = ["sliding_attention"] * SIZES["num_hidden_layers"]
-    save_same(directory, target)
-    _change_settings(directory, layer_types=windows, sliding_window=WINDOW)
-    return directory
 
 
 def save_eagle(directory: Path, target: Path) -> Path:

@@ -222,7 +222,7 @@ class Engine:
         self.llm.sleep(level=level)
         self.llm.wake_up()
 
-    def leave_memory(self, prompt, do):
+    def leave_memory(self, prompt, how):
         """Whether copies of a *prompt*'s KV run when a reset or a sleep begins, and whether when the memory may go.
 
         They can't end before it has begun: the simulated GPU holds them for another half second.
@@ -235,7 +235,7 @@ class Engine:
         self.generate([[1, 2, 3]])  # vLLM stores in the steps after
         runs.append(self.gpu.is_copying)
         threading.Timer(0.5, gate.set).start()
-        if do == "reset":
+        if how == "reset":
             assert self.reset(connector=True)
             runs.append(self.gpu.is_copying)
         else:

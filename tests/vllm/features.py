@@ -28,7 +28,7 @@ from tests.vllm.models import (
     save_with_tokenizer,
     until_settled,
 )
-from tests.vllm.trying import Feature, Options, fixed, try_out
+from tests.vllm.trying import Feature, Options, fixed, together, try_out
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "vllm.md"
 
@@ -80,13 +80,26 @@ def _save_layers(count: int) -> Callable[[Path], Path]:
     return partial(save_tiny_model, num_hidden_layers=count)
 
 
+def _another_drafter(directory: Path) -> Options:
+    drafter = save_tiny_model(directory / "another", seed=7)
+    return {
+        "speculative_config": {"method": "draft_model", "num_speculative_tokens": 3, "model": str(drafter)}
+    }
+
+
 VLLM = "0.32"
 _ALONE: dict[str, Feature] = {
     "plain": Feature(),
     "pipeline 2 + 2": _stages("2,2", _save_layers(4)),
     "pipeline 3 + 2": _stages("3,2", _save_layers(5)),
+    "pipeline 1 + 1": _stages("1,1", save_tiny_model),
     "pipeline, a stage without full attention": _stages("1,3", save_hybrid_model),
+    "data parallel 2": Feature(fixed(data_parallel_size=2), model=save_with_tokenizer),
+    "data parallel 2 on two nodes": Feature(fixed(data_parallel_size=2, nodes=2), model=save_with_tokenizer),
     "tensor parallel 2": Feature(fixed(tensor_parallel_size=2), processes=True),
+    "latent attention": Feature(
+        fixed(prefix_caching_of_mla=True), asks.one_by_one, model=_latent, like_for_like=True
+    ),
     "latent attention, tensor parallel 2": Feature(
         fixed(tensor_parallel_size=2, prefix_caching_of_mla=True),
         asks.one_by_one,
@@ -96,11 +109,18 @@ _ALONE: dict[str, Feature] = {
     ),
     "speculation: ngram": _speculating("ngram", prompt_lookup_max=2, prompt_lookup_min=1),
     "speculation: draft model": _speculating("draft_model", drafters.save_same),
+    "speculation: draft model, exchanged for another": _speculating(
+        "draft_model", drafters.save_same
+    )._replace(between=_another_drafter),
+    "speculation: draft model, its acceptance": _speculating("draft_model", drafters.save_same)._replace(
+        ask=asks.with_acceptance, like_for_like=True
+    ),
     "speculation: EAGLE": _speculating("eagle", drafters.save_eagle),
     "speculation: EAGLE3": _speculating("eagle3", drafters.save_eagle3),
     "speculation: Medusa": _speculating("medusa", drafters.save_medusa),
     "speculation: MTP": _speculating("mtp", num_speculative_tokens=1)._replace(model=drafters.save_ernie),
     "LoRA, two adapters": Feature(_save_adapters, asks.with_adapters),
+    "LoRA, exchanged in place": Feature(_save_adapters, asks.with_an_adapter_exchanged_in_place),
     "three samples of a prompt": Feature(ask=asks.several_samples),
     "priorities": Feature(fixed(scheduling_policy="priority"), asks.by_priority),
     "prompt embeddings": Feature(fixed(enable_prompt_embeds=True), asks.by_embeddings),
@@ -119,6 +139,17 @@ _ALONE: dict[str, Feature] = {
     "MultiConnector": Feature(beside=_storing_files),
 }
 """Each by what people call it."""
+_TOGETHER: dict[str, Feature] = {
+    " + ".join(names): together(*map(_ALONE.__getitem__, names))
+    for names in (
+        ("speculation: ngram", "LoRA, two adapters"),
+        ("speculation: ngram", "structured output"),
+        ("speculation: EAGLE", "MultiConnector"),
+        ("speculation: EAGLE3", "asynchronous scheduling", "generated tokens"),
+        ("sliding windows", "MultiConnector", "three samples of a prompt"),
+    )
+}
+_TOGETHER["priorities + prefix hints"] = _ALONE["priorities"]._replace(ask=asks.with_hints)
 _REFUSED: dict[str, Feature] = {
     "speculation: synthetic acceptance": _speculating(
         "draft_model",
@@ -143,7 +174,7 @@ _REFUSED: dict[str, Feature] = {
         fixed(prefix_caching_hash_algo="xxhash"), refused="'xxhash' is not cryptographic"
     ),
 }
-FEATURES = {**_ALONE, **_REFUSED}
+FEATURES = {**_ALONE, **_TOGETHER, **_REFUSED}
 
 
 _BY_CONFIGURATION = """

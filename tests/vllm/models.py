@@ -23,7 +23,6 @@ SIZES: dict[str, Any] = {
     "initializer_range": 0.25,
 }
 WINDOW = 2 * BLOCK
-IMAGE_TOKEN = VOCAB - 2
 LONGROPE: dict[str, Any] = {
     "original_max_position_embeddings": 512,
     "rope_scaling": {
@@ -112,47 +111,18 @@ def save_whisper(directory: Path) -> Path:
     )
 
 
-def _tokenizer() -> Any:
-    """A token a word, digits and an image's place among them."""
+def save_with_tokenizer(directory: Path) -> Path:
+    """The tiny Llama, with digits among its tokens."""
     from tokenizers import Tokenizer
     from tokenizers.models import WordLevel
     from transformers import PreTrainedTokenizerFast
 
-    words = [*"0123456789", *(f"w{number}" for number in range(10, IMAGE_TOKEN)), "<image>", "<end>"]
+    words = [*"0123456789", *(f"w{number}" for number in range(10, VOCAB - 1)), "<end>"]
     tokenizer = Tokenizer(WordLevel({word: number for number, word in enumerate(words)}, unk_token="<end>"))
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<end>", unk_token="<end>")
-
-
-def save_with_tokenizer(directory: Path) -> Path:
-    """The tiny Llama, with a tokenizer."""
-    _tokenizer().save_pretrained(directory)
-    return save_tiny_model(directory)
-
-
-def save_seeing_model(directory: Path) -> Path:
-    """A LLaVA of the tiny Llama and a tiny CLIP, which sees 16 places of an image."""
-    from transformers import CLIPImageProcessor, LlavaProcessor
-
-    side, of_place = 32, 8
-    tokenizer = _tokenizer()
-    tokenizer.add_special_tokens({"additional_special_tokens": ["<image>"]})
-    LlavaProcessor(
-        image_processor=CLIPImageProcessor(
-            size={"shortest_edge": side}, crop_size={"height": side, "width": side}
-        ),
-        tokenizer=tokenizer,
-        patch_size=of_place,
-        vision_feature_select_strategy="default",
-        num_additional_image_tokens=1,
-    ).save_pretrained(directory)
-    eye = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 2}
-    return save_model(
-        directory,
-        "LlavaForConditionalGeneration",
-        text_config={"model_type": "llama", **SIZES},
-        vision_config={"model_type": "clip_vision_model", **eye, "image_size": side, "patch_size": of_place},
-        image_token_index=IMAGE_TOKEN,
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<end>", unk_token="<end>").save_pretrained(
+        directory
     )
+    return save_tiny_model(directory)
 
 
 def save_adapter(directory: Path, *, seed: int) -> Path:
