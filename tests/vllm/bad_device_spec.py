@@ -1,7 +1,7 @@
 """An offloading spec like kvtier's, on a device that is bad as ``BAD_DEVICE`` says.
 
-``lies``: it loads one wrong byte. ``store`` or ``load``: every copy of the last worker that way fails after its
-self-test.
+``lies``: it loads one wrong byte. ``fails``: no store succeeds. ``store`` or ``load``: every copy of the last worker
+that way fails after its self-test.
 """
 
 import os
@@ -17,7 +17,8 @@ class _Bad(CPUDevice):
     def _copy(self, direction, plan):
         kind = os.environ["BAD_DEVICE"]
         is_last = self._worker == self._control.num_workers - 1
-        if self.is_tested and is_last and kind == direction.value:
+        fails = kind == "fails" and direction is Direction.STORE
+        if fails or (self.is_tested and is_last and kind == direction.value):
             raise OSError("the bus is on fire")
         super()._copy(direction, plan)
         if kind == "lies" and direction is Direction.LOAD:

@@ -11,6 +11,10 @@ import torch
 from tests.vllm.engines import EngineError, connector, disk, needs_vllm, prompt
 
 pytestmark = [needs_vllm, pytest.mark.timeout(1800)]
+_REFUSED = (
+    r"UnsupportedModelError: kvtier-vllm can't serve this engine: cpu \(worker 0\) did not pass kvtier's self-test: "
+    r"in round 1 of 7, "
+)
 _TELLING = {"VLLM_LOGGING_CONFIG_PATH": str(Path(__file__).with_name("logging.json"))}
 
 
@@ -34,16 +38,44 @@ def test_each_worker_of_a_real_engine_passes_and_the_answers_are_right(start, tm
     assert engine.close() == 0
 
 
-def test_a_device_that_copies_wrong_stops_a_real_engine_at_its_start(start, tmp_path):
+@pytest.mark.parametrize(
+    ("kind", "what"),
+    [
+        ("lies", r".*byte 3 of block \d+'s page in tensor 1 of KV group 0"),
+        ("fails", r"a store failed: OSError: the bus is on fire"),
+    ],
+)
+def test_a_device_that_copies_wrong_stops_a_real_engine_at_its_start(start, tmp_path, kind, what):
     with pytest.raises(EngineError) as raised:
-        start(connector(disk(tmp_path), spec_module_path="bad_device_spec"), environment=_bad("lies"))
-    assert re.search(
-        r"UnsupportedModelError: kvtier-vllm can't serve this engine: "
-        r"cpu \(worker 0\) did not pass kvtier's self-test: in round 1 of 7, "
-        r".*byte 3 of block \d+'s page in tensor 1 of KV group 0",
-        str(raised.value),
-    )
+        start(connector(disk(tmp_path), spec_module_path="bad_device_spec"), environment=_bad(kind))
+    assert re.search(f"{_REFUSED}{what}", str(raised.value))
     assert not list(tmp_path.iterdir()), "a tier was opened"
+
+
+def _refuse_misread(start, root, parts, **options):
+    """A worker that misreads a page of so many *parts* is refused before a tier is opened."""
+    environment = {"PYTHONPATH": str(Path(__file__).parent), "PARTS": str(parts)}
+    with pytest.raises(EngineError) as raised:
+        start(
+            connector(disk(root, pool="64MiB"), spec_module_path="misreading_spec"),
+            environment=environment,
+            **options,
+        )
+    assert re.search(
+        rf"{_REFUSED}after a load, byte 0 of block \d+'s page in tensor 0 of KV group 0", str(raised.value)
+    )
+    assert not list(root.iterdir()), "a tier was opened"
+
+
+@pytest.mark.parametrize("parts", [2, 4], ids=["K and V", "two heads"])
+def test_i17_c05_a_worker_that_misreads_one_layer_is_refused_at_its_start(start, tmp_path, parts):
+    _refuse_misread(start, tmp_path, parts)
+
+
+@pytest.mark.real_model
+@pytest.mark.parametrize("parts", [2, 6], ids=["K and V", "two heads"])
+def test_i17_c05_smollm2_is_refused_at_its_start_where_one_layer_is_misread(start, tmp_path, smollm2, parts):
+    _refuse_misread(start, tmp_path, parts, model=smollm2)
 
 
 @pytest.mark.parametrize("workers", [1, 2])

@@ -26,6 +26,8 @@ class Part:
         self._is_canonical = is_canonical
         self._groups = {index: group for index, group in enumerate(groups) if group.parts[rank]}
         """By their number in vLLM's transfers; in the layout they follow one another."""
+        self.indices = tuple(self._groups)
+        """These numbers, by the group's place in the layout."""
 
     def make_layout(self, kv_caches: CanonicalKVCaches) -> KVLayout:
         """The layout of vLLM's tensors: of each layer the bytes that are its page's, without padding."""

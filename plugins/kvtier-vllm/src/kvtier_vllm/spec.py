@@ -22,6 +22,7 @@ from vllm.v1.kv_offload.config import OffloadingConfig
 from kvtier_core import PoolError, UnsupportedModelError
 from kvtier_core.engine import lasting_tiers, open_manager, plan_geometry, why_nothing_lasts
 from kvtier_core.transfer import SelfTestError, cpus_near, open_device, self_test
+from kvtier_vllm.canary import WorkerAsDevice
 from kvtier_vllm.facts import make_namespace
 from kvtier_vllm.failed_start import leaving_nothing
 from kvtier_vllm.inspection import read_facts, read_weights_digest
@@ -95,8 +96,9 @@ class KvtierSpec(OffloadingSpec):
             batch = copy_batch if device_type == "cuda" else None
             device = open_device(layout, pool, worker=rank, copy_batch=batch)
             on_failure.callback(device.shutdown, self._options.shutdown_timeout_s)
+            tested = WorkerAsDevice(device, pool, facts.groups, facts.blocks_per_chunk, rank)
             try:
-                report = self_test(device, layout, pool, rank)
+                report = self_test(tested, layout, pool, rank)
             except SelfTestError as error:
                 raise UnsupportedModelError(f"kvtier-vllm can't serve this engine: {error}") from None
             on_failure.pop_all()

@@ -82,7 +82,8 @@ class KvtierWorker(OffloadingWorker):
         self._numbers: dict[int, tuple[Direction, int]] = {}
         self._jobs: dict[tuple[Direction, int], int] = {}
         self._asked_at = 0.0
-        self._has_failed = False
+        self.failures: dict[Direction, str] = {}
+        """Why the first copy of a direction that failed did."""
 
     def submit_store(self, job_id: int, src_spec: GPULoadStoreSpec, dst_spec: LoadStoreSpec) -> bool:
         """Copy device blocks to rows. Returns at once."""
@@ -134,7 +135,7 @@ class KvtierWorker(OffloadingWorker):
             what = "nothing is offloaded or loaded any more, and the engine goes on without. Start it again to offload"
         else:
             what = "vLLM can't compute these blocks instead, and stops. Start it again"
-        if not self._has_failed:
+        if not self.failures:
             _log.error(
                 "worker %d: a device %s failed (%s): %s; if this comes again, run it without kvtier and report this "
                 "line",
@@ -143,7 +144,7 @@ class KvtierWorker(OffloadingWorker):
                 why,
                 what,
             )
-        self._has_failed = True
+        self.failures.setdefault(direction, why)
         self._pool.control.note_failure(self._rank)
 
     def _wait_if_idle(self) -> None:
