@@ -1,12 +1,9 @@
 """Tiny random models of every architecture that transformers' engine is tried with: served whole, or refused by name.
 
-``python -m tests.transformers.architectures --json`` tries them all. A model is *served* when its tokens and first
-logits are those of transformers' own cache: computed, from the pool, and from disk by another engine.
+A model is *served* when its tokens and first logits are those of transformers' own cache: computed, from the pool, and
+from disk by another engine. ``python -m tests.models`` tries them all.
 """
 
-import argparse
-import json
-import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping
@@ -345,44 +342,18 @@ def _generate(model: PreTrainedModel, cache: Cache | None = None) -> list[list[i
     return answers
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Try all; the exit status says whether there was a fault."""
-    parser = argparse.ArgumentParser(prog="python -m tests.transformers.architectures", description=__doc__)
-    parser.add_argument("--json", action="store_true", help="print one JSON object, alone on the last line")
-    parser.add_argument(
-        "--vllm", metavar="PYTHON", help="an interpreter with vLLM, to try vLLM's models after these"
-    )
-    given = parser.parse_args(arguments)
-    report: dict[str, dict[str, str]] = {"served": {}, "refused": {}, "fault": {}}
-    tried = SERVED | {name: (model_type, settings) for name, (model_type, settings, _) in REFUSED.items()}
-    for name, (model_type, settings) in tried.items():
+def try_all() -> dict[str, Outcome]:
+    """What becomes of each. Another outcome than that of its table is a fault."""
+    tried = {**{name: (*model, "") for name, model in SERVED.items()}, **REFUSED}
+    found: dict[str, Outcome] = {}
+    for name, (model_type, settings, named) in tried.items():
         with tempfile.TemporaryDirectory(prefix="kvtier-model-") as directory:
             try:
                 outcome, why = try_out(model_type, settings, Path(directory))
             except Exception as error:  # noqa: BLE001 - whatever it is, it is a fault
                 outcome, why = "fault", f"{type(error).__name__}: {error}"
-        report[outcome][name] = why
+        if (outcome == "refused") != bool(named) or named not in why:
+            outcome, why = "fault", f"{outcome}: {why}"
+        found[name] = outcome, why
         sys.stderr.write(f"{outcome:8} {name}  {why[:150]}\n")
-    counts = {
-        "works": len(report["served"]),
-        "refused": len(report["refused"]),
-        "faults": len(report["fault"]),
-    }
-    found: dict[str, Any] = {"transformers": counts, "faults": report["fault"]}
-    if given.vllm:
-        program = [given.vllm, "-m", "tests.vllm.architectures", "--json"]
-        said = json.loads(
-            subprocess.run(program, stdout=subprocess.PIPE, check=False).stdout.splitlines()[-1]
-        )
-        found = {
-            "transformers": counts,
-            "vllm": said["vllm"],
-            "faults": {**report["fault"], **said["faults"]},
-        }
-    if given.json:
-        sys.stdout.write(f"{json.dumps(found)}\n")
-    return 1 if found["faults"] else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    return found

@@ -343,7 +343,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("names", nargs="*", help="models of the table; all of them without")
     given = parser.parse_args(arguments)
     prepare()
-    report: dict[str, dict[str, str]] = {"served": {}, "refused": {}, "fault": {}}
+    found: dict[str, Outcome] = {}
     for name in given.names or MODELS:
         with tempfile.TemporaryDirectory(prefix="kvtier-model-") as directory:
             try:
@@ -352,16 +352,13 @@ def main(arguments: list[str] | None = None) -> int:
                 outcome, why = "fault", f"{type(error).__name__}: {error}"
         if (outcome == "refused") != bool(MODELS[name].refused) or MODELS[name].refused not in why:
             outcome, why = "fault", f"{outcome}: {why}"
-        report[outcome][name] = why
+        found[name] = outcome, why
         sys.stderr.write(f"{outcome:8} {name}  {why[:150]}\n")
-    counts = {
-        "works": len(report["served"]),
-        "refused": len(report["refused"]),
-        "faults": len(report["fault"]),
-    }
     if given.json:
-        sys.stdout.write(f"{json.dumps({'vllm': counts, 'faults': report['fault']})}\n")
-    return 1 if report["fault"] else 0
+        import vllm
+
+        sys.stdout.write(f"{json.dumps({'release': vllm.__version__, 'found': found})}\n")
+    return 1 if any(outcome == "fault" for outcome, _ in found.values()) else 0
 
 
 def prepare() -> None:
