@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from kvtier_core.transfer.accelerators import AcceleratorReport, examine_accelerators
-    from kvtier_core.transfer.choice import open_device
+    from kvtier_core.transfer.choice import has_device, open_device
     from kvtier_core.transfer.control import SCHEDULER, ControlPage
     from kvtier_core.transfer.cpu import CPUDevice
     from kvtier_core.transfer.cuda import CUDADevice
@@ -45,6 +45,7 @@ __all__ = [
     "TransferResult",
     "cpus_near",
     "examine_accelerators",
+    "has_device",
     "open_device",
     "self_test",
 ]
@@ -70,6 +71,7 @@ _HOMES = {
     "TransferResult": "device",
     "cpus_near": "numa",
     "examine_accelerators": "accelerators",
+    "has_device": "choice",
     "open_device": "choice",
     "self_test": "selftest",
 }

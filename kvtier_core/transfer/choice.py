@@ -8,7 +8,16 @@ from kvtier_core.transfer.layout import KVLayout
 from kvtier_core.transfer.pool import Pool
 
 if TYPE_CHECKING:
+    import torch
+
     from kvtier_core.transfer.streams import CopyBatch
+
+
+def has_device(place: "torch.device") -> bool:
+    """Whether ``open_device`` has one for tensors in this *place*: a CPU, or an accelerator with streams in torch."""
+    import torch  # noqa: PLC0415 - a process that only reads the pool has none
+
+    return place.type == "cpu" or hasattr(getattr(torch, place.type, None), "Stream")
 
 
 def open_device(

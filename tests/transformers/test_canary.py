@@ -7,7 +7,9 @@ from transformers import PreTrainedModel
 from kvtier_core import UnsupportedModelError
 from kvtier_transformers import Engine
 from kvtier_transformers.cache import BlockLayer, DeviceKV
+from kvtier_transformers.models import find_smollm2, load
 from kvtier_transformers.sequences import Running
+from tests.transformers.misreading import MISREADINGS, misread
 from tests.transformers.tiny import VOCAB, tiny_model, tokens
 
 CONFIG = '[pool]\ncapacity = "4MiB"\n[tiers.ram]\ntype = "memory"\ncapacity = "4MiB"\n'
@@ -63,6 +65,26 @@ def test_c05_an_adapter_that_misreads_what_it_loads_is_refused_before_anything_i
     config, wrong_adapter
 ):
     refused(config, r"the logits behind 32 tokens differ by up to .* of")
+
+
+@pytest.mark.parametrize("how", MISREADINGS)
+def test_i17_c05_an_adapter_that_is_not_certified_is_refused_before_anything_is_served(config, how):
+    with misread(how):
+        refused(config, "other bytes came back in . of 4 tensors, the first one number 2")
+
+
+@pytest.mark.real_model
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("how", MISREADINGS)
+def test_i17_c05_smollm2_is_refused_where_one_layer_is_misread(config, how):
+    model = load(find_smollm2()).model
+    with (
+        misread(how),
+        pytest.raises(
+            UnsupportedModelError, match="other bytes came back in . of 60 tensors, the first one number 2"
+        ),
+    ):
+        Engine.open(model, max_tokens=64, config=config)
 
 
 def test_c05_other_bytes_are_refused(config, monkeypatch):

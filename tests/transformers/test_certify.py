@@ -14,25 +14,17 @@ from kvtier_core import UnsupportedModelError
 from kvtier_transformers.certify import open_engine
 from kvtier_transformers.certify.variants import change
 from kvtier_transformers.models import find_smollm2
+from tests.transformers.misreading import MISREADINGS
 from tests.transformers.tiny import BLOCK, save_model, tiny_model, tokens, write_settings
 
 ROOT = Path(__file__).parents[2]
 GROUP = "kvtier.certify.v1"
 RESTORABLE = sum((cut - 1) // BLOCK * BLOCK for cut in (15, 16, 17, 31, 32, 33, 79, 80, 81, 82, 85))
-SWAP_K_AND_V = "one[:length], other[:length] = other[:length].clone(), one[:length].clone()"
-SWAP_HEADS = "one[:length] = one[:length].flip(1)"
 MISREADING = """
-from kvtier_transformers.cache import DeviceKV
 from kvtier_transformers.certify import open_engine
+from tests.transformers.misreading import misread
 
-cache = DeviceKV.cache
-
-def misread(self, length=0, log=None, batch=None):
-    one, other = self.tensors[2:4]  # K and V of the second layer, (tokens, heads, head_dim)
-    {how}
-    return cache(self, length, log, batch)
-
-DeviceKV.cache = misread
+misread({how!r}).start()
 """
 
 
@@ -100,16 +92,19 @@ def test_the_engine_is_certified_and_the_configured_tier_is_left_alone(certify, 
 
 
 @pytest.mark.real_model
-@pytest.mark.timeout(900)
-def test_smollm2_is_certified(certify):
+@pytest.mark.timeout(1800)
+def test_smollm2_is_certified_in_every_scenario_that_it_has(certify):
     driver = "from kvtier_transformers.certify import open_engine\n"
-    status, report, rows = certify(driver, "--only", "restart", model=find_smollm2(), pool="64MiB")
+    status, report, rows = certify(driver, model=find_smollm2(), pool="64MiB")
     assert status == 0, report["why_not"]
+    assert [rows.pop(name)["verdict"] for name in ("reset", "tp2")] == ["skipped", "skipped"]
+    assert len(rows) == 12
+    assert {row["verdict"] for row in rows.values()} == {"pass"}
     assert rows["restart"]["restored"]["disk"] == 80
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("how", [SWAP_K_AND_V, SWAP_HEADS], ids=["K and V", "two heads"])
+@pytest.mark.parametrize("how", MISREADINGS)
 def test_an_adapter_that_misreads_one_layer_is_not_certified(certify, how):
     status, report, rows = certify(MISREADING.format(how=how), "--only", "restart")
     assert status == 1
@@ -120,6 +115,16 @@ def test_an_adapter_that_misreads_one_layer_is_not_certified(certify, how):
         assert rows[name]["why"].startswith("first wrong after 17 tokens, by ")
         assert "16 from pool restored" in rows[name]["why"]
     assert rows["restart"]["restored"]["disk"] == 80
+
+
+@pytest.mark.real_model
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("how", MISREADINGS)
+def test_smollm2_is_not_certified_where_one_layer_is_misread(certify, how):
+    driver = MISREADING.format(how=how)
+    status, report, rows = certify(driver, "--only", "pool", model=find_smollm2(), pool="64MiB")
+    assert (status, report["certified"]) == (1, False)
+    assert rows["pool"]["why"].startswith("first wrong after 17 tokens, by ")
 
 
 @pytest.mark.timeout(300)

@@ -4,6 +4,7 @@ Decides who may use it when, and which models and prompts it takes. Whatever the
 what can't be loaded is computed.
 """
 
+import logging
 import os
 import threading
 import time
@@ -33,6 +34,8 @@ from kvtier_transformers.sequences import Running, Sequences
 from kvtier_transformers.state_bytes import StateWatch
 from kvtier_transformers.support import check_generates, check_length, check_model
 
+_log = logging.getLogger("kvtier.transformers")
+
 
 @dataclass(frozen=True, kw_only=True)
 class Generation:
@@ -54,7 +57,7 @@ class Generation:
     seconds: float
     """Seconds from the call to the last token."""
     first_logits: torch.Tensor = field(repr=False)
-    """The logits ``(vocab,)`` the first token was chosen from, fp32."""
+    """The logits ``(vocab,)`` the first token was chosen from, fp32, on the model's device."""
 
 
 class Engine:
@@ -82,6 +85,7 @@ class Engine:
         *config* is a TOML file or loaded settings; unset, the file ``KVTIER_CONFIG`` names. *name*, *files* and *edges*
         say what identifies the model's weights, as in ``namespace_for``: the first time, its files are read once more.
         With *canary* a few tokens are stored and loaded before anything is served, and the logits behind them compared.
+        The KV is on the model's device. An accelerator is tested first, and one that copies a byte wrong is refused.
         Raises ``UnsupportedModelError`` for models kvtier can't keep, ``PoolError`` when there is too little memory,
         ``ConfigError`` and ``TierOpenError`` as ``open_session`` does.
         """
@@ -99,6 +103,13 @@ class Engine:
             with cls(checked, kv, open_session(trial_settings(settings, kv), namespace, layout)) as trial:
                 check_restores(checked, kv, trial.cache_for)
         session = open_session(settings, namespace, layout)
+        if layout.device.type != "cpu":
+            _log.warning(
+                "the KV of %s is on %s, which passed kvtier's self-test. kvtier's authors have no accelerator: please "
+                "report how it goes",
+                type(checked).__name__,
+                layout.device,
+            )
         return cls(checked, kv, session, chunk_tokens=chunk_tokens, wait_timeout_s=wait_timeout_s)
 
     def __init__(
@@ -215,6 +226,8 @@ class Engine:
         the engine's model. A prompt's KV is known by its token ids, so that the model raises ``CacheError`` when it is
         called with a mask that hides some, with other positions, or with embeddings. Assisted generation does so where
         tokens were loaded, and so does ``use_cache=False``. Raises as ``generate`` does.
+
+        On an accelerator the model runs on torch's current stream, which kvtier's copies wait for.
 
         *attention_mask* says where a batch has padding. A batch takes memory of its own: up to ``max_tokens`` for each
         sequence, padding included. Of a sequence with padding behind its prompt, only the prompt is stored.

@@ -186,6 +186,7 @@ def are_near(some: Sequence[torch.Tensor], others: Sequence[torch.Tensor], near:
     if len(some) != len(others):
         return False
     for one, other in zip(some, others, strict=True):
+        one, other = one.cpu(), other.cpu()  # noqa: PLW2901 - some accelerators have no double precision
         size = one.double().norm().clamp_min(1e-12)
         if one.shape != other.shape or not (one.double() - other.double()).norm() <= near * size:  # nor a NaN
             return False

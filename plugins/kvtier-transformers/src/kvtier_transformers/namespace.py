@@ -75,6 +75,7 @@ def namespace_for(
     Raises ``OSError`` when a weight file can't be read, ``UnsupportedModelError`` when state can't be told. Cost: as
     ``digest_weights``, and 0.1 s of CPU a GiB in memory.
     """
+    kind = kv.tensors[0].device.type  # by which the kernels round
     layers = tuple(f"model.layers.{index}.self_attn" for index in range(len(kv.tensors) // 2))
     return Namespace(
         model=name or _own_name(model),
@@ -83,5 +84,5 @@ def namespace_for(
         kv_dtype=str(kv.tensors[0].dtype).removeprefix("torch."),
         tokens_per_block=kv.tokens_per_block,
         groups=(GroupSpec(layers=layers, block_bytes=kv.block_bytes),),
-        layout=LAYOUT,
+        layout=LAYOUT if kind == "cpu" else f"{LAYOUT}; computed on {kind}",
     )

@@ -77,7 +77,7 @@ def _spread(items: torch.Tensor, most: int) -> torch.Tensor:
 
 
 def _bytes(items: torch.Tensor) -> memoryview:
-    return items.contiguous().view(torch.uint8).numpy().data
+    return items.contiguous().view(torch.uint8).cpu().numpy().data
 
 
 class StateWatch:
@@ -97,12 +97,12 @@ class StateWatch:
             if isinstance(tensor, torch.Tensor) and tensor.nbytes <= _SMALL_BYTES
         }
         """Rotary frequencies are among them: some models write them in every forward pass, the same ones again."""
-        by_dtype = defaultdict(list)
+        alike = defaultdict(list)
         for tensor in self._was.tensors.values():
             if isinstance(tensor, torch.Tensor):
-                by_dtype[tensor.dtype].append(_spread(_in_memory(tensor), _WATCHED_ITEMS))
-        self._samples = list(by_dtype.values())
-        """Views of the tensors, in which a change shows: all of a dtype are read at once."""
+                alike[tensor.dtype, tensor.device].append(_spread(_in_memory(tensor), _WATCHED_ITEMS))
+        self._samples = list(alike.values())
+        """Views of the tensors, in which a change shows: all of a dtype and device are read at once."""
         self._held = self._read()
 
     def has_changed(self) -> bool:

@@ -9,6 +9,7 @@ import torch
 from transformers import PretrainedConfig, PreTrainedModel
 
 from kvtier_core import UnsupportedModelError
+from kvtier_core.transfer import has_device
 from kvtier_transformers.compat import cache_keyword, rope_settings
 from kvtier_transformers.foreign_code import code_objections
 
@@ -58,11 +59,18 @@ def _state_objections(model: PreTrainedModel, modules: Collection[torch.nn.Modul
         yield "it has an adapter loaded, which its weight files do not show: merge the adapter into the weights"
     if model.training:
         yield "it is in training mode: call model.eval()"
-    elsewhere = {parameter.device.type for parameter in model.parameters()} - {"cpu"}
-    if elsewhere:
-        yield f"it is on {', '.join(sorted(elsewhere))}: call model.to('cpu')"
+    yield from device_objections({parameter.device for parameter in model.parameters()})
     if not model.dtype.is_floating_point:
         yield f"its KV dtype {model.dtype} is not a floating-point one"
+
+
+def device_objections(devices: Collection[torch.device]) -> Iterator[str]:
+    """Objections to a model whose weights are on these *devices*."""
+    names = " and ".join(sorted(map(str, devices)))
+    if len(devices) > 1:
+        yield f"it is on {names}: load all of it onto one device"
+    if not all(map(has_device, devices)):
+        yield f"it is on {names}, and kvtier copies from accelerators with streams in torch: call model.to('cpu')"
 
 
 def _is_adapter(module: torch.nn.Module) -> bool:
@@ -74,7 +82,7 @@ def refuse(name: str, objections: list[str]) -> UnsupportedModelError:
     """The error for a model of this name, with every reason."""
     return UnsupportedModelError(
         f"{name} is not supported: {'; '.join(objections)}. Supported: decoders whose layers have full or "
-        "sliding-window attention, on the CPU"
+        "sliding-window attention, on one device"
     )
 
 
@@ -89,7 +97,8 @@ def check_model(model: torch.nn.Module) -> PreTrainedModel:
     """Return *model* when nothing speaks against keeping its KV. ``Engine.open`` then runs it on a few tokens.
 
     Raises ``UnsupportedModelError`` with every reason against it: layers that keep a state, cross-attention, an
-    adapter, another device than the CPU, hooks and other code in the place of its own. Cost: 10 us a module.
+    adapter, several devices, one that kvtier can't copy from, hooks and other code in the place of its own. Cost: 10 us
+    a module.
     """
     if not isinstance(model, PreTrainedModel):
         raise refuse(type(model).__name__, ["it is not a transformers model"])

@@ -9,7 +9,6 @@ from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
 
-import torch
 from vllm.v1.kv_offload.base import (
     CanonicalKVCaches,
     OffloadingManager,
@@ -21,7 +20,7 @@ from vllm.v1.kv_offload.config import OffloadingConfig
 
 from kvtier_core import PoolError, UnsupportedModelError
 from kvtier_core.engine import lasting_tiers, open_manager, plan_geometry, why_nothing_lasts
-from kvtier_core.transfer import SelfTestError, cpus_near, open_device, self_test
+from kvtier_core.transfer import SelfTestError, cpus_near, has_device, open_device, self_test
 from kvtier_vllm.canary import WorkerAsDevice
 from kvtier_vllm.facts import make_namespace
 from kvtier_vllm.failed_start import leaving_nothing
@@ -150,7 +149,7 @@ class KvtierSpec(OffloadingSpec):
 def _check_device(kv_caches: CanonicalKVCaches) -> str:
     """The type of the device that the KV is on; CUDA's is that of ROCm as well."""
     device = kv_caches.tensors[0].tensor.device
-    if device.type != "cpu" and not hasattr(getattr(torch, device.type, None), "Stream"):
+    if not has_device(device):
         raise UnsupportedModelError(
             f"kvtier-vllm can't serve KV on {device}: it copies from CPUs and from accelerators that have streams in "
             "torch. Run this engine without kvtier"

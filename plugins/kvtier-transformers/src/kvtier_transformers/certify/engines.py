@@ -87,5 +87,5 @@ class CertifiedEngine(_Described):
 
 
 def _log_probabilities(logits: torch.Tensor) -> NDArray[np.float32]:
-    found: NDArray[np.float32] = torch.log_softmax(logits.float(), dim=-1).numpy()  # (vocab,)
+    found: NDArray[np.float32] = torch.log_softmax(logits.float(), dim=-1).cpu().numpy()  # (vocab,)
     return found
