@@ -171,10 +171,7 @@ def simgpu(session: nox.Session) -> None:
 
 @nox.session(default=False, venv_backend="none", requires=["env", "vllm_env"])
 def models(session: nox.Session) -> None:
-    """Every architecture, tiny and random, in transformers' engine and in vLLM: served or refused by name.
-
-    ``nox -s models -- --json --page`` also writes docs/reference/models.md.
-    """
+    """Every architecture, in transformers and vLLM: served or refused by name; ``-- --page`` writes their page."""
     in_vllm = ("--vllm", str(_shared(session, "vllm_env") / "python"))
     _run(session, "python", "-m", "tests.models", *in_vllm, *session.posargs)
 
