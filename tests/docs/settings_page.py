@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from pydantic import BaseModel, SecretStr
+from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 from kvtier.shown import text_of
@@ -29,7 +30,7 @@ Two variables are no settings: `KVTIER_CONFIG` names the file, `KVTIER_LOG` the 
 
 This page is made from the code (`UPDATE_DOCS=1 pytest tests/docs`).
 """
-OURS = ("disk", "fsspec", "memory", "valkey")
+OURS = ("disk", "fsspec", "memory", "mooncake", "valkey")
 _WORDS: dict[object, str] = {
     str: "text",
     int: "whole number",
@@ -55,12 +56,18 @@ def make_page() -> str:
     for name in OURS:
         tier_type = load_tier_type(name)
         title = f'`[tiers.NAME]` with `type = "{name}"` ({tier_type.distribution})'
-        capacity = tier_type.cls.info.default_capacity
+        capacity, model = tier_type.cls.info.default_capacity, tier_type.cls.Settings
         note = (
             f"`capacity` is {text_of(capacity, 'bytes')} where it is unset." if capacity is not None else ""
         )
-        parts.append(_section(title, tier_type.cls.Settings, leave_out=TierSettings.model_fields, note=note))
+        of_all = [name for name, field in TierSettings.model_fields.items() if _is_same(field, model, name)]
+        parts.append(_section(title, model, leave_out=of_all, note=note))
     return "\n".join(parts)
+
+
+def _is_same(field: FieldInfo, model: type[BaseModel], name: str) -> bool:
+    """Whether the type has the core's own default for a setting of all types."""
+    return bool(model.model_fields[name].default == field.default)
 
 
 def _section(title: str, model: type[BaseModel], *, leave_out: Iterable[str] = (), note: str = "") -> str:

@@ -16,7 +16,7 @@ import kvtier_core
 from kvtier_core import load_tier_type
 from kvtier_testing import TierTests
 
-TIER_TYPES = ("async_example", "disk", "fsspec", "memory", "shelf", "sqlite")
+TIER_TYPES = ("async_example", "disk", "fsspec", "memory", "mooncake", "shelf", "sqlite")
 CONFIG = """
 [pool]
 capacity = "64MiB"

@@ -1,0 +1,160 @@
+"""The only module that names Mooncake: it connects, registers memory, moves blocks, and says what a code means.
+
+Calls block, and may come from any thread. Nothing here decides when a call is made, or again.
+"""
+
+import socket
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from kvtier_core import TierOpenError
+from kvtier_mooncake.settings import MooncakeSettings
+from kvtier_mooncake.work import Outcome
+
+_LOCAL_BUFFER_BYTES = 16 << 20
+"""The client's own buffer, which blocks that move from and to registered memory do not use."""
+_CONNECT_S = 5.0
+"""How long a server may take to accept a connection at the start."""
+_STILL_MOVING_S = 30.0
+"""A transfer that failed after less has failed. One that took longer was given up, and may go on."""
+
+NOT_OURS: Outcome = "something of another size stands in the block's place"
+
+_NO_ROOM = -200
+_ABSENT = frozenset({-704, -703, -712})
+"""Not found; being written by another; its copy is gone."""
+_LARGER = -600
+"""Of a read: the buffer is too small for what is there."""
+_TRANSFER_FAILED = -800
+_MEANINGS = {
+    -601: "the master took this client for dead",
+    -707: "the block's lease ran out while it was read: raise the master's --default_kv_lease_ttl",
+    _TRANSFER_FAILED: "the transfer failed: see whether the process that holds the block still runs",
+    -900: "the master did not answer: see whether mooncake_master runs, and can be reached",
+    -1010: "the master is not ready",
+}
+
+
+@dataclass(frozen=True)
+class Region:
+    """Memory that blocks are moved from and to."""
+
+    address: int
+    size: int
+
+
+class Client:
+    """A client of one store, connected."""
+
+    def __init__(self, settings: MooncakeSettings, name: str, region: Region) -> None:
+        """Connect and register *region*. Raises ``TierOpenError`` that says what to do."""
+        where = f"tier {name!r} (kvtier-mooncake)"
+        self._store, self._config = _make(settings, where)
+        _check_servers(settings, where)
+        code = self._store.setup(
+            settings.local_hostname,
+            settings.metadata_server,
+            settings.global_segment_size,
+            _LOCAL_BUFFER_BYTES,
+            settings.protocol,
+            settings.device_name,
+            settings.master_server_address,
+        )
+        if code:
+            raise TierOpenError(
+                f"{where}: Mooncake's client could not be set up: {_meaning(code)}; its own log, on stderr, says more. "
+                "Check master_server_address, metadata_server, protocol, device_name and local_hostname"
+            )
+        if code := self._store.register_buffer(region.address, region.size):
+            self._store.close()
+            raise TierOpenError(
+                f"{where}: {region.size} bytes of the pool could not be registered: {_meaning(code)}; over RDMA see "
+                "the limit on locked memory (ulimit -l)"
+            )
+
+    def exist(self, names: Sequence[str]) -> list[Outcome]:
+        """Whether each is there."""
+        return [_meaning(code) if code < 0 else code == 1 for code in self._store.batch_is_exist(names)]
+
+    def get(self, names: Sequence[str], addresses: Sequence[int], size: int) -> list[Outcome]:
+        """Read each block, of *size* bytes, to its address. Something of another size is ``NOT_OURS``.
+
+        Raises ``TimeoutError`` where bytes may still come. After ``close`` none will.
+        """
+        begin = time.monotonic()
+        codes = self._store.batch_get_into(names, addresses, [size] * len(names))
+        _check_over(codes, begin)
+        return [_loaded(code, size) for code in codes]
+
+    def put(self, names: Sequence[str], addresses: Sequence[int], size: int) -> list[Outcome]:
+        """Store each block, unless it is there. A store without room declines. Raises as ``get``."""
+        begin = time.monotonic()
+        codes = self._store.batch_put_from(names, addresses, [size] * len(names), self._config)
+        return _stored(codes, begin)
+
+    def replace(self, names: Sequence[str], addresses: Sequence[int], size: int) -> list[Outcome]:
+        """Store each block, also where it is there. Otherwise as ``put``."""
+        begin = time.monotonic()
+        codes = self._store.batch_upsert_from(names, addresses, [size] * len(names), self._config)
+        return _stored(codes, begin)
+
+    def close(self) -> None:
+        """End the client's threads and connections: after this it moves no byte. What lies in its memory is lost."""
+        self._store.close()
+
+
+def _make(settings: MooncakeSettings, where: str) -> tuple[Any, Any]:
+    """A client that is not set up, and how it is to store. Mooncake has no annotations."""
+    try:
+        from mooncake.store import (  # noqa: PLC0415 - its packages differ by accelerator: none can be required
+            MooncakeDistributedStore,
+            ReplicateConfig,
+            SoftPinAction,
+        )
+    except ImportError as error:
+        raise TierOpenError(
+            f"{where}: Mooncake's client can't be imported: {error}; pip install mooncake-transfer-engine, or "
+            "mooncake-transfer-engine-non-cuda where there is no CUDA (0.3.13 or newer)"
+        ) from None
+    config = ReplicateConfig()
+    config.replica_num = settings.replica_num
+    config.soft_pin_action = SoftPinAction.ENABLE if settings.with_soft_pin else SoftPinAction.PRESERVE
+    config.preferred_segments = [settings.preferred_segment] if settings.preferred_segment else []
+    return MooncakeDistributedStore(), config
+
+
+def _check_servers(settings: MooncakeSettings, where: str) -> None:
+    """Raises ``TierOpenError`` where no server is: Mooncake's client would try for minutes."""
+    for setting, (host, port) in settings.servers.items():
+        try:
+            socket.create_connection((host, port), _CONNECT_S).close()
+        except OSError as error:
+            raise TierOpenError(
+                f"{where}: nothing answers at {host}:{port}: {error}; start it, or correct {setting}"
+            ) from None
+
+
+def _loaded(code: int, size: int) -> Outcome:
+    if code == _LARGER or 0 <= code != size:
+        return NOT_OURS
+    return True if code >= 0 else False if code in _ABSENT else _meaning(code)
+
+
+def _stored(codes: Sequence[int], begin: float) -> list[Outcome]:
+    _check_over(codes, begin)
+    return [True if code >= 0 else False if code == _NO_ROOM else _meaning(code) for code in codes]
+
+
+def _check_over(codes: Sequence[int], begin: float) -> None:
+    seconds, failed = time.monotonic() - begin, codes.count(_TRANSFER_FAILED)
+    if failed and seconds >= _STILL_MOVING_S:
+        raise TimeoutError(
+            f"{failed} of {len(codes)} transfers were given up after {seconds:.0f} s: see whether the process that "
+            "holds the blocks is stopped, or cut off"
+        )
+
+
+def _meaning(code: int) -> str:
+    return f"{_MEANINGS.get(code, 'its documentation says what this is')} (Mooncake's code {code})"
