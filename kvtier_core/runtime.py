@@ -43,6 +43,8 @@ _TOLD_WASTE_BYTES = 64 << 20
 """Less is worth no line."""
 _CLOSE_S = 1.0
 """For tiers that did open to close again, where another has taken all the time."""
+_PREFAULT_S = 1.0
+"""A start waits no longer for the pool's memory. The first loads then need not share the processors with that pass."""
 
 _log = logging.getLogger("kvtier")
 
@@ -189,6 +191,7 @@ def open_manager(
         if settings.pool.prefault:
             pool.prefault()
         manager.open(open_timeout_s)
+        pool.wait_for_prefault(min(_PREFAULT_S, deadline - time.monotonic()))
         if waste := why_pool_is_wasted(namespace, geometry):
             _log.warning("%s", waste)
     except BaseException:

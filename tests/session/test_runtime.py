@@ -72,3 +72,13 @@ def test_i17_groups_of_any_sizes_share_rows_of_the_largest_and_the_waste_is_told
     [line] = told_at_start(caplog, 1 << 30, 8 << 10, 188 << 10)
     assert line.startswith("49% of the pool (")
     assert line.endswith("choose block sizes that bring the groups closer together")
+
+
+def test_a_start_waits_for_the_memory_of_a_small_pool(monkeypatch):
+    monkeypatch.setattr("kvtier_core.runtime._PREFAULT_S", 60.0)  # this machine may be busy
+    namespace = namespace_of(KVLayout([torch.zeros(4, 4, 8)]), "0")
+    settings = Settings(pool=PoolSettings(capacity=256 << 20), tiers={}, tier_types={})
+    with Pool.create(plan_geometry(settings, namespace)) as pool:
+        manager = open_manager(settings, namespace, pool)
+        assert pool.wait_for_prefault(0.0)
+        assert manager.shutdown(60.0)
