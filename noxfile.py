@@ -321,6 +321,17 @@ def packaging(session: nox.Session) -> None:
         session.run("pytest", "-W", "error", "-q", "--timeout=300", name)
 
 
+@nox.session(default=False, requires=["build"])
+@nox.parametrize("tier", ["memory", "disk", "fsspec", "example_async", "example_sqlite"])
+def contract(session: nox.Session, tier: str) -> None:
+    """Run the kit on each shipped tier, from the wheels of that tier, the core and the kit alone."""
+    wheels = [str(next(_dist(session).glob(f"kvtier_{name}-*.whl"))) for name in ("core", "testing", tier)]
+    session.install("-q", "-c", "constraints.txt", *wheels, "pytest", "pytest-timeout")
+    with tempfile.TemporaryDirectory() as name, session.chdir(name):
+        file = shutil.copy(ROOT / "tests/repo/contract.py", Path(name, "test_contract.py"))
+        session.run("pytest", "-W", "error", "-q", "--timeout=300", str(file))
+
+
 @nox.session(name="tests-transformers457", default=False, reuse_venv=True)
 def tests_transformers457(session: nox.Session) -> None:
     """Run the transformers plugin's tests with the oldest release it claims."""

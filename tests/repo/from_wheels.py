@@ -1,4 +1,4 @@
-"""Tests for an environment that has our wheels, no torch and no repository: the kit, and the command line.
+"""Tests for an environment that has our wheels, no torch and no repository: what is found, and the command line.
 
 ``nox -s packaging`` copies this file into an empty directory and runs it there with pytest.
 """
@@ -6,15 +6,12 @@
 import json
 import subprocess
 import sys
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 import kvtier_core
 from kvtier_core import load_tier_type
-from kvtier_testing import TierTests
 
 TIER_TYPES = ("async_example", "disk", "fsspec", "memory", "mooncake", "shelf", "sqlite")
 CONFIG = """
@@ -32,32 +29,6 @@ root = "blocks"
 type = "shelf"
 path = "blocks.sqlite"
 """
-
-
-class TestMemory(TierTests):
-    @pytest.fixture
-    def tier_class(self) -> type[Any]:
-        return load_tier_type("memory").cls
-
-
-class TestDisk(TierTests):
-    @pytest.fixture
-    def tier_class(self) -> type[Any]:
-        return load_tier_type("disk").cls
-
-    @pytest.fixture
-    def tier_settings(self, tmp_path: Path) -> Mapping[str, object]:
-        return {"root": tmp_path / "root"}
-
-
-class TestFsspec(TierTests):
-    @pytest.fixture
-    def tier_class(self) -> type[Any]:
-        return load_tier_type("fsspec").cls
-
-    @pytest.fixture
-    def tier_settings(self, tmp_path: Path) -> Mapping[str, object]:
-        return {"url": f"file://{tmp_path}/root"}
 
 
 def kvtier(place: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
