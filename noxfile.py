@@ -311,11 +311,10 @@ def packaging(session: nox.Session) -> None:
     with tempfile.TemporaryDirectory() as name, session.chdir(name):
         session.run("python", str(ROOT / "tests/repo/check_dist.py"), str(dist))
         place, shelf = Path(name), Path(name, "kvtier-shelf")
-        shelf.mkdir()
-        session.run("python", str(ROOT / "tests/docs/tutorial.py"), str(shelf))
+        session.run("kvtier", "new-tier", "shelf")
         session.install("-q", str(shelf))
         shutil.copy(ROOT / "tests/repo/from_wheels.py", place / "test_from_wheels.py")
-        for file in (*ROOT.glob("examples/*/tests/test_*.py"), shelf / "test_shelf.py"):
+        for file in (*ROOT.glob("examples/*/tests/test_*.py"), shelf / "tests/test_shelf.py"):
             shutil.copy(file, place)
         shutil.rmtree(shelf)
         session.run("pytest", "-W", "error", "-q", "--timeout=300", name)

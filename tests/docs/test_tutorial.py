@@ -15,7 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.docs.tutorial import blocks, files, script
+from kvtier.new_tier.render import render
+from tests.docs.tutorial import blocks, script, shown
 
 TIMEOUT_S = 600.0
 
@@ -25,7 +26,7 @@ pytestmark = pytest.mark.timeout(2 * TIMEOUT_S)  # it makes an environment, whic
 @pytest.fixture
 def workplace(tmp_path: Path) -> Path:
     """An empty directory but for the ``.venv`` that the page makes, which finds our packages and ``kvtier``."""
-    place = tmp_path / "kvtier-shelf"
+    place = tmp_path / "shelves"
     place.mkdir()
     venv.create(place / ".venv")
     bin_directory = place / ".venv" / "bin"
@@ -69,11 +70,11 @@ def output_of(done: subprocess.CompletedProcess[str], name: str) -> str:
 
 
 def test_every_block_is_marked_and_used():
-    assert [block.name for block in blocks()] == [
+    assert [block.name for block in blocks() if block.name] == [
         "environment",
-        "pyproject.toml",
-        "kvtier_shelf.py",
-        "test_shelf.py",
+        "package",
+        "src/kvtier_shelf/tier.py",
+        "tests/test_shelf.py",
         "install",
         "check",
         "kvtier.toml",
@@ -82,13 +83,21 @@ def test_every_block_is_marked_and_used():
     ]
 
 
-def test_c52_the_tier_has_less_than_40_lines_of_code():
-    lines = [line for line in files()["kvtier_shelf.py"].splitlines() if line.strip()]
-    assert 20 < len(lines) < 40
+def test_i21_what_the_page_shows_is_what_new_tier_writes():
+    written = render("shelf", hooks=False, licence="apache")
+    for name, text in shown().items():
+        assert text == written[name], f"the page's {name} is not that of kvtier.new_tier.templates"
+    (entry_point,) = [block.text for block in blocks() if block.language == "toml" and not block.name]
+    assert entry_point in written["pyproject.toml"]
+
+
+def test_c52_the_tier_has_less_than_60_lines_of_code():
+    lines = [line for line in shown()["src/kvtier_shelf/tier.py"].splitlines() if line.strip()]
+    assert 20 < len(lines) < 60
 
 
 def test_c50_c52_the_tier_is_found_and_passes_the_tests_of_tiers(workplace):
-    done = type_in(workplace, "environment", "install", "check")
+    done = type_in(workplace, "environment", "package", "install", "check")
     assert done.returncode == 0, done.stdout + done.stderr
     assert re.search(r"shelf +kvtier-shelf +0\.1\.0 .* available", output_of(done, "install"))
     assert not list(distributions(name="kvtier-shelf", path=[sysconfig.get_path("purelib")])), (
@@ -101,11 +110,13 @@ def test_c50_c52_the_tier_is_found_and_passes_the_tests_of_tiers(workplace):
 
 
 def test_the_change_that_the_page_proposes_makes_tests_fail(tmp_path):
-    for name, text in files().items():
+    for name, text in render("shelf", hooks=False, licence="none").items():
+        tmp_path.joinpath(name).parent.mkdir(parents=True, exist_ok=True)
         tmp_path.joinpath(name).write_text(text.replace("REPLACE INTO", "INSERT INTO"))
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"],
         cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": f"{tmp_path / 'src'}:{os.environ.get('PYTHONPATH', '')}"},
         capture_output=True,
         text=True,
         timeout=TIMEOUT_S,

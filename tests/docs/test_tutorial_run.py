@@ -14,7 +14,7 @@ pytestmark = pytest.mark.timeout(2 * TIMEOUT_S)
 
 def test_c52_k7_o1_a_second_process_restores_what_the_first_one_stored(workplace):
     save_model(tiny_model(), workplace / "MODEL")
-    done = type_in(workplace, "environment", "install", "use")
+    done = type_in(workplace, "environment", "package", "install", "use")
     assert done.returncode == 0, done.stdout + done.stderr
     said = output_of(done, "use")
     assert re.search(r'tiers\.books\.path +"blocks\.sqlite"', said)

@@ -27,6 +27,7 @@ OWN_COMMANDS = {
     "config": ("kvtier.show_config", "show every setting and where it came from"),
     "doctor": ("kvtier.doctor", "try every configured tier with one block"),
     "list": ("kvtier.list_types", "list the installed plugins"),
+    "new-tier": ("kvtier.new_tier.command", "write a package for a new tier type"),
 }
 """Commands of this package, with the module of each. A plugin's command of the same name is not reachable."""
 
