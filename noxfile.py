@@ -29,7 +29,7 @@ DISTRIBUTIONS = [
         for file in ROOT.glob(f"{folder}/*/pyproject.toml")
     ),
 ]
-NEED_TORCH = {"plugins/kvtier-transformers", "plugins/kvtier-vllm"}
+NEED_TORCH = {"plugins/kvtier-llamacpp", "plugins/kvtier-transformers", "plugins/kvtier-vllm"}
 WITHOUT_TORCH = [path for path in DISTRIBUTIONS if path not in NEED_TORCH]
 EXTRAS = {"plugins/kvtier-fsspec": ("s3", "zstd")}
 TORCH: list[str] = PYPROJECT["project"]["optional-dependencies"]["torch"]
@@ -309,6 +309,12 @@ def template(session: nox.Session) -> None:
     tools = ("pip", "pytest", "pytest-timeout", *_group("lint"), *_group("types"))
     session.install("-q", "-c", "constraints.txt", *wheels, *tools)
     session.run("python", str(ROOT / "tests/repo/template.py"))
+
+
+@nox.session(default=False, venv_backend="none", requires=["env"])
+def llamacpp(session: nox.Session) -> None:
+    """Run the llama.cpp plugin's tests, in a real llama.cpp with SmolLM2."""
+    _run(session, "pytest", *(session.posargs or ["tests/llamacpp"]))
 
 
 @nox.session(name="tests-transformers457", default=False, reuse_venv=True)

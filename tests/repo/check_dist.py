@@ -57,7 +57,11 @@ def check_metadata(path: Path, metadata: bytes) -> None:
     core = [need for need in needs if need.startswith("kvtier-core")]
     assert core or name == "kvtier-core", f"{path.name} does not need kvtier-core"
     assert all("<0.2" in need and ">=0.1" in need for need in core), f"{path.name} needs {core}"
-    if name in {"kvtier-transformers", "kvtier-vllm"}:  # those that are not installed where this runs
+    if name in {
+        "kvtier-llamacpp",
+        "kvtier-transformers",
+        "kvtier-vllm",
+    }:  # those that are not installed where this runs
         assert core[0].startswith("kvtier-core[torch]"), f"{path.name} needs {core}"
 
 

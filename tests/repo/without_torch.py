@@ -21,6 +21,7 @@ NEED_TORCH = frozenset(
         "transformers",
         "safetensors",
         "tokenizers",
+        "kvtier_llamacpp",
         "kvtier_transformers",
         "kvtier_vllm",
         "kvtier_core.transfer.CPUDevice",

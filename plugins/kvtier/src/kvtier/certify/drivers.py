@@ -17,7 +17,11 @@ from kvtier_core.errors import PluginError
 from kvtier_core.plugins.discovery import CERTIFY_GROUP, Offer, find_offers, pick, usable_names
 from kvtier_core.suggest import did_you_mean
 
-_OUR_DISTRIBUTIONS = {"transformers": "kvtier-transformers", "vllm": "kvtier-vllm"}
+_OUR_DISTRIBUTIONS = {
+    "llamacpp": "kvtier-llamacpp",
+    "transformers": "kvtier-transformers",
+    "vllm": "kvtier-vllm",
+}
 Answer = tuple[NDArray[np.float32], Mapping[str, int]]
 """The natural logarithms of the next token's probabilities ``(vocab,)``, and the restored tokens by their source."""
 

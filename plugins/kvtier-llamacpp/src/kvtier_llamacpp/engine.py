@@ -1,0 +1,346 @@
+"""An engine for one caller at a time: greedy generation in llama.cpp whose KV comes from and goes to kvtier's tiers.
+
+llama.cpp keeps its KV to itself, so a block passes through memory of ours on its way between it and the pool. Whatever
+the tiers do, the answer is the model's: what can't be loaded is computed.
+"""
+
+import itertools
+import logging
+import os
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, Self
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from kvtier_core import ClosedError, ConfigError, Settings, load_settings
+from kvtier_core.engine import EngineSession, Hints, PrefillCost, RequestIdentity, open_session
+from kvtier_core.transfer import KVLayout
+from kvtier_llamacpp.binding import build
+from kvtier_llamacpp.canary import measure, trial_tokens
+from kvtier_llamacpp.context import CHUNK_TOKENS, Context
+from kvtier_llamacpp.errors import LlamaError
+from kvtier_llamacpp.namespace import model_files, namespace_for
+
+_STORE_PATIENCE_S = 2.0
+"""How long one prompt waits in all for tiers that are behind, before they leave blocks of it out."""
+_log = logging.getLogger("kvtier.llamacpp")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Generation:
+    """One finished completion."""
+
+    token_ids: tuple[int, ...]
+    finish_reason: Literal["stop", "length"]
+    prompt_tokens: int
+    hit_tokens: int
+    """Prompt tokens whose KV was loaded instead of computed."""
+    hits_by_tier: Mapping[str, int]
+    """The same by where they were found: ``pool`` or a tier's name."""
+    misses: Sequence[Mapping[str, Any]]
+    """Why no more was loaded: what ``EngineSession.explain`` says of the request."""
+    ttft_s: float
+    """Seconds from the call to the first token."""
+    load_s: float
+    """Seconds of it spent looking up and loading cached tokens."""
+    seconds: float
+    """Seconds from the call to the last token."""
+    first_logits: NDArray[np.float32] = field(repr=False)
+    """The logits ``(vocab,)`` the first token was chosen from."""
+
+
+class Engine:
+    """Runs a GGUF model with kvtier behind it. One prompt at a time; other threads' calls are refused meanwhile."""
+
+    @classmethod
+    def open(
+        cls,
+        path: Path,
+        *,
+        max_tokens: int,
+        config: Path | Settings | None = None,
+        threads: int | None = None,
+        flash_attention: bool = True,
+        wait_timeout_s: float = 30.0,
+    ) -> Self:
+        """Load the GGUF file *path*, take memory for *max_tokens* tokens, open the pool and the tiers of *config*.
+
+        *config* is a TOML file or loaded settings; unset, the file ``KVTIER_CONFIG`` names. A block has
+        ``pool.block_size`` tokens. *threads* compute, unset as many as there are cores. ``wait_timeout_s`` bounds every
+        wait for tiers and copies. Before anything is served, two blocks are read and written again and the logits
+        behind them compared.
+
+        Raises ``ConfigError`` for a file that is no model, ``UnsupportedModelError`` for one that kvtier can't keep,
+        ``PluginError`` where llama.cpp is missing or of another build, and as ``open_session`` does.
+        """
+        settings = config if isinstance(config, Settings) else load_settings(file=config)
+        if max_tokens < 1:
+            raise ConfigError(f"max_tokens={max_tokens}: must be at least 1")
+        model_files(path)
+        tokens_per_block = settings.pool.block_size
+        num_blocks = -(-max_tokens // tokens_per_block)
+        with ExitStack() as on_failure:
+            context = Context(
+                path,
+                num_tokens=max(num_blocks * tokens_per_block, trial_tokens(tokens_per_block)),
+                tokens_per_block=tokens_per_block,
+                threads=threads or len(os.sched_getaffinity(0)),
+                flash_attention=flash_attention,
+            )
+            on_failure.callback(context.close)
+            blocks = torch.zeros((num_blocks, measure(context)), dtype=torch.uint8)
+            namespace = namespace_for(
+                path,
+                build=build(),
+                tokens_per_block=tokens_per_block,
+                block_bytes=blocks.shape[1],
+                flash_attention=flash_attention,
+            )
+            session = open_session(settings, namespace, KVLayout([blocks]))
+            on_failure.pop_all()
+        return cls(context, blocks, session, max_tokens=max_tokens, wait_timeout_s=wait_timeout_s)
+
+    def __init__(
+        self,
+        context: Context,
+        blocks: torch.Tensor,
+        session: EngineSession,
+        *,
+        max_tokens: int,
+        wait_timeout_s: float = 30.0,
+    ) -> None:
+        """Put together what ``open`` makes. The engine owns *context* and *session* from here on."""
+        self._context = context
+        self._blocks = blocks
+        self._rows: NDArray[np.uint8] = blocks.numpy()
+        self._session = session
+        self.max_tokens = max_tokens
+        """Tokens of a prompt and its answer together."""
+        self._wait_timeout_s = wait_timeout_s
+        self._alone = threading.Lock()
+        self._closed = False
+        self._process = os.getpid()
+        self._prefill_cost = PrefillCost()
+        self._ids = (f"{uuid.uuid4().hex}-{number}" for number in itertools.count())
+        self._last_request: str | None = None
+        self._num_read = 0
+        """Blocks of the prompt whose bytes are in our memory."""
+        self._copies_lost = False
+
+    @property
+    def tokens_per_block(self) -> int:
+        """Tokens of a block."""
+        return self._context.tokens_per_block
+
+    @property
+    def vocab_size(self) -> int:
+        """Tokens that the model knows."""
+        return self._context.vocab_size
+
+    @property
+    def trained_tokens(self) -> int:
+        """Tokens of the longest prompt that the model was trained with."""
+        return self._context.trained_tokens
+
+    def tokenize(self, text: str) -> list[int]:
+        """The model's tokens for *text*."""
+        return self._context.tokenize(text)
+
+    def detokenize(self, token_ids: Sequence[int]) -> str:
+        """The text of *token_ids*, without special tokens."""
+        return self._context.detokenize(token_ids)
+
+    def generate(
+        self,
+        prompt_ids: Sequence[int],
+        *,
+        max_tokens: int = 128,
+        salt: str | None = None,
+        hints: Hints | None = None,
+        ignore_eos: bool = False,
+        on_token: Callable[[int], None] | None = None,
+    ) -> Generation:
+        """Complete *prompt_ids* greedily with up to *max_tokens* tokens, the end token included if it comes.
+
+        *salt* keeps requests apart: cached blocks are shared only between requests of one salt. *hints* say what will
+        become of its blocks, and change no answer. *on_token* is called with every token, on the caller's thread.
+
+        Raises ``LlamaError`` when the prompt is empty, does not fit, has a token that the model does not know, or the
+        engine is busy; ``ClosedError`` when it was closed. Cost: a forward pass over the tokens not cached, then one a
+        token.
+        """
+        started = time.perf_counter()
+        self._check(prompt_ids, max_tokens)
+        with self._request(prompt_ids, salt, hints) as request_id:
+            hit_tokens = self._restore(request_id, len(prompt_ids))
+            load_s = time.perf_counter() - started
+            first_logits = self._prefill(request_id, prompt_ids, hit_tokens)
+            ttft_s = time.perf_counter() - started
+            token_ids = [int(first_logits.argmax())]
+            while True:
+                if on_token is not None:
+                    on_token(token_ids[-1])
+                has_ended = not ignore_eos and self._context.is_end(token_ids[-1])
+                if has_ended or len(token_ids) == max_tokens:
+                    break
+                self._session.append(request_id, token_ids[-1:])
+                token_ids.append(int(self._context.decode(token_ids[-1:]).argmax()))
+            self._hand_on(request_id, _STORE_PATIENCE_S)
+            return Generation(
+                token_ids=tuple(token_ids),
+                finish_reason="stop" if has_ended else "length",
+                prompt_tokens=len(prompt_ids),
+                hit_tokens=hit_tokens,
+                hits_by_tier=self._session.request_hits(request_id) if hit_tokens else {},
+                misses=self._session.explain(request_id),
+                ttft_s=ttft_s,
+                load_s=load_s,
+                seconds=time.perf_counter() - started,
+                first_logits=first_logits,
+            )
+
+    def _check(self, prompt_ids: Sequence[int], max_tokens: int) -> None:
+        if max_tokens < 1 or not prompt_ids:
+            raise LlamaError(
+                f"a prompt of {len(prompt_ids)} tokens and max_tokens={max_tokens}: both must be at least 1"
+            )
+        if len(prompt_ids) + max_tokens - 1 > self.max_tokens:
+            raise LlamaError(
+                f"{len(prompt_ids)} prompt tokens and {max_tokens} more do not fit: this engine was opened for "
+                f"{self.max_tokens}; open it with a larger max_tokens"
+            )
+        unknown = next((token for token in prompt_ids if not 0 <= token < self.vocab_size), None)
+        if unknown is not None:
+            raise LlamaError(f"the model has no token {unknown}: it knows 0 to {self.vocab_size - 1}")
+
+    @contextmanager
+    def _request(self, prompt_ids: Sequence[int], salt: str | None, hints: Hints | None) -> Iterator[str]:
+        """A request from its announcement to its end, while nobody else uses the engine."""
+        with self._used_alone():
+            self._wait_for_blocks()
+            self._context.clear()
+            self._num_read = 0
+            request_id = next(self._ids)
+            self._session.begin(request_id, prompt_ids, RequestIdentity(salt=salt), hints=hints or Hints())
+            self._last_request = request_id
+            try:
+                yield request_id
+            except BaseException:
+                self._copies_lost = True
+                self._session.abort(request_id)  # raises when its transfers do not end
+                self._copies_lost = False
+                raise
+            self._session.end(request_id)
+
+    @contextmanager
+    def _used_alone(self) -> Iterator[None]:
+        if not self._alone.acquire(blocking=False):
+            raise LlamaError("the engine is busy with another prompt: run them one after another")
+        try:
+            if self._closed or os.getpid() != self._process:
+                raise ClosedError(
+                    "the engine is closed, or was opened by the process that this one was forked from"
+                )
+            yield
+        finally:
+            self._alone.release()
+
+    def _wait_for_blocks(self) -> None:
+        """The last prompt's blocks may still be on their way into the pool, out of the memory that is filled next."""
+        if self._copies_lost:
+            raise LlamaError("a copy of an earlier prompt never ended and may still read: open a new engine")
+        if self._last_request is not None and not self._session.wait_stored(
+            self._last_request, self._wait_timeout_s
+        ):
+            raise LlamaError(
+                f"the last prompt's blocks were not copied to the pool within {self._wait_timeout_s:g} s: try again, "
+                "or open the engine with a larger wait_timeout_s"
+            )
+
+    def _restore(self, request_id: str, num_tokens: int) -> int:
+        """Load what the pool and the tiers have of the prompt's beginning. The tokens whose KV is there now."""
+        matched = min(self._session.wait_matched(request_id, self._wait_timeout_s), num_tokens - 1)
+        wanted = matched // self.tokens_per_block
+        self._session.load(request_id, wanted * self.tokens_per_block, range(wanted))
+        loaded = self._session.wait_loaded(request_id, self._wait_timeout_s)
+        for row in self._rows[: loaded // self.tokens_per_block]:
+            if not self._context.write_block(row):
+                _log.warning(
+                    "llama.cpp did not take a stored block in: this prompt is computed from its beginning"
+                )
+                self._context.clear()
+                return 0
+        self._num_read = loaded // self.tokens_per_block
+        return loaded
+
+    def _prefill(self, request_id: str, prompt_ids: Sequence[int], hit_tokens: int) -> NDArray[np.float32]:
+        """Compute the rest of the prompt, and hand its blocks on piece by piece. The logits behind it."""
+        computing = handing_on = 0.0
+        logits = np.zeros(0, np.float32)
+        for begin in range(hit_tokens, len(prompt_ids), CHUNK_TOKENS):
+            started = time.perf_counter()
+            logits = self._context.decode(prompt_ids[begin : begin + CHUNK_TOKENS])
+            computed = time.perf_counter()
+            self._hand_on(request_id, max(0.0, _STORE_PATIENCE_S - handing_on))
+            computing += computed - started
+            handing_on += time.perf_counter() - computed
+        self._prefill_cost.add(len(prompt_ids) - hit_tokens, computing)
+        if (cost := self._prefill_cost.seconds_per_token()) is not None:
+            self._session.set_recompute_cost(cost)
+        return logits
+
+    def _hand_on(self, request_id: str, patience_s: float) -> None:
+        """Read the blocks that are new out of llama.cpp, and offer them to the pool."""
+        complete = self._context.num_tokens // self.tokens_per_block
+        while self._num_read < complete and self._context.read_block(
+            self._num_read, self._rows[self._num_read]
+        ):
+            self._num_read += 1
+        num_tokens = self._num_read * self.tokens_per_block
+        self._session.computed(request_id, num_tokens, range(self._num_read), wait_s=patience_s)
+        self._session.end_step()
+
+    def flush(self, timeout_s: float = 60.0) -> bool:
+        """Wait until everything stored so far has reached the tiers; False when that takes longer.
+
+        Raises ``LlamaError`` while another thread uses the engine.
+        """
+        with self._used_alone():
+            return self._session.flush(timeout_s)
+
+    def stats(self) -> Mapping[str, Any]:
+        """The session's counters: hits by tier, misses by reason, bytes."""
+        return self._session.stats()
+
+    def close(self) -> None:
+        """Close the session with its pool and tiers, and give the model's memory back. Calling it twice is fine.
+
+        A prompt on another thread is waited for. Raises ``LlamaError`` when it does not end, and keeps its memory. In a
+        forked child there is nothing to close.
+        """
+        if os.getpid() != self._process:
+            return
+        if not self._alone.acquire(timeout=min(self._wait_timeout_s, threading.TIMEOUT_MAX)):
+            raise LlamaError(
+                f"another thread did not end its prompt within {self._wait_timeout_s:g} s: close again"
+            )
+        try:
+            self._closed = True
+            self._session.close()
+            self._context.close()
+        finally:
+            self._alone.release()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

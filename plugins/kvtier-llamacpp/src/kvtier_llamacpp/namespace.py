@@ -1,0 +1,53 @@
+"""What makes a llama.cpp model's KV bytes interchangeable (C02): the file, the build, and how the context is set up."""
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from kvtier_core import ConfigError
+from kvtier_core.engine import GroupSpec, Namespace
+from kvtier_weights import digest_weights
+
+_PART = re.compile(r"(?P<begin>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")
+
+
+def model_files(path: Path) -> Sequence[Path]:
+    """The files of a GGUF model: *path*, or all its parts where it is the first of several.
+
+    Raises ``ConfigError`` when one is missing.
+    """
+    match = _PART.fullmatch(path.name)
+    names = (
+        [
+            f"{match['begin']}-{number:05}-of-{match['count']}.gguf"
+            for number in range(1, int(match["count"]) + 1)
+        ]
+        if match
+        else [path.name]
+    )
+    files = [path.with_name(name) for name in names]
+    for file in files:
+        if not file.is_file():
+            raise ConfigError(
+                f"{file}: no such file: give the path of a GGUF file, of several parts the first"
+            )
+    return files
+
+
+def namespace_for(
+    path: Path, *, build: str, tokens_per_block: int, block_bytes: int, flash_attention: bool
+) -> Namespace:
+    """The namespace of the model in *path* with blocks of *block_bytes*.
+
+    The content of all its files counts, and so does the build: llama.cpp promises the format of its states to no other.
+    Rope and all that the file says of the model are in its content. Raises ``OSError`` when a file can't be read. Cost:
+    as ``digest_weights``.
+    """
+    return Namespace(
+        model=path.stem,
+        weights_digest=digest_weights(model_files(path)),
+        kv_dtype="float16",
+        tokens_per_block=tokens_per_block,
+        groups=(GroupSpec(layers=("llama.cpp sequence state",), block_bytes=block_bytes),),
+        layout=f"{build}, state of one sequence, unified, flash attention {'on' if flash_attention else 'off'}",
+    )
