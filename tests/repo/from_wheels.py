@@ -13,7 +13,7 @@ import pytest
 import kvtier_core
 from kvtier_core import load_tier_type
 
-TIER_TYPES = ("async_example", "disk", "fsspec", "memory", "mooncake", "shelf", "sqlite")
+TIER_TYPES = ("async_example", "disk", "fsspec", "memory", "mooncake", "shelf", "sqlite", "valkey")
 CONFIG = """
 [pool]
 capacity = "64MiB"
