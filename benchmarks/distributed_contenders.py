@@ -26,8 +26,6 @@ from kvtier_core.transfer import Pool
 from kvtier_core.values import RequestInfo
 
 _PATIENCE_S = 120.0
-_BATCH_BYTES = 4 << 20
-"""Bytes that the bare loop has under way on a connection: as many as the core gives to one call."""
 
 
 @contextmanager
@@ -39,7 +37,6 @@ def managed(
     chosen = tier_class.Settings.model_validate({"type": "bench", "limits": whole, **settings})
     group = GroupSpec(layers=("0",), block_bytes=payload_bytes)
     rows = pool.geometry.num_rows
-    port = BlockingTier if issubclass(tier_class, BlockTier) else HookTier
     manager = TierManager(
         pool=pool,
         namespace=Namespace(
@@ -57,7 +54,9 @@ def managed(
                 info=tier_class.info,
                 limits=chosen.limits,
                 capacity_bytes=None,
-                make_port=partial(port, tier_class, chosen),
+                make_port=partial(BlockingTier, tier_class, chosen)
+                if issubclass(tier_class, BlockTier)
+                else partial(HookTier, lambda context: tier_class(chosen, context)),
             )
         ],
         policy=make_policy("lru", rows),
@@ -143,15 +142,18 @@ def _prompts(keys: Sequence[OffloadKey]) -> Iterator[tuple[str, tuple[OffloadKey
     yield "second", tuple(keys[half:])
 
 
-class _Threads:
+class Threads:
     """What contenders without kvtier share: one thread a connection, each with every so manieth batch of rows."""
+
+    batch_bytes = 4 << 20
+    """Bytes under way on a connection: as many as one call of our tier moves."""
 
     def __init__(self, threads: int) -> None:
         self._threads = threads
         self._pool = ThreadPoolExecutor(threads)
 
     def _each(self, rows: Rows, move: Callable[[int, Sequence[int]], None]) -> Measured:
-        size = max(1, _BATCH_BYTES // rows.row_bytes)
+        size = max(1, self.batch_bytes // rows.row_bytes)
         batches = [range(begin, min(begin + size, rows.count)) for begin in range(0, rows.count, size)]
 
         def work(number: int) -> None:
@@ -161,7 +163,7 @@ class _Threads:
         return timed(lambda: list(self._pool.map(work, range(self._threads))))
 
 
-class BareSockets(_Threads):
+class BareSockets(Threads):
     """The shortest loop on sockets: known lengths alone, no proofs, no time-outs, and any surprise ends it."""
 
     name = "bare"
@@ -242,7 +244,7 @@ def _expect(one: socket.socket, words: bytes) -> None:
         raise RuntimeError(f"the server answered {got!r}")
 
 
-class OrdinaryClient(_Threads):
+class OrdinaryClient(Threads):
     """The client library as its manual shows it: one ``set`` or ``get`` a block."""
 
     name = "client"
