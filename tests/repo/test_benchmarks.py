@@ -70,6 +70,8 @@ def test_distributed_stores_are_compared_with_their_bare_clients():
         for other in ("bare", "client"):
             assert result["ratios"][f"valkey_{what}_128KiB_vs_{other}"] > 0
             assert result["ratios"][f"valkey_{what}_128KiB_1_thread_vs_{other}"] > 0
+        if find_spec("mooncake") is not None:
+            assert result["ratios"][f"mooncake_{what}_128KiB_vs_bare"] > 0
     assert {f"valkey_lookup_1000_{ms}ms_s" for ms in (0, 1, 5)} < set(result["lookups"])
 
 
