@@ -32,7 +32,8 @@ class Bucket:
 class Engine:
     """One engine's view, and the stores that it has in flight."""
 
-    def __init__(self, number: int, bucket: Bucket) -> None:
+    def __init__(self, number: int, bucket: Bucket, skew: float) -> None:
+        self.skew = skew
         self.writer = f"{number:08x}"
         self.bucket = bucket
         self.table = PackTable(SIZE, CAPACITY, None)
@@ -43,7 +44,7 @@ class Engine:
     def look(self, now: float) -> None:
         shown = self.room.begin_look()
         self.table.drop(self.table.lacking(self.bucket.packs, now))
-        self.table.add(Pack(pack.name, Index(pack.keys), now - 1) for pack in self.bucket.packs.values())
+        self.table.add(Pack(pack.name, Index(pack.keys), now - 1, now) for pack in self.bucket.packs.values())
         self.room.looked(shown)
 
     def begin(self, keys, now: float) -> None:
@@ -68,12 +69,13 @@ class Engine:
         self.room.stored(pack.name.bytes(SIZE))
         self.table.add([Pack(pack.name, Index(pack.keys), pack.known)])
 
-    def keep(self, now: float) -> int:
+    def keep(self, now: float, *, is_killed: bool) -> int:
         before = self.table.find(KEYS)
         superseded = self.table.superseded()
         self.table.drop(superseded)
         assert self.table.find(KEYS) == before, "of a block that counts nothing was removed"
-        self.remove([*superseded, *(pack.name.text for pack in self.table.make_room(CAPACITY // 32, now))])
+        going = [*superseded, *(pack.name.text for pack in self.table.make_room(CAPACITY // 32, now))]
+        self.remove(going[: len(going) // 2] if is_killed else going)
         return len(superseded)
 
     def remove(self, names) -> None:
@@ -85,10 +87,12 @@ class Engine:
 def test_i18_engines_that_share_a_bucket_are_over_its_capacity_by_one_pack_each_at_most(seed):
     rng = random.Random(seed)
     bucket, saw, peak = Bucket(), Counter[str](), 0
-    engines = [Engine(number, bucket) for number in range(rng.randint(1, 10))]
+    skews = [rng.choice((0, 0, 20, -20, 4000, -4000)) for _ in range(rng.randint(1, 10))]
+    engines = [Engine(number, bucket, skew) for number, skew in enumerate(skews)]
     most = CAPACITY + len(engines) * (PACK * SIZE + 400)
     for step in range(1, 1500):
-        now, engine = step / 4, rng.choice(engines)
+        engine = rng.choice(engines)
+        now = 10_000 + step / 4 + engine.skew
         what = rng.choices(("begin", "land", "look", "keep", "kill"), (6, 6, 2, 1, 0.1))[0]
         if what == "begin":
             first = rng.randrange(len(KEYS) - PACK)
@@ -98,9 +102,10 @@ def test_i18_engines_that_share_a_bucket_are_over_its_capacity_by_one_pack_each_
         elif what == "look":
             engine.look(now)
         elif what == "keep" and rng.random() < 0.5:  # two may keep at a time
-            saw["superseded"] += engine.keep(now)
+            saw["superseded"] += engine.keep(now, is_killed=False)
         elif what == "kill":
-            engines[engines.index(engine)] = Engine(step, bucket)
+            engine.keep(now, is_killed=True)  # in the middle of it
+            engines[engines.index(engine)] = Engine(step, bucket, engine.skew)
             saw["killed"] += len(engine.in_flight)
         peak = max(peak, bucket.bytes)
         assert bucket.bytes <= most

@@ -77,6 +77,22 @@ def test_i18_a_stamp_is_later_than_all_that_are_known():
     assert table.next_stamp(3.0) == 9001
 
 
+def test_i18_packs_of_a_clock_that_is_ahead_are_read_and_leave_in_their_turn():
+    table = PackTable(SIZE, 3 * (SIZE + 100), None)
+    table.add([pack((1 << 48) - 1, KEYS[:1])])
+    name = PackName.of(table.next_stamp(3.0), "0" * 8, 1, 9)
+    assert PackName.read(name.text) == name
+    table.drop(table.names)
+    for number, ahead in enumerate((0, 86_400, 0)):
+        at = 1000.0 + 120 * number
+        (key,) = KEYS[number : number + 1]
+        name = PackName.of(int((at + ahead) * 1000), "0" * 8, 1, len(Index((key,)).text()))
+        table.add([Pack(name, Index((key,)), 0.0, at)])
+    table.use(KEYS[:1], 1400.0)
+    (leaves,) = table.make_room(SIZE, 2000.0)
+    assert leaves.keys == (KEYS[1],), "it was stored first of those that were not used since"
+
+
 def test_i18_neighbours_are_one_read_and_strangers_are_not():
     table = PackTable(SIZE, None, None)
     table.add([pack(1, KEYS)])

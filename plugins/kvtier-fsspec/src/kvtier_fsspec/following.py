@@ -110,10 +110,12 @@ class Follower:
             )
 
     def _enter(self, names: Sequence[PackName], indexes: Sequence[bytes | Exception | None]) -> None:
-        now = time.monotonic()
+        now, wall = time.monotonic(), time.time()
         found = list(zip(names, indexes, strict=True))
         packs = [
-            Pack(name, self._index_of(name, index), now) for name, index in found if isinstance(index, bytes)
+            Pack(name, self._index_of(name, index), now, wall)
+            for name, index in found
+            if isinstance(index, bytes)
         ]
         with self._lock:
             read = self._unread.intersection(pack.name.text for pack in packs)
@@ -123,10 +125,10 @@ class Follower:
         self._enter_unread([name for name, index in found if isinstance(index, Exception)])
 
     def _enter_unread(self, names: Sequence[PackName]) -> None:
-        now = time.monotonic()
+        now, wall = time.monotonic(), time.time()
         with self._lock:
             new = [name for name in names if name.text not in self._table]
-            self._table.add(Pack(name, NOTHING, now) for name in new)
+            self._table.add(Pack(name, NOTHING, now, wall) for name in new)
             self._unread.update(name.text for name in new)
 
     def _index_of(self, name: PackName, text: bytes) -> Index:

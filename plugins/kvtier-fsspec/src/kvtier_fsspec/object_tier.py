@@ -211,7 +211,7 @@ class ObjectTier(BlockTier):
         name = PackName.of(stamp, self._writer, len(stored), len(text), packed)
         self._bucket.write(self._path(name.text), [*stored, text])
         with self._lock:
-            self._table.add([Pack(name, index, time.monotonic())])
+            self._table.add([Pack(name, index, time.monotonic(), time.time())])
         self._tell()
 
     def _make_room(self, needed: int) -> None:

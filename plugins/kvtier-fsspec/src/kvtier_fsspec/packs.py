@@ -19,6 +19,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
+from math import inf
 from typing import NamedTuple
 
 from kvtier_core.tier import OffloadKey
@@ -36,6 +37,8 @@ _LENGTH_BYTES = 2
 _SIZE_BYTES = 4
 _SUM_BYTES = 4
 _NAME = re.compile(r"([0-9a-f]{12})-([0-9a-f]{8})-([0-9a-f]{1,6})-([0-9a-f]{1,8})(?:-([0-9a-f]{1,10}))?")
+_LAST_STAMP = 16**12 - 1
+"""In the year 10889. A clock that was there once must not end the names that can be read."""
 _GAP = 4
 """Blocks between two wanted ones that are read with them: a request costs more."""
 _MINUTE_S = 60.0
@@ -154,15 +157,18 @@ class Pack:
 
     __slots__ = ("_ends", "keys", "known", "name", "used", "used_here")
 
-    def __init__(self, name: PackName, index: Index, known: float) -> None:
+    def __init__(self, name: PackName, index: Index, known: float, now: float = inf) -> None:
         self.name = name
         self.keys = index.keys
         """In order; none where the index is damaged."""
         self._ends = None if index.sizes is None else array("Q", accumulate(index.sizes))
         self.known = known
         """When it was entered, on the monotonic clock: a listing that began before may lack it."""
-        self.used = name.stamp / 1000
-        """When one of its blocks was used, as far as known, or it was stored, in seconds since the epoch."""
+        self.used = min(name.stamp / 1000, now)
+        """When one of its blocks was used, as far as known, or it was stored, in seconds since the epoch.
+
+        Not later than *now*, when it was entered: a writer's clock may be ahead.
+        """
         self.used_here = 0.0
         """When this engine used one of its blocks."""
 
@@ -219,7 +225,7 @@ class PackTable:
 
     def next_stamp(self, now: float) -> int:
         """The stamp of a pack that is stored *now*: no other has it or a later one, as far as known here."""
-        self._newest = max(self._newest + 1, int(now * 1000))
+        self._newest = min(max(self._newest + 1, int(now * 1000)), _LAST_STAMP)
         return self._newest
 
     def add(self, packs: Iterable[Pack]) -> None:
