@@ -12,6 +12,7 @@ include_patterns = [
     "README.md",
     "CHANGELOG.md",
     "CONTRIBUTING.md",
+    "SECURITY.md",
     "docs/**",
     "plugins/*/*.md",
     "examples/*/*.md",

@@ -126,3 +126,17 @@ REGISTRIES = ["py" + "pi.org", "python" + "hosted", "pytorch" + ".org/whl", "ind
 def test_no_file_names_a_package_registry(word):
     assert len(SOURCES) > 50
     assert [str(path) for path in SOURCES if word in path.read_text()] == []
+
+
+@pytest.mark.parametrize(
+    "page",
+    [ROOT / "CONTRIBUTING.md", ROOT / ".ci/run", *sorted(ROOT.glob(".github/workflows/*.yml"))],
+    ids=lambda page: page.name,
+)
+def test_every_session_that_is_named_exists(page):
+    sessions = set(
+        re.findall(r'^def (\w+)\(session|name="([\w-]+)"', (ROOT / "noxfile.py").read_text(), re.MULTILINE)
+    )
+    known = {name for pair in sessions for name in pair}
+    named = re.findall(r"nox (?:--\S+ )*-s ((?:[a-z][\w-]* ?)+)", page.read_text())
+    assert {name for names in named for name in names.split()} <= known
