@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.vllm.engines import VOCAB
-from tests.vllm.models import SIZES, save_model
+from tests.vllm.models import SIZES, WINDOW, save_model
 
 _HIDDEN = SIZES["hidden_size"]
 _HEADS = 3
@@ -46,6 +46,13 @@ def save_eagle3(directory: Path, target: Path) -> Path:
             **_layer("midlayer.", 2 * _HIDDEN),
         },
     )
+
+
+def save_windowed_eagle3(directory: Path, target: Path) -> Path:
+    """One whose layer sees two blocks."""
+    save_eagle3(directory, target)
+    _change_settings(directory, layer_types=["sliding_attention"], sliding_window=WINDOW)
+    return directory
 
 
 def save_medusa(directory: Path, target: Path) -> Path:

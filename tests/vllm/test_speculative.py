@@ -123,6 +123,19 @@ def test_v8_another_drafters_kv_is_not_loaded_and_the_same_ones_is_accepted_as_i
     assert drafts[1][1] < drafts[1][0]
 
 
+def test_v8_a_drafters_window_does_not_shorten_what_the_target_loads(start, model, plain, tmp_path):
+    options = speculating(drafters.save_windowed_eagle3(tmp_path / "drafter", model), "eagle3")
+    wanted = prompt(1)
+    expected = plain.generate(wanted)
+    first = start(connector(disk(tmp_path / "root")), **options)
+    assert first.store(wanted) == expected
+    first.call("settle")
+    assert first.close() == 0
+    second = start(connector(disk(tmp_path / "root")), **options)
+    assert second.call("generate", prompts=[wanted]) == [{"tokens": expected[0], "cached": 10 * BLOCK}]
+    assert second.close() == 0
+
+
 def test_v8_engines_with_and_without_proposals_from_the_text_share_a_disk(start, plain, tmp_path):
     wanted = prompt(1)
     expected = plain.generate(wanted)
