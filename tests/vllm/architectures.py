@@ -250,6 +250,13 @@ def make(model: Model, directory: Path) -> None:
     )
 
 
+def save_latent(directory: Path, **sizes: int) -> Path:
+    """A DeepSeek V2 of the table, with other *sizes*."""
+    model = MODELS["DeepSeek V2, latent attention"]
+    make(model._replace(settings={**model.settings, **sizes}), directory)
+    return directory
+
+
 def ask_alone(directory: Path, options: Mapping[str, Any]) -> list[list[int]]:
     """The tokens that vLLM without a connector computes, and those it gives after its own prefix cache."""
     engine = Engine(engine_options(directory, **options))

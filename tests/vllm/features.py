@@ -19,11 +19,12 @@ from typing import Any
 
 from kvtier_core import UnsupportedModelError
 from tests.vllm import asks, drafters
-from tests.vllm.architectures import MODELS, make, prepare
+from tests.vllm.architectures import prepare, save_latent
 from tests.vllm.engines import BLOCK
 from tests.vllm.models import (
     save_adapter,
     save_hybrid_model,
+    save_states_model,
     save_tiny_model,
     save_with_tokenizer,
     until_settled,
@@ -40,11 +41,6 @@ def _storing_files(directory: Path) -> Options:
         "kv_role": "kv_both",
         "kv_connector_extra_config": {"shared_storage_path": str(directory / "files")},
     }
-
-
-def _latent(directory: Path) -> Path:
-    make(MODELS["DeepSeek V2, latent attention"], directory)
-    return directory
 
 
 def _save_adapters(directory: Path) -> Options:
@@ -76,6 +72,22 @@ def _stages(of_layers: str, model: Callable[[Path], Path]) -> Feature:
     )
 
 
+def _canonical(
+    stored_by: int, served_by: int, model: Callable[[Path], Path] = save_tiny_model, **more: Any
+) -> Feature:
+    """What so many workers stored serves another number of them after the restart."""
+    options = {"tensor_parallel_size": stored_by, "connector": {"canonical_layout": True}, **more}
+    later = fixed(tensor_parallel_size=served_by)
+    return Feature(fixed(**options), model=model, later=later)
+
+
+def _canonical_latent(stored_by: int, served_by: int) -> Feature:
+    """Of one layer: vLLM on a CPU says other things with two workers than with one. Further layers would keep that."""
+    model = partial(save_latent, num_hidden_layers=1)
+    feature = _canonical(stored_by, served_by, model, prefix_caching_of_mla=True)
+    return feature._replace(ask=asks.one_by_one, like_for_like=True)
+
+
 def _save_layers(count: int) -> Callable[[Path], Path]:
     return partial(save_tiny_model, num_hidden_layers=count)
 
@@ -98,12 +110,12 @@ _ALONE: dict[str, Feature] = {
     "data parallel 2 on two nodes": Feature(fixed(data_parallel_size=2, nodes=2), model=save_with_tokenizer),
     "tensor parallel 2": Feature(fixed(tensor_parallel_size=2), processes=True),
     "latent attention": Feature(
-        fixed(prefix_caching_of_mla=True), asks.one_by_one, model=_latent, like_for_like=True
+        fixed(prefix_caching_of_mla=True), asks.one_by_one, model=save_latent, like_for_like=True
     ),
     "latent attention, tensor parallel 2": Feature(
         fixed(tensor_parallel_size=2, prefix_caching_of_mla=True),
         asks.one_by_one,
-        model=_latent,
+        model=save_latent,
         processes=True,
         like_for_like=True,
     ),
@@ -137,6 +149,10 @@ _ALONE: dict[str, Feature] = {
     "generated tokens": Feature(fixed(connector={"offload_prompt_only": False})),
     "sliding windows": Feature(model=save_hybrid_model),
     "MultiConnector": Feature(beside=_storing_files),
+    "canonical layout, tensor parallel 2, then 1": _canonical(2, 1),
+    "canonical layout, tensor parallel 1, then 2": _canonical(1, 2),
+    "canonical layout, sliding windows, tensor parallel 2, then 1": _canonical(2, 1, save_hybrid_model),
+    "canonical layout, latent attention, tensor parallel 1, then 2": _canonical_latent(1, 2),
 }
 """Each by what people call it."""
 _TOGETHER: dict[str, Feature] = {
@@ -169,6 +185,11 @@ _REFUSED: dict[str, Feature] = {
     ),
     "sliding windows in joined blocks": Feature(
         fixed(connector={"blocks_per_chunk": 2}), model=save_hybrid_model, refused="blocks_per_chunk = 2"
+    ),
+    "canonical layout, states": Feature(
+        fixed(max_num_batched_tokens=BLOCK, connector={"canonical_layout": True}),
+        model=save_states_model,
+        refused="canonical_layout with its layer",
     ),
     "a hash that is not cryptographic": Feature(
         fixed(prefix_caching_hash_algo="xxhash"), refused="'xxhash' is not cryptographic"

@@ -77,6 +77,9 @@ def test_c02_a_setting_counts_unless_it_is_known_to_be_harmless(change):
                 "VLLM_ENGINE_READY_TIMEOUT_S": 5,
                 "VLLM_NIXL_SIDE_CHANNEL_PORT": 5,
                 "VLLM_DP_RANK": 1,
+                "VLLM_ENABLE_V1_MULTIPROCESSING": True,
+                "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
+                "VLLM_ALLOW_INSECURE_SERIALIZATION": True,
             }
         },
     ],

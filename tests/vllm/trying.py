@@ -35,13 +35,15 @@ class Feature(NamedTuple):
     ask: Callable[[Any, Path], Answers] = generate
     model: Callable[[Path], Path] = save_tiny_model
     processes: bool = False
-    """Whether scheduler and workers have processes of their own."""
+    """Whether scheduler and workers have processes of their own, also where tensor parallelism does not need them."""
     environment: Mapping[str, str] = {}
     """Of an engine with a pipeline."""
     beside: Callable[[Path], Options] | None = None
     """Another connector, in vLLM's ``MultiConnector`` behind kvtier's."""
     between: Callable[[Path], Options] | None = None
     """Options of an engine that comes before the restart, answers the same, and is not given what the first stored."""
+    later: Callable[[Path], Options] = fixed()
+    """Options that the engine after the restart has otherwise."""
     like_for_like: bool = False
     """Whether it is compared with the same options, and later answers with those after vLLM's own prefix cache: kernels
     round otherwise there, or the answers tell of the options."""
@@ -99,10 +101,14 @@ def try_out(feature: Feature, directory: Path) -> Outcome:
         others, foreign = apart(_ask_again, feature, directory, changed)
         assert not foreign, f"{foreign} tokens came from another engine's blocks"
         given.append(others)
-    again, after_restart = apart(_ask_again, feature, directory, with_kvtier)
+    later = apart(feature.later, directory)
+    last = cached
+    if later and feature.like_for_like:
+        _, last = apart(_ask_alone, feature, directory, engine_options(model, **{**alone, **later}))
+    again, after_restart = apart(_ask_again, feature, directory, {**with_kvtier, **later})
     assert after_restart, "nothing came from the disk after a restart"
     answers = [*given, again]
-    right = [computed, *[cached] * (len(answers) - 1)]
+    right = [computed, *[cached] * (len(given) - 1), last]
     assert answers == right, f"{answers} and not {right}"
     return Outcome(sum(map(len, answers)), hits, after_restart)
 
@@ -110,7 +116,7 @@ def try_out(feature: Feature, directory: Path) -> Outcome:
 def _start(feature: Feature, options: Options, directory: Path) -> Engine | Served:
     if "data_parallel_size" in options:
         return Served(directory, dict(options))
-    if feature.processes:
+    if feature.processes or options.get("tensor_parallel_size", 1) > 1:
         os.environ.update(VLLM_ENABLE_V1_MULTIPROCESSING="1", VLLM_ALLOW_INSECURE_SERIALIZATION="1")
     if "pipeline_parallel_size" in options:
         os.environ.update(feature.environment)

@@ -189,7 +189,8 @@ _LEFT_OUT: Mapping[str, frozenset[str]] = {
 """Fields that can't change KV, by the class that has them."""
 
 _LEFT_OUT_OF_ENVIRONMENT = re.compile(
-    r"(^|_)(HOST|HOSTNAME|IP|IPS|PORT|RANK|LOCAL|RAY|TIMEOUT|OMP|RESERVED|LOG|LOGGING|DEBUG|PROFILING|BUILD|URL|PREFIX)(_|$)"
+    r"(^|_)(HOST|HOSTNAME|IP|IPS|PORT|RANK|LOCAL|RAY|MULTIPROC|MULTIPROCESSING|SERIALIZATION|TIMEOUT|OMP|RESERVED|LOG|"
+    r"LOGGING|DEBUG|PROFILING|BUILD|URL|PREFIX)(_|$)"
 )
 """Words in the names of variables about other processes, about time, processor cores and logs."""
 
