@@ -44,6 +44,8 @@ class Wire:
         self._view = memoryview(self._buffer)
         self._begin = self._end = 0  # what has been received and not read yet
         self._is_refused = False
+        self._longest = float("inf")
+        """Seconds that a call of the socket may take."""
 
     @property
     def is_reusable(self) -> bool:
@@ -154,4 +156,7 @@ class Wire:
         left = self._deadline - time.monotonic()
         if left <= 0:
             raise TimeoutError
-        self._sock.settimeout(min(left, SILENCE_S))
+        longest = min(left, SILENCE_S)
+        if longest < self._longest:  # setting it is a system call
+            self._sock.settimeout(longest)
+            self._longest = longest
