@@ -134,6 +134,12 @@ class TestPacked(ObjectFixtures, TierTests):
     def tier_settings(self, proxy, url):
         return {"url": url, "storage_options": options(proxy.port), "compression": "zstd"}
 
+    @pytest.mark.xfail(
+        strict=True, reason="it counts rows, and packed blocks take less; see test_i18_c13 below"
+    )
+    def test_c55_a_tier_that_bounds_itself_keeps_to_its_capacity(self, open_tier, maker, info):
+        super().test_c55_a_tier_that_bounds_itself_keeps_to_its_capacity(open_tier, maker, info)
+
     def test_i18_blocks_of_one_store_are_one_object_that_is_smaller_than_their_rows(
         self, open_tier, maker, witness
     ):
@@ -183,6 +189,12 @@ class TestBeside(ObjectFixtures):
         assert tier._table.bytes == sum(sizes) < 9 * maker.row_bytes
         assert tier.contains(KEYS) == [True] * len(KEYS)
         assert make_tier(packing)._table.bytes == sum(sizes)
+        small = make_tier(packing, namespace="small", capacity=5 * maker.row_bytes)
+        for key in KEYS:
+            small.store(key, memoryview(maker.make(key)))
+        names = witness.packs("small")
+        assert 5 < len(names) < len(KEYS)
+        assert sum(len(witness.get(f"small/packs/{name}")) for name in names) <= 5 * maker.row_bytes
 
     def test_i18_a_damaged_frame_proves_nothing_and_is_stored_over(self, packing, open_tier, maker, witness):
         tier = make_tier(packing)
