@@ -28,6 +28,9 @@ class Mutant:
     def name(self) -> str:
         return self.cls.__name__
 
+    def __str__(self) -> str:
+        return f"{self.test_class}-{self.rule}"
+
     @property
     def level(self) -> str:
         """The interface that it is written on."""
