@@ -7,15 +7,21 @@ from tests.tiers.mooncake_store import MooncakeStore, is_installed
 if not is_installed():
     pytest.skip("needs the package mooncake-transfer-engine-non-cuda", allow_module_level=True)
 
-from kvtier_mooncake import MooncakeTier
+from kvtier_mooncake import MooncakeSettings, MooncakeTier
 from kvtier_testing import TierTests
 from kvtier_testing.checks import assert_contents, assert_moved, make_rows
-from kvtier_testing.rows import similar_keys
+from kvtier_testing.driving import TierDriver
+from kvtier_testing.rows import RowMaker, similar_keys
 
 
 @pytest.fixture(scope="module")
 def _store(tmp_path_factory):
     store = MooncakeStore(tmp_path_factory.mktemp("mooncake"))
+    maker, (key,) = RowMaker("warm", 1000), similar_keys(1)
+    for _ in range(3):  # the first clients of a process start threads that it keeps: they are no leak
+        settings = MooncakeSettings(type="kit", master_server_address=store.address)
+        with TierDriver(MooncakeTier, settings, row_bytes=maker.row_bytes) as tier:
+            assert_moved(tier.store({key: maker.make(key)}))
     yield store
     store.stop()
 
