@@ -125,6 +125,11 @@ def page(run: dict[str, Any]) -> str:
         ),
         "",
     ]
+    if run["load"] > run["cores"]:
+        lines += [
+            "**The machine was busy with other work**: rates and their ratios say little, CPU time holds.",
+            "",
+        ]
     rows = [[what, f"{value:.2f}", aim, verdict(is_met=is_met)] for what, value, aim, is_met in found]
     lines += table(("kvtier over obstore", "ratio", "aim", "met"), rows)
     lines += table(

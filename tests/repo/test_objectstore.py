@@ -47,6 +47,8 @@ def test_i18_the_page_says_which_aims_are_met(result, tmp_path, monkeypatch):
     assert "| 8 MiB | kvtier | 100 (1.3) | 100 (1.3) |" in page
     assert not any("s3fs |" in line or "## Compression" in line for line in page)
     assert max(len(line) for line in page) <= 120
+    assert not any("machine was busy" in line for line in page)
+    assert "machine was busy" in objectstore_page.page(result | {"load": 2.5})
 
 
 def test_i18_the_page_shows_when_compression_pays(result):
