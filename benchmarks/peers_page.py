@@ -104,6 +104,12 @@ def summary(run: dict[str, Any], ways: Sequence[str]) -> Iterator[str]:
     if "disk_3841_vs_lmcache" in run["floor"]:
         over = told(run["floor"]["disk_3841_vs_lmcache"])
         yield f"- The floor over the best of LMCache, 3,841 tokens from disk, page cache dropped: {over}."
+    if "conversations_vs_lmcache" in run["floor"]:
+        over = told(run["floor"]["conversations_vs_lmcache"])
+        yield (
+            "- The most that conversations allow, over the best of LMCache: "
+            f"{over}. That is vLLM with a device's cache that holds all of them, so that nothing is stored or loaded."
+        )
     yield ""
     reasons = {**{WAYS[name].product: why for name, why in run["absent"].items()}, **UNPUBLISHED}
     for product, why in reasons.items():
@@ -253,8 +259,8 @@ def method(run: dict[str, Any], ways: Sequence[str]) -> Iterator[str]:
         "*Dropped*: the files are out of the page cache."
     )
     yield (
-        "- Conversations: 8 of 3 turns from 600 to 1,000 tokens, two at a time; the device's cache holds 3,584 tokens. "
-        "All engines run side by side and take turns."
+        "- Conversations: 8 of 3 turns from 600 to 1,000 tokens, two at a time; the device's cache holds 3,584 tokens, "
+        "and all of them where there is no connector. All engines run side by side and take turns."
     )
     yield (
         "- Memory is PSS: of a page that several processes map, each has its share. RSS counts kvtier's pool and "

@@ -70,6 +70,14 @@ def test_ratios_are_against_the_best_of_theirs(run):
     assert run["wrong"] == {"kvtier": {"killed": 0}, "lmcache_fs": {"killed": 5}}
 
 
+def test_the_most_that_conversations_allow_is_told(run):
+    run["raw"]["conversations"]["none"] = {"rounds": [1050.0] * 3, "pss_bytes": 1, "disk_bytes": 0}
+    run |= peers.summarize(run["raw"])
+    assert run["ratios"]["conversations_vs_lmcache"] == 1.2
+    assert run["floor"]["conversations_vs_lmcache"] == 1.05
+    assert "over the best of LMCache: 1.05." in peers_page.page(run)
+
+
 def test_the_floor_is_told_beside_the_ratios_and_over_the_best_of_lmcache(run):
     assert run["floor"]["floor_s"]["3841"]["median"] == 0.12
     assert run["floor"]["disk_3841_vs_lmcache"] == 0.5
