@@ -152,6 +152,7 @@ _ALONE: dict[str, Feature] = {
     "canonical layout, tensor parallel 2, then 1": _canonical(2, 1),
     "canonical layout, tensor parallel 1, then 2": _canonical(1, 2),
     "canonical layout, sliding windows, tensor parallel 2, then 1": _canonical(2, 1, save_hybrid_model),
+    "canonical layout, sliding windows, tensor parallel 1, then 2": _canonical(1, 2, save_hybrid_model),
     "canonical layout, latent attention, tensor parallel 2, then 1": _canonical_latent(2, 1),
     "canonical layout, latent attention, tensor parallel 1, then 2": _canonical_latent(1, 2),
 }
