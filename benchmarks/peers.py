@@ -9,7 +9,7 @@ CPUs, kvtier, SmolLM2 and the peers. One that is missing or does not start is a 
   cache. The first load of each process warms up.
   After each way the *floor* is taken: as many bytes read past the page cache and copied once, with nothing around it.
 - ``conversations``: eight in turns, of which the device's cache holds a part; tokens a second, in rounds. vLLM without
-  connector has a cache that holds all of them: nobody who loads what was in there can be faster.
+  connector has a cache that holds all of them: it computes as many tokens, and stores and loads nothing.
 - ``faults``: see ``peers_faults``.
 
 Printed are medians with 95 % intervals by resampling. ``ratios`` are ours over theirs: of seconds, less is better; of
@@ -214,7 +214,7 @@ def _floor(
     figures: dict[str, Any],
     best: Callable[[str, str, Callable[[Sequence[float]], float]], float | None],
 ) -> dict[str, Any]:
-    """What nobody can better, over the best of LMCache: from the disk, and in conversations."""
+    """Over the best of LMCache: bare reads and copies of as many bytes, and conversations without store or load."""
     floor_s = {length: interval(found) for length, found in samples.items() if found}
     floor: dict[str, Any] = {"floor_s": floor_s}
     for ratio, at, figure, pick in (

@@ -107,8 +107,8 @@ def summary(run: dict[str, Any], ways: Sequence[str]) -> Iterator[str]:
     if "conversations_vs_lmcache" in run["floor"]:
         over = told(run["floor"]["conversations_vs_lmcache"])
         yield (
-            "- The most that conversations allow, over the best of LMCache: "
-            f"{over}. That is vLLM with a device's cache that holds all of them, so that nothing is stored or loaded."
+            "- Conversations without any store or load, over the best of LMCache: "
+            f"{over}. That is vLLM without connector, with a device's cache that holds all of them."
         )
     yield ""
     reasons = {**{WAYS[name].product: why for name, why in run["absent"].items()}, **UNPUBLISHED}

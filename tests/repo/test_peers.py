@@ -70,7 +70,7 @@ def test_ratios_are_against_the_best_of_theirs(run):
     assert run["wrong"] == {"kvtier": {"killed": 0}, "lmcache_fs": {"killed": 5}}
 
 
-def test_the_most_that_conversations_allow_is_told(run):
+def test_conversations_without_store_or_load_are_told(run):
     run["raw"]["conversations"]["none"] = {"rounds": [1050.0] * 3, "pss_bytes": 1, "disk_bytes": 0}
     run |= peers.summarize(run["raw"])
     assert run["ratios"]["conversations_vs_lmcache"] == 1.2
