@@ -13,8 +13,12 @@ from kvtier_vllm import canary, spec, worker
 class Misreading(worker.KvtierWorker):
     """As after a change of vLLM's layout that its adapter does not know of."""
 
+    def __init__(self, *args):
+        super().__init__(*args)
+        self._loads = {}
+
     def submit_load(self, job_id, src_spec, dst_spec, *args, **how):
-        self._loads = {**getattr(self, "_loads", {}), job_id: dst_spec.block_ids.tolist()}
+        self._loads[job_id] = dst_spec.block_ids.tolist()
         return super().submit_load(job_id, src_spec, dst_spec, *args, **how)
 
     def get_finished(self):
