@@ -1,10 +1,12 @@
-"""Rows that do not depend on the tensor-parallel size, by vLLM's own mappings. Real engines: see ``features``."""
+"""Rows that do not depend on the tensor-parallel size: by vLLM's own mappings, and in real engines of two sizes."""
 
+import time
 import warnings
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from kvtier_core.transfer import (
@@ -19,11 +21,15 @@ from kvtier_core.transfer import (
     self_test,
 )
 from kvtier_vllm.facts import Workers, make_namespace
-from tests.vllm.engines import needs_vllm
+from tests.vllm.architectures import save_latent
+from tests.vllm.engines import connector, disk, needs_vllm, prompt
 from tests.vllm.facts_of import GROUP, PLAIN
 
 pytestmark = [needs_vllm, pytest.mark.timeout(2400)]
+PATIENCE_S = 120.0
 LAYERS, BLOCKS, TOKENS, HEADS, SIZE = 2, 4, 8, 4, 16
+ROOM_BYTES = 4096
+"""Of a row: for the proof, and what makes it whole pages."""
 HEAD_BYTES = TOKENS * 2 * SIZE * 4
 NAMES = [f"layers.{number}" for number in range(LAYERS)]
 
@@ -229,3 +235,64 @@ def test_v11_the_namespace_of_the_canonical_layout_does_not_depend_on_tensor_par
     latent = replace(one, workers=workers, groups=(replace(GROUP, parts=(8192, 8192), copies=2),))
     assert make_namespace(one).name == make_namespace(two).name == make_namespace(latent).name
     assert make_namespace(one).name != make_namespace(PLAIN).name
+
+
+@pytest.fixture(scope="module")
+def of_kind(model, tmp_path_factory):
+    """A tiny model for each kind of attention, and the options that it needs.
+
+    Behind latent attention vLLM on a CPU computes others with two workers than with one. One layer keeps none of that.
+    """
+    latent = save_latent(tmp_path_factory.mktemp("latent"), num_hidden_layers=1)
+    return {
+        "full": (model, {}),
+        "latent": (latent, {"prefix_caching_of_mla": True}),
+    }
+
+
+@pytest.mark.parametrize("kind", ["full", "latent"])
+def test_v11_the_disk_holds_the_same_blocks_whichever_number_of_workers_stored_them(
+    start, of_kind, tmp_path, kind
+):
+    model, options = of_kind[kind]
+    found = {}
+    for workers in (1, 2):
+        root = tmp_path / str(workers)
+        engine = start(
+            connector(disk(root, layout="files"), canonical_layout=True),
+            model=model,
+            processes=workers,
+            tensor_parallel_size=workers,
+            num_gpu_blocks_override=200,
+            **options,
+        )
+        engine.store(prompt(1, blocks=4))
+        wait_until_stored(engine)
+        assert engine.close() == 0
+        found[workers] = {path.relative_to(root): path.read_bytes() for path in root.rglob("*.kv")}
+    one, two = found.values()
+    assert one.keys() == two.keys()
+    assert len(one) >= 4
+    if kind == "latent":
+        assert one == two
+        return
+    for name in one:
+        few, many = (np.frombuffer(blocks[name][:-ROOM_BYTES], np.float32) for blocks in (one, two))
+        rounding = 1e-3 * np.abs(few).max()
+        np.testing.assert_allclose(many, few, rtol=0, atol=rounding)
+        of_heads = few.reshape(2, 2, -1)  # (layers, heads, ...)
+        exchanged = of_heads[:, ::-1].ravel()
+        assert np.abs(few - exchanged).max() > 100 * rounding
+
+
+def wait_until_stored(engine):
+    give_up = time.monotonic() + PATIENCE_S
+    on_device = 0
+    while not on_device or on_device > metric(engine, 'kvtier_tier_stored_blocks{"tier": "disk"}'):
+        assert time.monotonic() < give_up, engine.log()
+        engine.generate([1, 2, 3])  # vLLM tells of them with a step
+        on_device = metric(engine, "kvtier_device_stored_blocks")
+
+
+def metric(engine, name):
+    return engine.call("metrics").get(f"vllm:{name}", 0)
