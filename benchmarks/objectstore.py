@@ -37,6 +37,8 @@ from tests.tiers.seaweed import BUCKET, SeaweedFS
 SIZES = {"128KiB": 128 << 10, "1MiB": 1 << 20, "8MiB": 8 << 20}
 LATENCY_S = 0.020
 LOOKED_UP = 1000
+AT_ONCE = 50
+"""Blocks of one store: a driver has 64 rows."""
 
 
 def ratios(size: str, measured: Passes) -> dict[str, float]:
@@ -59,7 +61,8 @@ def lookups(server: SeaweedFS, threads: int) -> dict[str, float]:
     found: dict[str, float] = {}
     try:
         with drive(url, server.options, threads, row_bytes=len(row)) as writer:
-            writer.store(dict.fromkeys(there, row))
+            for at in range(0, LOOKED_UP, AT_ONCE):
+                writer.store(dict.fromkeys(there[at : at + AT_ONCE], row))
         late = delay(LATENCY_S, proxy)
         proxy.fault = lambda _request: late
         for what, asked, is_there in (("present", there, True), ("absent", absent, False)):

@@ -162,7 +162,7 @@ def test_i18_ten_engines_share_a_bucket_through_kills_and_a_restart(tmp_path, re
         with object_engines.drive(server.port, url) as fresh:
             asked = [*KEYS, *TOGETHER]
             there = [key for key, is_there in zip(asked, fresh.lookup(asked), strict=True) if is_there]
-            found = [key.hex() for key in fresh.load(there).rows]
+            found = [key.hex() for key in object_engines.load_all(fresh, there)]
         engines.tell(found)
         looks = engines.hear()
         assert len(found) > 300
