@@ -18,12 +18,16 @@ def external_hits(engine):
 def store(engine, tier, *prompts):
     """The tokens that follow each prompt, once the tier has its 10 blocks: a reset drops those on the way."""
     tokens = engine.store(*prompts)
+    until_stored(engine, tier, 10 * len(prompts))
+    return tokens
+
+
+def until_stored(engine, tier, blocks):
     give_up = time.monotonic() + PATIENCE_S
     stored = f'vllm:kvtier_tier_stored_blocks{{"tier": "{tier}"}}'
-    while engine.call("metrics").get(stored, 0) < 10 * len(prompts):
+    while engine.call("metrics").get(stored, 0) < blocks:
         assert time.monotonic() < give_up, engine.log()
         engine.generate([1, 2, 3])  # vLLM tells of them with a step
-    return tokens
 
 
 def last_write(root):
