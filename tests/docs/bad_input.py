@@ -157,7 +157,7 @@ COMMAND_LINE = [
         title="an engine that nobody offers",
         command="kvtier certify --engine vlm --model model",
         status=2,
-        says=("unknown engine 'vlm'", "did you mean 'vllm'?", "there are transformers, vllm"),
+        says=("unknown engine 'vlm'", "did you mean 'vllm'?", "there are llamacpp, transformers, vllm"),
     ),
     Case(
         title="a model to certify that is not there",

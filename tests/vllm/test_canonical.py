@@ -238,7 +238,7 @@ def test_v11_the_namespace_of_the_canonical_layout_does_not_depend_on_tensor_par
 
 
 @pytest.fixture(scope="module")
-def of_kind(model, tmp_path_factory):
+def of_kind(model, hybrid_model, tmp_path_factory):
     """A tiny model for each kind of attention, and the options that it needs.
 
     Behind latent attention vLLM on a CPU computes others with two workers than with one. One layer keeps none of that.
@@ -246,11 +246,12 @@ def of_kind(model, tmp_path_factory):
     latent = save_latent(tmp_path_factory.mktemp("latent"), num_hidden_layers=1)
     return {
         "full": (model, {}),
+        "window": (hybrid_model, {}),
         "latent": (latent, {"prefix_caching_of_mla": True}),
     }
 
 
-@pytest.mark.parametrize("kind", ["full", "latent"])
+@pytest.mark.parametrize("kind", ["full", "window", "latent"])
 def test_v11_the_disk_holds_the_same_blocks_whichever_number_of_workers_stored_them(
     start, of_kind, tmp_path, kind
 ):
