@@ -4,7 +4,8 @@ A tier author writes six methods that block. The core supplies threads, batching
 eviction, retries, deadlines and counters. Calls come from up to ``threads`` threads (a setting every tier has), never
 two at a time on one key, and none while ``open``, ``scan`` or ``close`` runs. A call that raises ``ConnectionError``,
 ``TimeoutError`` or one of the type's own ``transient`` exceptions is made again after a pause, at most twice, while its
-job's deadline allows. Any other exception fails the block at once.
+job's deadline allows. Any other exception fails the block at once. An exception that is an answer, for one key of
+several, counts as one that was raised.
 """
 
 from abc import ABC, abstractmethod

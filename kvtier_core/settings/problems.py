@@ -38,6 +38,8 @@ _KINDS = {
     "model": ("a table", None),
 }
 """By how pydantic begins the names of its errors: what a value must be, and an example where there is no default."""
+_RIGHT_KINDS = ("string_too_short", "string_too_long", "string_pattern_mismatch")
+"""Errors whose names begin so, though the value is of the right kind."""
 _MOST_DIGITS = 20
 
 
@@ -141,7 +143,7 @@ def _explain_value(item: ErrorDetails, field: FieldInfo | None) -> str | None:
     if kind == "literal_error":
         return f"must be {item['ctx']['expected']}"
     for name, (what, example) in _KINDS.items():
-        if kind.startswith(f"{name}_"):
+        if kind.startswith(f"{name}_") and kind not in _RIGHT_KINDS:
             shown = _default(field) or example
             return f"must be {what}{f', such as {shown}' if shown else ''}{given}"
     return None

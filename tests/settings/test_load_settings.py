@@ -420,6 +420,17 @@ def test_i21_c55_a_setting_that_somebody_enforces_is_taken(install_tier, config,
     _load(file=config(f'[tiers.cold]\ntype = "own"\nroot = "/cold"\n{setting}\n'))
 
 
+@pytest.mark.parametrize(
+    ("value", "problem"), [("cold", "should match pattern"), ("/much/too/long", "at most 8 characters")]
+)
+def test_c53_a_plugins_own_bound_on_a_text_is_told_as_it_is(install_tier, config, value, problem):
+    bounded = TIER_SOURCE.replace("root: str", 'root: str = Field(pattern="^/", max_length=8)')
+    install_tier("own", source=bounded)
+    message = _refused(file=config(f'[tiers.cold]\ntype = "own"\nroot = "{value}"\n'))
+    assert problem in message
+    assert "must be a text" not in message
+
+
 # ------------------------------------------------------------------------------------------------------------- showing
 
 

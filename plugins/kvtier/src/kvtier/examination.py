@@ -228,7 +228,9 @@ class _Examination:
         manager.end_step()
         self._wait(manager, lambda: not manager.has_pending_work)
         if manager.counters.tiers[self._name].stored != 1:
-            raise _StepFailed(self._messages.last or "the block was not stored in time")
+            declined = manager.counters.tiers[self._name].declined
+            what = "the tier declined the block" if declined else "the block was not stored in time"
+            raise _StepFailed(self._messages.last or what)
 
     def _load(self, manager: TierManager, pool: Pool) -> None:
         # The block must come from the tier: nothing of it may be left in the pool, not even in a row that is free.
