@@ -330,7 +330,7 @@ class Engine:
         """Of each block that can be loaded from the pool, what stands for the bytes of each layer."""
         manager = self.manager
         (group,) = json.loads(manager._pool.note)["groups"]
-        size = group["block_bytes"] // len(group["layers"])
+        size = sum(group["parts"]) // len(group["layers"])
         return {
             block.key.hex(): {
                 layer: sha256(manager._pool.row(block.row)[index * size : (index + 1) * size]).hexdigest()
