@@ -1,8 +1,8 @@
 """Transformers' engine on a CPU whose KV is taken to be on the simulated GPU: the device and the self-test unchanged.
 
 The model computes on the host at once. So there are two memories: the one it computes in, and the GPU's, which kvtier
-copies from and to. Whatever uses the KV waits for the compute stream and reads the GPU's memory first. What it wrote
-comes there later, as a kernel on that stream. A store that comes too early finds the old bytes; a load that comes too
+copies from and to. What the model writes comes to the GPU's later, as a kernel on the compute stream. Once all of it
+is there, the next use reads the GPU's memory. A store that comes too early finds the old bytes; a load that comes too
 early is lost.
 """
 
@@ -22,7 +22,7 @@ from kvtier_transformers import engine
 from tests.transfer.kv import said_to_be_on_a_gpu
 from tests.transfer.simgpu.gpu import GPU, SimulatedEvent
 
-_LATE_S = 0.004
+_LATE_S = 0.01
 """A kernel takes so long at most: several times what a small copy takes."""
 
 
@@ -49,6 +49,8 @@ class _Memory(TorchDispatchMode):
         self._random = random.Random(seed)
         self._pairs: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         """The host's and the GPU's, ``(blocks, items)``, by where the host's memory begins."""
+        self._written = SimulatedEvent()
+        """After the last write: until it is reached, no load that waits for compute has ended."""
 
     def take(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """The GPU's memory for these."""
@@ -63,21 +65,24 @@ class _Memory(TorchDispatchMode):
         pairs = [self._pairs[memory] for memory in used & self._pairs.keys()]
         if is_view or not pairs:
             return func(*args, **kwargs)
-        self._read(pairs)
+        if self._written.query():
+            self._read()
+        if not func._schema.is_mutable:
+            return func(*args, **kwargs)
         before = [here.clone() for here, _ in pairs]
         result = func(*args, **kwargs)
-        if func._schema.is_mutable:
-            self._gpu.compute.launch(partial(time.sleep, self._random.uniform(0, _LATE_S)))
+        compute = self._gpu.compute
+        compute.launch(partial(time.sleep, self._random.uniform(0, _LATE_S)))
         for (here, there), old in zip(pairs, before, strict=True):
-            written = (here != old).any(dim=1).nonzero()[:, 0]
-            assert func._schema.is_mutable or not len(written), func
-            self._gpu.compute.launch(partial(there.index_copy_, 0, written, here[written]))
+            blocks = (here != old).any(dim=1).nonzero()[:, 0]
+            compute.launch(partial(there.index_copy_, 0, blocks, here[blocks]))
+        self._written.record(compute)
         return result
 
-    def _read(self, pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
-        """Wait for what was queued, and take over what is in the GPU's memory now."""
+    def _read(self) -> None:
+        """Take over what is in the GPU's memory now."""
         compute, begun = self._gpu.compute, SimulatedEvent(blocking=True)
-        for here, there in pairs:
+        for here, there in self._pairs.values():
             compute.launch(partial(here.copy_, there))
         begun.record(compute)
         begun.synchronize()
