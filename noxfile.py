@@ -312,6 +312,13 @@ def template(session: nox.Session) -> None:
 
 
 @nox.session(default=False, venv_backend="none", requires=["env"])
+def certify(session: nox.Session) -> None:
+    """Certify SmolLM2 in every scenario, in transformers and in llama.cpp."""
+    files = ("tests/transformers/test_certify.py", "tests/llamacpp/test_certify.py")
+    _run(session, "pytest", "--every-scenario", "-k", "smollm2", *files)
+
+
+@nox.session(default=False, venv_backend="none", requires=["env"])
 def llamacpp(session: nox.Session) -> None:
     """Run the llama.cpp plugin's tests, in a real llama.cpp with SmolLM2."""
     _run(session, "pytest", *(session.posargs or ["tests/llamacpp"]))

@@ -7,6 +7,7 @@ importing it costs nothing.
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from urllib.parse import unquote
 
 MASK = "**********"
 
@@ -56,7 +57,8 @@ def secrets_in_text(text: str) -> set[str]:
     found: set[str] = set()
     for match in _URL_USER.finditer(text):
         user, _, password = match["user"].partition(":")
-        found |= {match["user"], password or user}
+        written = {match["user"], password or user}
+        found |= written | set(map(unquote, written))  # clients and servers show what it stands for
     found |= {match["value"] for match in _URL_PARAMETER.finditer(text) if is_secret_name(match["name"])}
     return found - {""}
 

@@ -28,10 +28,21 @@ _before = _ours_in_shared_memory()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """How long the longest test of the object-store tier goes on."""
+    """How long the longest test of the object-store tier goes on, and whether SmolLM2 is certified as a whole."""
     parser.addoption(
         "--engines-seconds", type=float, default=15.0, help="how long ten engines share a bucket"
     )
+    parser.addoption(
+        "--every-scenario",
+        action="store_true",
+        help="certify SmolLM2 in all its scenarios, which takes minutes, and not in one alone",
+    )
+
+
+@pytest.fixture
+def scenarios(request: pytest.FixtureRequest) -> tuple[str, ...]:
+    """Arguments of ``kvtier certify`` for SmolLM2."""
+    return () if request.config.getoption("every_scenario") else ("--only", "restart")
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:

@@ -13,6 +13,7 @@ import pytest
 
 from kvtier_core import ClosedError, ConfigError, PluginError, UnsupportedModelError
 from kvtier_llamacpp import Engine, LlamaError, binding
+from kvtier_llamacpp.canary import measure
 from kvtier_llamacpp.context import Context
 from tests.llamacpp.conftest import OpenEngine
 from tests.llamacpp.prompts import manual
@@ -142,6 +143,33 @@ def test_another_file_or_another_build_finds_nothing(open_engine: OpenEngine, mo
 # ----------------------------------------------------------------------------------------------------- what is refused
 
 
+def test_a_file_that_is_replaced_while_it_is_opened_is_refused(
+    open_engine: OpenEngine, model, tmp_path, monkeypatch
+):
+    path, other = tmp_path / "model.gguf", tmp_path / "other.gguf"
+    path.write_bytes(model.read_bytes())
+    other.write_bytes(model.read_bytes())
+
+    def replace_and_measure(context: Context) -> int:
+        other.replace(path)
+        return measure(context)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("kvtier_llamacpp.engine.measure", replace_and_measure)
+        with pytest.raises(LlamaError, match="the file changed while it was opened"):
+            open_engine(path)
+    assert open_engine(path).vocab_size == 49152
+
+
+def test_other_threads_are_another_namespace(open_engine: OpenEngine):
+    with open_engine() as engine:
+        prompt = manual(engine, 64)
+        engine.generate(prompt, max_tokens=1)
+        assert engine.flush()
+    with open_engine(threads=1) as engine:
+        assert engine.generate(prompt, max_tokens=1).hit_tokens == 0
+
+
 @pytest.mark.parametrize("damage", ["keys and values", "two tokens"])
 def test_c05_an_adapter_that_misreads_a_block_is_refused_at_the_start(
     open_engine: OpenEngine, monkeypatch, damage
@@ -183,20 +211,33 @@ def test_a_missing_part_of_several_is_named(open_engine: OpenEngine, model, tmp_
     first.symlink_to(model)
     with pytest.raises(ConfigError, match=r"big-00002-of-00002\.gguf: no such file"):
         open_engine(first)
+    for name in ("big-00001-of-00000.gguf", "big-00002-of-00003.gguf", "big-00000-of-00003.gguf"):
+        other = tmp_path / name
+        other.symlink_to(model)
+        with pytest.raises(ConfigError, match="give the first part"):
+            open_engine(other)
 
 
 def test_prompts_that_can_not_be_run_are_refused_and_the_next_one_is_served(open_engine: OpenEngine):
     engine = open_engine()
-    for prompt, count, problem in (
+    refused: list[tuple[Any, int, str]] = [
         ([], 1, "a prompt of 0 tokens"),
         ([1], 0, "max_tokens=0"),
         ([1] * 250, 8, "open it with a larger max_tokens"),
         ([1, 49152], 1, "no token 49152"),
         ([-1], 1, "no token -1"),
-    ):
+        ([1.5], 1, "whole numbers"),
+        ([2**40], 1, "no token 1099511627776"),
+    ]
+    for prompt, count, problem in refused:
         with pytest.raises(LlamaError, match=problem):
             engine.generate(prompt, max_tokens=count)
-    assert engine.generate([1] * 249, max_tokens=8, ignore_eos=True).prompt_tokens == 249
+    for tokens in ([49152], [-5], [2**40]):
+        with pytest.raises(LlamaError, match="no token"):
+            engine.detokenize(tokens)
+    with pytest.raises(LlamaError, match="half a surrogate pair at character 2"):
+        engine.tokenize("a\ud800")
+    assert engine.generate(np.arange(1, 250), max_tokens=8, ignore_eos=True).prompt_tokens == 249
 
 
 def test_one_prompt_at_a_time(open_engine: OpenEngine):
@@ -218,8 +259,13 @@ def test_one_prompt_at_a_time(open_engine: OpenEngine):
     assert "busy with another prompt" in str(refused[0])
     engine.close()
     engine.close()
-    with pytest.raises(ClosedError):
-        engine.generate([1], max_tokens=1)
+    for use in (
+        lambda: engine.generate([1], max_tokens=1),
+        lambda: engine.detokenize([1]),
+        lambda: engine.tokenize("a"),
+    ):
+        with pytest.raises(ClosedError):
+            use()
 
 
 def test_an_error_of_the_caller_ends_the_request_and_the_engine_goes_on(open_engine: OpenEngine):

@@ -6,7 +6,7 @@ import pytest
 
 from kvtier.shown import show_settings
 from kvtier_core import KvtierError, load_settings
-from kvtier_core.masking import MASK, mask_text, mask_value
+from kvtier_core.masking import MASK, mask_text, mask_value, secrets_in_text
 from kvtier_core.runtime import plan_tier
 from kvtier_core.tier import secrets_in_options
 from tests.plugins.distributions import TIER_SOURCE
@@ -198,3 +198,8 @@ def test_k9_o2_other_names_are_not(name):
 )
 def test_s13_of_connection_options_only_the_address_of_a_server_is_no_secret(options, secret):
     assert secrets_in_options(options) == secret
+
+
+def test_c53_a_password_with_percent_signs_is_a_secret_as_servers_repeat_it_too():
+    found = secrets_in_text("redis://me:super%2Fsecret%40pw@cache:6379/0")
+    assert {"super%2Fsecret%40pw", "super/secret@pw"} <= found

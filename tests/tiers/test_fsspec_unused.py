@@ -7,10 +7,11 @@ import time
 from pathlib import Path
 
 import fsspec
+import pytest
 from fsspec.implementations.local import LocalFileSystem
 
 from kvtier_core.values import TierContext
-from kvtier_fsspec import FsspecTier
+from kvtier_fsspec import FsspecTier, description
 from tests.tiers.engine import TierEngine
 from tests.tiers.fsspec_rules import KEYS
 
@@ -115,3 +116,18 @@ def test_b3_c34_closing_makes_no_removed_namespace_anew(tmp_path):
     tier.follow()
     tier.close()
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"[" * 200_000,
+        b'{"in_use_until": true}',
+        b'{"in_use_until": -1e999}',
+        b'{"in_use_until": NaN}',
+        b"\xff",
+    ],
+)
+def test_what_is_no_description_of_ours_is_neither_in_use_nor_out_of_it(content):
+    assert not description.is_one(content)
+    assert not description.is_out_of_use(content)

@@ -10,9 +10,11 @@ import pytest
 
 pytest.importorskip("valkey")
 
+from valkey import ResponseError
+
 from kvtier_testing.rows import RowMaker, similar_keys
 from kvtier_valkey import ValkeyTier
-from kvtier_valkey.faults import ServerFullError, ServerLostError, ServerRefusedError, refusal
+from kvtier_valkey.faults import ServerFullError, ServerLostError, ServerRefusedError, fault_of, refusal
 from kvtier_valkey.wire import Wire, command
 from tests.tiers.engine import TierEngine
 from tests.tiers.tcp_proxy import TcpProxy
@@ -323,3 +325,15 @@ def test_i19_a_refusal_is_passing_final_or_full(line, kind):
     assert type(error) is kind
     assert isinstance(error, ConnectionError) is (kind is ServerLostError)
     assert str(error) == f"host:1 answered: {line}"
+
+
+def test_c53_a_server_that_repeats_a_login_shows_no_secret():
+    said = "unknown command 'AUTH', with args beginning with: 'user' 'super/secret@pw' "
+    for text in (said, "denied for super/secret@pw"):
+        error = fault_of("127.0.0.1:1", ResponseError(text), {"super/secret@pw"})
+        assert "secret" not in str(error)
+        assert "127.0.0.1:1" in str(error)
+
+
+def test_c30_an_answer_nested_without_end_is_a_fault():
+    assert isinstance(fault_of("127.0.0.1:1", RecursionError("too deep")), OSError)

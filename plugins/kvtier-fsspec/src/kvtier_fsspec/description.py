@@ -6,6 +6,7 @@ engine was closed.
 """
 
 import json
+import math
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -39,7 +40,8 @@ def is_out_of_use(content: object) -> bool:
 def _until(content: bytes) -> float | None:
     try:
         said = json.loads(content)
-    except ValueError:
+    except (ValueError, RecursionError):  # somebody else's file, perhaps nested without end
         return None
     until = said.get(_UNTIL) if isinstance(said, dict) else None
-    return until if isinstance(until, int | float) else None
+    is_time = isinstance(until, int | float) and not isinstance(until, bool) and math.isfinite(until)
+    return until if is_time else None

@@ -108,6 +108,7 @@ LOG_CALLBACK = ctypes.CFUNCTYPE(None, c_int32, c_char_p, c_void_p)
 
 _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "llama_backend_init": (None, ()),
+    "llama_print_system_info": (c_char_p, ()),
     "llama_log_set": (None, (LOG_CALLBACK, c_void_p)),
     "llama_model_default_params": (ModelParams, ()),
     "llama_context_default_params": (ContextParams, ()),
@@ -166,8 +167,11 @@ def library() -> Any:
 
 
 def build() -> str:
-    """What identifies the build of llama.cpp: the format of its states changes from build to build."""
-    return f"{PACKAGE}-{metadata.version(PACKAGE)}"
+    """What identifies the build of llama.cpp, and the instructions that it uses on this processor.
+
+    The format of its states changes from build to build, and its rounding with the instructions.
+    """
+    return f"{PACKAGE}-{metadata.version(PACKAGE)} ({library().llama_print_system_info().decode()})"
 
 
 def _find() -> Path:

@@ -6,16 +6,18 @@ prompt's, sequence 1 holds one block while its bytes are read or written. Decide
 
 import ctypes
 import logging
-from collections.abc import Sequence
+import operator
+import threading
+from collections.abc import Iterable, Sequence
 from ctypes import POINTER, c_char_p, c_int32, c_uint8
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, SupportsIndex
 
 import numpy as np
 from numpy.typing import NDArray
 
-from kvtier_core import ConfigError, UnsupportedModelError
+from kvtier_core import ClosedError, ConfigError, UnsupportedModelError
 from kvtier_llamacpp.binding import F16, FLASH_ATTENTION, LOG_CALLBACK, library
 from kvtier_llamacpp.errors import LlamaError
 
@@ -29,7 +31,10 @@ Bytes = NDArray[np.uint8]
 
 
 class Context:
-    """One model, one prompt at a time. Used by one thread at a time; ``close`` gives the memory back."""
+    """One model, one prompt at a time. Used by one thread at a time, but for ``tokenize`` and ``detokenize``.
+
+    ``close`` gives the memory back.
+    """
 
     def __init__(
         self, path: Path, *, num_tokens: int, tokens_per_block: int, threads: int, flash_attention: bool
@@ -42,7 +47,9 @@ class Context:
         self._lib = library()
         _log_errors_alone()
         self.tokens_per_block = tokens_per_block
-        self._model = self._context = None
+        self._model = self._context = self._vocab = self._memory = None
+        self._has_vocab = threading.Lock()
+        """Held by whoever reads the vocabulary, from any thread, and by ``close``."""
         try:
             self._model = self._load(path)
             self._vocab = self._lib.llama_model_get_vocab(self._model)
@@ -108,24 +115,35 @@ class Context:
 
     def tokenize(self, text: str) -> list[int]:
         """The tokens of *text*, with those that the model wants around it. Markers of roles in it count as such."""
-        data = text.encode()
+        try:
+            data = text.encode()
+        except UnicodeEncodeError as error:
+            raise LlamaError(f"the text has half a surrogate pair at character {error.start + 1}") from None
         room = len(data) + 16
         tokens = (c_int32 * room)()
-        count = self._lib.llama_tokenize(self._vocab, data, len(data), tokens, room, True, True)
+        with self._has_vocab:
+            self._check_open()
+            count = self._lib.llama_tokenize(self._vocab, data, len(data), tokens, room, True, True)
         if count < 0:
             raise LlamaError(f"llama.cpp can't tokenize a text of {len(data)} bytes")
         return list(tokens[:count])
 
     def detokenize(self, token_ids: Sequence[int]) -> str:
         """The text of *token_ids*, without special tokens."""
+        token_ids = self.check_tokens(token_ids)
         tokens = (c_int32 * len(token_ids))(*token_ids)
         room = 64 * (len(token_ids) + 1)
+        with self._has_vocab:
+            return self._detokenize(tokens, len(token_ids), room)
+
+    def _detokenize(self, tokens: Any, num_tokens: int, room: int) -> str:
+        self._check_open()
         while True:
             text = ctypes.create_string_buffer(room)
             count = self._lib.llama_detokenize(
                 self._vocab,
                 tokens,
-                len(token_ids),
+                num_tokens,
                 ctypes.cast(text, c_char_p),
                 room,
                 True,
@@ -134,6 +152,24 @@ class Context:
             if count >= 0:
                 return text.raw[:count].decode(errors="replace")
             room = -count
+
+    def check_tokens(self, token_ids: Iterable[SupportsIndex]) -> tuple[int, ...]:
+        """*token_ids* as whole numbers. Raises ``LlamaError`` for one that the model does not know.
+
+        llama.cpp itself would end the process.
+        """
+        try:
+            found = tuple(map(operator.index, token_ids))
+        except TypeError:
+            raise LlamaError("a prompt is a sequence of token ids: whole numbers") from None
+        unknown = next((token for token in found if not 0 <= token < self.vocab_size), None)
+        if unknown is not None:
+            raise LlamaError(f"the model has no token {unknown}: it knows 0 to {self.vocab_size - 1}")
+        return found
+
+    def _check_open(self) -> None:
+        if self._model is None:
+            raise ClosedError("the model was closed")
 
     def is_end(self, token_id: int) -> bool:
         """Whether the model ends its answer by this token."""
@@ -194,11 +230,12 @@ class Context:
 
     def close(self) -> None:
         """Give all memory back. Calling it twice is fine."""
-        if self._context:
-            self._lib.llama_free(self._context)
-        if self._model:
-            self._lib.llama_model_free(self._model)
-        self._context = self._model = None
+        with self._has_vocab:
+            if self._context:
+                self._lib.llama_free(self._context)
+            if self._model:
+                self._lib.llama_model_free(self._model)
+            self._context = self._model = self._vocab = self._memory = None
 
 
 class _Sequence:

@@ -10,11 +10,11 @@ import os
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, SupportsIndex
 
 import numpy as np
 import torch
@@ -28,9 +28,12 @@ from kvtier_llamacpp.canary import measure, trial_tokens
 from kvtier_llamacpp.context import CHUNK_TOKENS, Context
 from kvtier_llamacpp.errors import LlamaError
 from kvtier_llamacpp.namespace import model_files, namespace_for
+from kvtier_weights import look_at_file
 
 _STORE_PATIENCE_S = 2.0
 """How long one prompt waits in all for tiers that are behind, before they leave blocks of it out."""
+_MOST_TOKENS = 1 << 24
+"""More than any model has, and what llama.cpp can count."""
 _log = logging.getLogger("kvtier.llamacpp")
 
 
@@ -82,9 +85,11 @@ class Engine:
         ``PluginError`` where llama.cpp is missing or of another build, and as ``open_session`` does.
         """
         settings = config if isinstance(config, Settings) else load_settings(file=config)
-        if max_tokens < 1:
-            raise ConfigError(f"max_tokens={max_tokens}: must be at least 1")
-        model_files(path)
+        if not 1 <= max_tokens <= _MOST_TOKENS:
+            raise ConfigError(f"max_tokens={max_tokens}: must be 1 to {_MOST_TOKENS}")
+        threads = threads or len(os.sched_getaffinity(0))
+        files = model_files(path)
+        before = [look_at_file(file) for file in files]
         tokens_per_block = settings.pool.block_size
         num_blocks = -(-max_tokens // tokens_per_block)
         with ExitStack() as on_failure:
@@ -92,18 +97,24 @@ class Engine:
                 path,
                 num_tokens=max(num_blocks * tokens_per_block, trial_tokens(tokens_per_block)),
                 tokens_per_block=tokens_per_block,
-                threads=threads or len(os.sched_getaffinity(0)),
+                threads=threads,
                 flash_attention=flash_attention,
             )
             on_failure.callback(context.close)
             blocks = torch.zeros((num_blocks, measure(context)), dtype=torch.uint8)
             namespace = namespace_for(
-                path,
+                files,
                 build=build(),
+                threads=threads,
                 tokens_per_block=tokens_per_block,
                 block_bytes=blocks.shape[1],
                 flash_attention=flash_attention,
             )
+            if before != [look_at_file(file) for file in files]:
+                raise LlamaError(
+                    f"{path}: the file changed while it was opened, so what was loaded may be other weights than those "
+                    "that were read for their name: open it again"
+                )
             session = open_session(settings, namespace, KVLayout([blocks]))
             on_failure.pop_all()
         return cls(context, blocks, session, max_tokens=max_tokens, wait_timeout_s=wait_timeout_s)
@@ -160,7 +171,7 @@ class Engine:
 
     def generate(
         self,
-        prompt_ids: Sequence[int],
+        prompt_ids: Iterable[SupportsIndex],
         *,
         max_tokens: int = 128,
         salt: str | None = None,
@@ -178,11 +189,12 @@ class Engine:
         token.
         """
         started = time.perf_counter()
-        self._check(prompt_ids, max_tokens)
-        with self._request(prompt_ids, salt, hints) as request_id:
-            hit_tokens = self._restore(request_id, len(prompt_ids))
+        tokens = self._context.check_tokens(prompt_ids)
+        self._check(tokens, max_tokens)
+        with self._request(tokens, salt, hints) as request_id:
+            hit_tokens = self._restore(request_id, len(tokens))
             load_s = time.perf_counter() - started
-            first_logits = self._prefill(request_id, prompt_ids, hit_tokens)
+            first_logits = self._prefill(request_id, tokens, hit_tokens)
             ttft_s = time.perf_counter() - started
             token_ids = [int(first_logits.argmax())]
             while True:
@@ -197,7 +209,7 @@ class Engine:
             return Generation(
                 token_ids=tuple(token_ids),
                 finish_reason="stop" if has_ended else "length",
-                prompt_tokens=len(prompt_ids),
+                prompt_tokens=len(tokens),
                 hit_tokens=hit_tokens,
                 hits_by_tier=self._session.request_hits(request_id) if hit_tokens else {},
                 misses=self._session.explain(request_id),
@@ -217,9 +229,6 @@ class Engine:
                 f"{len(prompt_ids)} prompt tokens and {max_tokens} more do not fit: this engine was opened for "
                 f"{self.max_tokens}; open it with a larger max_tokens"
             )
-        unknown = next((token for token in prompt_ids if not 0 <= token < self.vocab_size), None)
-        if unknown is not None:
-            raise LlamaError(f"the model has no token {unknown}: it knows 0 to {self.vocab_size - 1}")
 
     @contextmanager
     def _request(self, prompt_ids: Sequence[int], salt: str | None, hints: Hints | None) -> Iterator[str]:

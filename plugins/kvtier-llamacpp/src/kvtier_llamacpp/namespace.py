@@ -14,9 +14,13 @@ _PART = re.compile(r"(?P<begin>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")
 def model_files(path: Path) -> Sequence[Path]:
     """The files of a GGUF model: *path*, or all its parts where it is the first of several.
 
-    Raises ``ConfigError`` when one is missing.
+    Raises ``ConfigError`` when one is missing, or *path* is another part.
     """
     match = _PART.fullmatch(path.name)
+    if match and not 1 == int(match["number"]) <= int(match["count"]):
+        raise ConfigError(
+            f"{path}: give the first part of a model in several files: {match['begin']}-00001-of-..."
+        )
     names = (
         [
             f"{match['begin']}-{number:05}-of-{match['count']}.gguf"
@@ -35,19 +39,27 @@ def model_files(path: Path) -> Sequence[Path]:
 
 
 def namespace_for(
-    path: Path, *, build: str, tokens_per_block: int, block_bytes: int, flash_attention: bool
+    files: Sequence[Path],
+    *,
+    build: str,
+    threads: int,
+    tokens_per_block: int,
+    block_bytes: int,
+    flash_attention: bool,
 ) -> Namespace:
-    """The namespace of the model in *path* with blocks of *block_bytes*.
+    """The namespace of the model in *files* with blocks of *block_bytes*.
 
-    The content of all its files counts, and so does the build: llama.cpp promises the format of its states to no other.
-    Rope and all that the file says of the model are in its content. Raises ``OSError`` when a file can't be read. Cost:
-    as ``digest_weights``.
+    The content of all files counts, and so does the build: llama.cpp promises the format of its states to no other. The
+    number of threads counts, because what is computed token by token rounds differently with it. Rope and all that the
+    file says of the model are in its content. Raises ``OSError`` when a file can't be read. Cost: as
+    ``digest_weights``.
     """
+    attention = "with" if flash_attention else "without"
     return Namespace(
-        model=path.stem,
-        weights_digest=digest_weights(model_files(path)),
+        model=files[0].stem,
+        weights_digest=digest_weights(files),
         kv_dtype="float16",
         tokens_per_block=tokens_per_block,
         groups=(GroupSpec(layers=("llama.cpp sequence state",), block_bytes=block_bytes),),
-        layout=f"{build}, state of one sequence, unified, flash attention {'on' if flash_attention else 'off'}",
+        layout=f"{build}, {threads} threads, state of one sequence, unified, {attention} flash attention",
     )

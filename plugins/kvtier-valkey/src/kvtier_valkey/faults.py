@@ -1,14 +1,21 @@
 """What a server's refusal or a client's exception means: try again, give up, or full.
 
-Decides by codes and classes alone; no I/O. No text holds a secret: servers and clients repeat none.
+Decides by codes and classes alone; no I/O. No text holds a secret: a server that does not know AUTH repeats its
+words, and those are cut off.
 """
 
+from collections.abc import Collection
+
 from valkey import exceptions as client
+
+from kvtier_core.tier import mask_text
 
 _PASSING = frozenset(
     {"BUSY", "CLUSTERDOWN", "LOADING", "MASTERDOWN", "NOREPLICAS", "READONLY", "TRYAGAIN", "UNBLOCKED"}
 )
 """Codes of refusals that end by themselves, or with another connection: behind one name the primary may change."""
+_REPEATED = ", with args beginning with"
+"""Behind this a server repeats what it was sent: of AUTH, user and password."""
 _LOGIN = (client.AuthenticationError, client.AuthorizationError, client.NoPermissionError)
 
 
@@ -37,13 +44,14 @@ def refusal(address: str, line: str) -> OSError:
     return ServerFullError(text) if code == "OOM" else ServerRefusedError(text)
 
 
-def fault_of(address: str, error: Exception) -> OSError:
-    """What an exception of the client, or of its socket, means."""
+def fault_of(address: str, error: Exception, secrets: Collection[str] = ()) -> OSError:
+    """What an exception of the client, or of its socket, means. Its text shows none of the *secrets*."""
     if isinstance(error, ServerLostError | ServerSilentError | ServerRefusedError):
         return error
     if isinstance(error, client.TimeoutError | TimeoutError):
         return ServerSilentError(f"{address} did not answer in time")
-    said = " ".join(str(error).split()) or type(error).__name__
+    said = " ".join(str(error).partition(_REPEATED)[0].split()) or type(error).__name__
+    said = mask_text(said, set(secrets))
     text = said if address in said else f"{address}: {said}"
     if isinstance(error, _LOGIN):
         return ServerRefusedError(text)

@@ -33,6 +33,7 @@ class Server:
                 options[name] = secret.get_secret_value()
         if self._pool.connection_class is valkey.SSLConnection and options.get("ssl_cert_reqs") != "none":
             options.setdefault("ssl_check_hostname", True)
+        self._secrets = {str(options[name]) for name in ("password", "ssl_password") if options.get(name)}
         self._client = valkey.Valkey(connection_pool=self._pool)
         is_socket = urlsplit(settings.url).scheme.lower() == "unix"
         self.address = (
@@ -85,8 +86,8 @@ class Server:
     def _called(self, work: Callable[[], _T]) -> _T:
         try:
             return work()
-        except (valkey.ValkeyError, OSError) as error:
-            raise fault_of(self.address, error) from None
+        except Exception as error:  # noqa: BLE001 - a hostile answer raises other than the library's own
+            raise fault_of(self.address, error, self._secrets) from None
 
     @contextmanager
     def _wire(self, seconds: float) -> Iterator[Wire]:
