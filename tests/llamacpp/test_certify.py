@@ -65,7 +65,6 @@ def test_smollm2_in_llamacpp_is_certified(certify, scenarios):
     if not scenarios:
         skipped = {name for name, row in rows.items() if row["verdict"] == "skipped"}
         assert skipped == {"reset", "rope", "dtype", "weights", "stale", "tp2"}
-        assert rows["kill"]["restored"]["disk"] > 0
 
 
 @pytest.mark.timeout(900)

@@ -26,7 +26,7 @@ class FsspecSettings(TierSettings):
     publish: Literal["auto", "put", "move"] = "auto"
     """How a block on a file system becomes visible: by one `"put"`, or by a put elsewhere and a `"move"`."""
     compression: Literal["none", "zstd"] = "none"
-    """How blocks are written to a bucket: `"zstd"` takes fewer bytes and more CPU. Read are both in any case."""
+    """How blocks are written to a bucket: `"zstd"` takes fewer bytes and more CPU; both are read in any case."""
     parallel_requests: Annotated[int, Field(ge=1, le=1024)] = 32
     """Small requests that may be under way at a time, beside those of `threads`."""
 
