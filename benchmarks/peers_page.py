@@ -1,4 +1,6 @@
-"""Writes ``docs/benchmarks/peers.md`` from what ``peers.py --json`` printed: ``peers_page.py RUN.json``.
+"""Writes ``docs/benchmarks/peers.md`` from what ``peers.py --json`` printed: ``peers_page.py RUN.json [LATER.json]``.
+
+A later run need not have all parts: it replaces those that it has.
 
 Decides how it is shown, and what may be: nothing allows figures of lifeboatcache in public.
 """
@@ -10,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from peers import summarize
 from peers_ways import WAYS
 
 PAGE = Path(__file__).parents[1] / "docs" / "benchmarks" / "peers.md"
@@ -290,14 +293,28 @@ def wrap(line: str) -> list[str]:
     return textwrap.wrap(line, 120, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
 
 
+def merged(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """One run, of which each part is from the last run that has it."""
+    raw = {part: found for run in runs for part, found in run["raw"].items()}
+    joined = {
+        name: {k: v for run in runs for k, v in run[name].items()} for name in ("peers", "absent", "notes")
+    }
+    return {**runs[-1], **joined, **summarize(raw), "raw": raw}
+
+
 def main() -> None:
-    """Read a run, write the page."""
+    """Read the runs, write the page."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("run", type=Path, help="what peers.py --json printed; its last line counts")
+    parser.add_argument(
+        "runs",
+        type=Path,
+        nargs="+",
+        help="what peers.py --json printed, the oldest first; the last line counts",
+    )
     options = parser.parse_args()
-    PAGE.write_text(page(json.loads(options.run.read_text().splitlines()[-1])))
+    PAGE.write_text(page(merged([json.loads(run.read_text().splitlines()[-1]) for run in options.runs])))
 
 
 if __name__ == "__main__":

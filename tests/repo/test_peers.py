@@ -131,3 +131,10 @@ def test_the_page_is_made_from_what_is_printed(run, tmp_path, monkeypatch):
     monkeypatch.setattr("sys.argv", ["peers_page.py", str(tmp_path / "run.json")])
     peers_page.main()
     assert (tmp_path / "peers.md").read_text() == peers_page.page(run)
+
+
+def test_a_later_run_replaces_the_parts_that_it_has(run):
+    later = {**run, "raw": {"reload": {"kvtier": way(host=0.04), "lmcache_fs": way(host=0.08)}}}
+    merged = peers_page.merged([run, later])
+    assert merged["ratios"] == {"host_3841_vs_lmcache": 0.5, "conversations_vs_lmcache": 1.2}
+    assert merged["wrong"] == run["wrong"]
