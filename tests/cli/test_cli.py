@@ -163,6 +163,18 @@ def test_c50_list_shows_name_distribution_version_api_and_status(install_tier, c
     } in entries
 
 
+def test_i21_list_load_tries_each_and_says_why_one_cannot_be_used(install_tier, capsys):
+    install_tier("fake")
+    install_tier("torn", source="import nothing_of_that_name")
+    install_tier("odd", source="Tier = int")
+    assert main(["list", "--load", "--json"]) == 1
+    listed = {entry["name"]: entry["status"] for entry in json.loads(capsys.readouterr().out)}
+    assert listed["fake"] == "loaded"
+    assert "No module named 'nothing_of_that_name'" in listed["torn"]
+    assert "is not a tier type of kvtier.tiers.v1" in listed["odd"]
+    assert main(["list", "--json"]) == 0
+
+
 def test_c50_list_survives_a_conflict(install_tier, capsys):
     install_tier("disk2", distribution="first-disk")
     install_tier("disk2", distribution="second-disk")

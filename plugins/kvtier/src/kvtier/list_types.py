@@ -1,10 +1,13 @@
-"""``kvtier list``: the tier types, eviction policies and commands that installed distributions offer. Imports none."""
+"""``kvtier list``: the tier types, eviction policies and commands that installed distributions offer.
+
+Imports none, unless it is asked to try each (``--load``).
+"""
 
 import argparse
 import json
 from pathlib import Path
 
-from kvtier.listing import list_plugins
+from kvtier.listing import AVAILABLE, BROKEN, list_plugins, load_offer
 from kvtier.table import format_table
 from kvtier_core.settings import read_blocklist
 
@@ -21,15 +24,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="the TOML file whose blocked_plugins count (default: the one KVTIER_CONFIG names, if any)",
     )
+    parser.add_argument("--load", action="store_true", help="import each, and say why one can't be used")
     parser.add_argument("--json", action="store_true", help="print a JSON list")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the list; 0, since a plugin that can't be used harms nobody who doesn't use it.
+    """Print the list; 0, since a plugin that can't be used harms nobody who doesn't use it. With ``--load``, 1 for one.
 
     Raises ``ConfigError`` when the list of blocked plugins can't be read.
     """
-    offers = list_plugins(read_blocklist(args.config))
+    blocked = read_blocklist(args.config)
+    offers = list_plugins(blocked)
+    if args.load:
+        offers = [
+            (offer, load_offer(offer, blocked) if said == AVAILABLE else said) for offer, said in offers
+        ]
     entries = [
         {**{name: getattr(offer, name) for name in _OF_OFFER}, "status": status} for offer, status in offers
     ]
@@ -39,4 +48,4 @@ def run(args: argparse.Namespace) -> int:
         print(format_table([*_OF_OFFER, "status"], entries))
     else:
         print("no plugins are installed; try: pip install kvtier-disk")
-    return 0
+    return int(args.load and any(said.startswith(BROKEN) for _, said in offers))
