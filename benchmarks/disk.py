@@ -23,9 +23,19 @@ import tempfile
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
-from disk_contenders import Bare, Contender, Fio, FioSynced, Rows, Vllm
+from disk_contenders import Fio, FioSynced, Vllm
 from disk_ours import Ours, OursPlain, OursWithProofs
-from measuring import Passes, cpu_s_per_gib, kernel_s_per_gib, measure, ratio, summarize_passes
+
+from kvtier_testing.bench.measuring import (
+    Passes,
+    cpu_s_per_gib,
+    kernel_s_per_gib,
+    measure,
+    ratio,
+    summarize_passes,
+)
+from kvtier_testing.bench.plain_file import Bare
+from kvtier_testing.bench.rows import Contender, Rows
 
 SIZES = {"128KiB": 128 << 10, "1MiB": 1 << 20, "8MiB": 8 << 20}
 JOB_BYTES = 4 << 20

@@ -13,14 +13,13 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
-from disk_contenders import NAMESPACE, Measured, Rows, timed
-
 from kvtier_core.coordinator.results import Finished
 from kvtier_core.manager.integrity import Integrity
 from kvtier_core.tier import OffloadKey
 from kvtier_core.values import JobResult, RequestInfo, TierContext, TierJob
 from kvtier_disk import DiskTier
 from kvtier_disk.settings import DiskSettings
+from kvtier_testing.bench.rows import NAMESPACE, Measured, Rows, timed
 from kvtier_testing.driving import TierDriver
 
 _ROUNDS_HELD = 4

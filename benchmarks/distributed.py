@@ -27,15 +27,15 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 sys.path.insert(0, str(Path(__file__).parent))
-from disk_contenders import Contender, Rows
 from distributed_contenders import BareSockets, Managed, OrdinaryClient, managed, settle, store_all
 from distributed_mooncake import contenders as mooncake_contenders
-from measuring import Passes, measure, ratio, summarize_passes
 
 from kvtier_core.proof import row_bytes_for
 from kvtier_core.tier import OffloadKey
 from kvtier_core.transfer import Pool, PoolGeometry
 from kvtier_core.values import RequestInfo
+from kvtier_testing.bench.measuring import Passes, measure, ratio, summarize_passes
+from kvtier_testing.bench.rows import Contender, Rows
 from kvtier_testing.rows import similar_keys
 from kvtier_valkey import ValkeyTier
 from tests.tiers.mooncake_store import MooncakeStore, is_installed

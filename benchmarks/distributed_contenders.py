@@ -11,7 +11,6 @@ from functools import partial
 from typing import Any
 
 import valkey
-from disk_contenders import Measured, Rows, timed
 
 from kvtier_core.coordinator.limits import PoolLimits
 from kvtier_core.keys import OffloadKey
@@ -24,6 +23,7 @@ from kvtier_core.policies import make_policy
 from kvtier_core.tier import BlockTier
 from kvtier_core.transfer import Pool
 from kvtier_core.values import RequestInfo
+from kvtier_testing.bench.rows import Measured, Rows, timed
 
 _PATIENCE_S = 120.0
 

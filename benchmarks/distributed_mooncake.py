@@ -6,10 +6,10 @@ Decides how each is driven. The client moves as much in one call as our tier doe
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from disk_contenders import Contender, Measured, Rows
 from distributed_contenders import Managed, Threads
 
 from kvtier_mooncake import MooncakeTier
+from kvtier_testing.bench.rows import Contender, Measured, Rows
 from tests.tiers.mooncake_store import MooncakeStore
 
 Move = Callable[[list[str], list[int], list[int]], list[int]]

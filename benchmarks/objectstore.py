@@ -24,11 +24,11 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1]))
 sys.path.insert(0, str(Path(__file__).parent))
 import objectstore_compression
-from disk_contenders import Contender, Rows
-from measuring import Passes, measure, ratio, summarize_passes
 from objectstore_contenders import Obstore, Ours, S3fs, drive
 
 from kvtier_fsspec.compression import can_unpack
+from kvtier_testing.bench.measuring import Passes, measure, ratio, summarize_passes
+from kvtier_testing.bench.rows import Contender, Rows
 from kvtier_testing.rows import similar_keys
 from tests.tiers.fault_proxy import FaultProxy, delay
 from tests.tiers.s3_server import options

@@ -9,10 +9,10 @@ from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
 from typing import Any
 
-from disk_contenders import NAMESPACE, Measured, Rows, timed
 from disk_ours import load_all, store_all
 
 from kvtier_fsspec import FsspecTier
+from kvtier_testing.bench.rows import NAMESPACE, Measured, Rows, timed
 from kvtier_testing.driving import TierDriver
 from tests.tiers.seaweed import BUCKET, SeaweedFS
 

@@ -6,8 +6,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
-from disk_contenders import Bare, Rows
 from measuring import token_bytes
+
+from kvtier_testing.bench.plain_file import Bare
+from kvtier_testing.bench.rows import Rows
 
 _PAGE = 4096
 _CALL_BYTES = 4 << 20

@@ -90,13 +90,21 @@ def test_a_bug_is_not_made_to_look_like_a_users_mistake():
         main(["obey", "bug"])
 
 
-@pytest.mark.parametrize("name", ["demo", "run"])
-def test_without_the_transformers_plugin_its_commands_say_how_to_get_it(name, capsys, monkeypatch):
+@pytest.mark.parametrize(
+    ("name", "distribution"),
+    [
+        ("bench", "kvtier-testing"),
+        ("check", "kvtier-testing"),
+        ("demo", "kvtier-transformers"),
+        ("run", "kvtier-transformers"),
+    ],
+)
+def test_without_our_plugin_its_commands_say_how_to_get_it(name, distribution, capsys, monkeypatch):
     monkeypatch.setattr("kvtier.commands.find_offers", lambda _prefix, _blocked: [])
     assert main([name]) == 2
     assert (
         capsys.readouterr().err
-        == f"kvtier: error: command {name!r} is not installed: pip install kvtier-transformers\n"
+        == f"kvtier: error: command {name!r} is not installed: pip install {distribution}\n"
     )
 
 

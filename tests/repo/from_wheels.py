@@ -65,7 +65,7 @@ def test_every_tier_type_policy_and_command_is_listed(place: Path) -> None:
     done = kvtier(place, "list", "--json")
     assert done.returncode == 0, done.stderr
     listed = {entry["name"]: entry["status"] for entry in json.loads(done.stdout)}
-    assert listed == dict.fromkeys((*TIER_TYPES, "arc", "s3fifo", "object"), "available")
+    assert listed == dict.fromkeys((*TIER_TYPES, "arc", "s3fifo", "object", "bench", "check"), "available")
 
 
 def test_the_configuration_is_shown(place: Path) -> None:

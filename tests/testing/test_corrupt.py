@@ -21,10 +21,10 @@ sys.exit(tool.main(sys.argv[1:]))
 """
 
 
-def run(*arguments: object, fault: str = "") -> dict:
+def run(*arguments: object, fault: str = "", tier: str = "disk") -> dict:
     """The tool as people run it, with a *fault* put into the code: it forks, so it needs a process without threads."""
     done = subprocess.run(
-        [sys.executable, "-c", TOOL.format(fault=fault), "--tier", "disk", "--json", *map(str, arguments)],
+        [sys.executable, "-c", TOOL.format(fault=fault), "--tier", tier, "--json", *map(str, arguments)],
         capture_output=True,
         text=True,
         timeout=600,
@@ -50,6 +50,14 @@ def test_s1_s4_c30_c33_damaged_files_cost_hits_and_nothing_else(tmp_path):
     assert sum(found["lost_beyond_damage_by_file"].values()) == found["lost_beyond_damage"]
     assert sum(found["lost_beyond_damage_by_warning"].values()) == found["lost_beyond_damage"]
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.timeout(600)
+def test_i21_a_tier_is_damaged_whatever_its_setting_for_a_place_is_called(tmp_path):
+    """This one has ``path``. Before, nothing was damaged, and all was well."""
+    found = run("--corruptions", 25, "--seed", 1, "--directory", tmp_path, tier="sqlite")
+    assert found["corruptions"] == 25
+    assert (found["wrong_bytes"], found["process_ends"]) == (0, 0), found["failures"]
 
 
 MUTANTS = {

@@ -90,6 +90,16 @@ def test_i21_every_message_is_the_rule_in_plain_words(said, mutant):
     assert len(message) < 1200
 
 
+@pytest.mark.parametrize("name", ["BlockingNoRoom", "HookSpecsNoRoomOnTheHooks"])
+def test_i21_where_a_tier_raises_its_line_comes_before_the_advice(said, name):
+    message = said[f"Test{name}"]
+    assert "[Errno 28] no room\n  Raised by the tier in " in message
+    assert (
+        "\n  What to do: See why that line raises. If this rule's own case raises there: Store and load"
+        in message
+    )
+
+
 def test_i21_there_are_mutants_enough_at_both_levels():
     levels = Counter(mutant.level for mutant in MUTANTS)
     assert sum(levels.values()) >= 60

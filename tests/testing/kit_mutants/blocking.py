@@ -1,6 +1,7 @@
 """Broken tiers on the blocking interface: what their methods answer, keep and do."""
 
 import ctypes
+import errno
 import os
 import socket
 import threading
@@ -97,7 +98,15 @@ class DropsProof(MemoryTier):
 # Answers.
 
 
-@killed_by(AGREE, "load raised KeyError")
+@killed_by(WHOLE, "in store: raise OSError(errno.ENOSPC")
+class NoRoom(MemoryTier):
+    """Nothing that the rule's advice speaks of."""
+
+    def store(self, key, block):
+        raise OSError(errno.ENOSPC, "no room")
+
+
+@killed_by(AGREE, "in load: into[:] = self._blocks[key]")
 class AbsentIsFault(MemoryTier):
     def load(self, key, into):
         into[:] = self._blocks[key]

@@ -1,5 +1,6 @@
 """Broken tiers on the hook specs: jobs, results, rows, room, age and lives."""
 
+import errno
 import threading
 import time
 from collections.abc import Sequence
@@ -52,6 +53,13 @@ class LostMarker(FaultyTier):
 
 
 # Jobs and results.
+
+
+@killed_by(WHOLE, "in submit_store: raise OSError(errno.ENOSPC")
+class NoRoomOnTheHooks(FaultyTier):
+    @hookimpl
+    def submit_store(self, job):
+        raise OSError(errno.ENOSPC, "no room")
 
 
 @killed_by(EACH_JOB, "a result that is not due")

@@ -25,6 +25,7 @@ from kvtier_core.tier_settings import TierSettings
 from kvtier_core.values import JobResult, TierContext, TierEvent, TierJob
 from kvtier_testing.calling import CallThread
 from kvtier_testing.lent import Rows
+from kvtier_testing.raised import note_raised
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,6 +81,18 @@ class Backend(Protocol):
         """Shut the tier down. Whether it is down."""
 
 
+class _NotingGuard(Guard):
+    """Notes where the tier raised, for the message of the test that fails for it."""
+
+    def __init__(self, identity: TierIdentity, tier_class: type[Any]) -> None:
+        super().__init__(identity, (), logging.getLogger("kvtier"))
+        self._tier_class = tier_class
+
+    def debug(self, hook: str, error: BaseException) -> None:
+        note_raised(error, self._tier_class)
+        super().debug(hook, error)
+
+
 class _PortBackend:
     """A ``BlockTier`` behind ``BlockingTier``, with clocks of the test's own."""
 
@@ -103,7 +116,7 @@ class _PortBackend:
             name=context.name, type=context.name, distribution=tier_class.__module__, version="0"
         )
         home = TierHome(
-            guard=Guard(identity, (), logging.getLogger("kvtier")),
+            guard=_NotingGuard(identity, tier_class),
             info=tier_class.info,
             limits=settings.limits,
             context=replace(context, policies=policies),
@@ -203,6 +216,7 @@ class _HookBackend:
         context: TierContext,
         surroundings: Surroundings,
     ) -> None:
+        self._tier_class = tier_class
         self._thread = CallThread(surroundings.patience_s)
         self._reports = tier_class.info.reports_contents
         self._reported = ReportedContents(settings.limits.max_resident_keys)
@@ -229,7 +243,11 @@ class _HookBackend:
     def _call(self, hook: str, **arguments: object) -> Any:  # noqa: ANN401 - a tier's answer
         timeout_s = arguments.get("timeout_s", 0.0)
         assert isinstance(timeout_s, float | int), f"not a number of seconds: {timeout_s!r}"
-        return self._thread.call(hook, partial(getattr(self._hooks, hook), **arguments), timeout_s)
+        try:
+            return self._thread.call(hook, partial(getattr(self._hooks, hook), **arguments), timeout_s)
+        except Exception as error:
+            note_raised(error, self._tier_class)
+            raise
 
     def submit(self, kind: JobKind, job: TierJob) -> None:
         self._jobs[job.id] = kind, job

@@ -24,7 +24,7 @@ from kvtier_core.keys import OffloadKey
 from kvtier_core.values import TierInfo
 from kvtier_testing.checks import assert_contents, assert_each, assert_moved, make_rows
 from kvtier_testing.direct import DirectTier
-from kvtier_testing.fixtures import OTHER_NAMESPACE, OpenDirect, OpenTier, TierFixtures
+from kvtier_testing.fixtures import OpenDirect, OpenTier, Spaces, TierFixtures
 from kvtier_testing.lent import LentRows
 from kvtier_testing.rows import RowMaker, similar_keys
 from kvtier_testing.rules import rule
@@ -200,15 +200,15 @@ class BlockingRules(TierFixtures):
 
     @rule
     def test_c02_scan_delete_and_removal_keep_to_their_namespace(
-        self, open_direct: OpenDirect, maker: RowMaker
+        self, open_direct: OpenDirect, maker: RowMaker, spaces: Spaces
     ) -> None:
         """``scan``, ``delete`` and ``remove_namespace`` see the blocks of ``context.namespace`` and no others.
 
         Make the namespace part of each name and pattern. Never empty a server (FLUSHALL), table or bucket: other
         engines and other programs use it.
         """
-        one, other = open_direct(), open_direct(OTHER_NAMESPACE)
-        other_maker = RowMaker(OTHER_NAMESPACE, self.payload_bytes)
+        other_maker = RowMaker(spaces("other"), self.payload_bytes)
+        one, other = open_direct(), open_direct(other_maker.namespace)
         keys = similar_keys(6)
         for key in keys[:4]:
             one.store(key, maker.make(key))

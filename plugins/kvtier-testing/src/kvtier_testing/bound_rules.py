@@ -18,7 +18,7 @@ from kvtier_testing.checks import (
     make_rows,
 )
 from kvtier_testing.driving import TierDriver
-from kvtier_testing.fixtures import OpenTier, TierFixtures
+from kvtier_testing.fixtures import OpenTier, Spaces, TierFixtures
 from kvtier_testing.rows import RowMaker, similar_keys
 from kvtier_testing.rules import rule
 
@@ -113,7 +113,7 @@ class BoundRules(TierFixtures):
 
     @rule
     def test_c10_a_tier_that_reports_its_contents_reports_all_of_them(
-        self, open_tier: OpenTier, maker: RowMaker, info: TierInfo
+        self, open_tier: OpenTier, maker: RowMaker, info: TierInfo, spaces: Spaces
     ) -> None:
         """A tier with ``reports_contents`` reports every block: a key that is not reported is never asked for.
 
@@ -131,7 +131,7 @@ class BoundRules(TierFixtures):
             assert resident is not None, "it has no set of its contents"
             what = "the keys reported, against those that lookups find"
             assert_each(resident.contains_many(keys), tier.lookup(keys), what)
-        tier.reset("kit-another")
+        tier.reset(spaces("another"))
         resident = tier.resident()
         assert resident is not None, "it has no set of its contents after a reset"
         assert not any(resident.contains_many(keys)), "keys of before the reset are reported after it"

@@ -195,12 +195,7 @@ def run_episode(subject: Subject, directory: Path, seed: int, number: int, *, te
     while (done := found.by_way.total()) < _STEPS:
         with tempfile.TemporaryDirectory(dir=directory, prefix=f"episode-{number}-") as name:
             root = Path(name) / "root"
-            field_name = "root" if hasattr(subject.settings, "root") else "url"
-            place = root if field_name == "root" else f"file://{root}"
-            settings = subject.settings.model_copy(update={field_name: place})
-            episode = Episode(
-                Subject(cls=subject.cls, settings=settings, maker=subject.maker), root, rng, tell=tell
-            )
+            episode = Episode(subject.at(root), root, rng, tell=tell)
             episode.run(_STEPS - done)
             episode.found.failures = [f"episode {number}: {text}" for text in episode.found.failures]
             found.add(episode.found)

@@ -1,16 +1,17 @@
 """A ``BlockTier`` without the core around it: calls one method at a time, and looks at what it answers."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import islice
 from typing import Any
 
 from kvtier_core.blocktier import BlockTier
 from kvtier_core.keys import OffloadKey
+from kvtier_core.tier_settings import TierSettings
 from kvtier_core.values import BlockInfo, TierContext
 from kvtier_testing.calling import CallThread
 from kvtier_testing.lent import LentRows
-from kvtier_testing.rules import told
+from kvtier_testing.raised import note_raised, told
 
 _MANY = 100_000
 """Blocks that no test stores: what scan finds beyond is not looked at."""
@@ -22,7 +23,7 @@ class DirectTier:
     def __init__(
         self,
         tier_class: type[BlockTier],
-        settings: Mapping[str, object],
+        settings: TierSettings,
         context: TierContext,
         rows: LentRows,
         patience_s: float,
@@ -30,8 +31,7 @@ class DirectTier:
         self._rows = rows
         self._row_bytes = context.row_bytes
         self._thread = CallThread(patience_s)
-        made = tier_class.Settings.model_validate(settings)
-        self.tier: Any = self._thread.call("the constructor", partial(tier_class, made, context))
+        self.tier: Any = self._thread.call("the constructor", partial(tier_class, settings, context))
 
     @property
     def hangs(self) -> bool:
@@ -50,6 +50,7 @@ class DirectTier:
 
         error, answer = self._thread.call(method, tried)
         if error is not None:
+            note_raised(error, type(self.tier))
             raise AssertionError(f"{method} raised {told(error)}") from error
         return answer
 

@@ -22,7 +22,20 @@ OpenDirect = Callable[..., DirectTier]
 _WATCH_S = 0.25
 
 NAMESPACE = "kit-namespace"
-OTHER_NAMESPACE = "kit-other"
+"""Where a test stores, unless its class has ``spaces`` of its own."""
+
+
+class Spaces:
+    """Names of the namespaces that one test uses. Call it: ``spaces("other")`` is the same name each time."""
+
+    def __init__(self, prefix: str = "kit") -> None:
+        self._prefix = prefix
+        self.used: set[str] = set()
+        """Those that were asked for."""
+
+    def __call__(self, name: str = "namespace") -> str:  # noqa: D102 - see the class
+        self.used.add(whole := f"{self._prefix}-{name}")
+        return whole
 
 
 class TierFixtures:
@@ -30,13 +43,15 @@ class TierFixtures:
 
     ``payload_bytes`` is the size of the blocks they use; ``full_rounds`` how often blocks are stored into a full tier:
     fewer do for one whose every call crosses a network. ``least_blocks`` is a capacity, in blocks, with which a tier
-    that bounds itself works. ``patience_s`` is how long any call may take.
+    that bounds itself works. ``patience_s`` is how long any call may take. ``is_in_use`` says that the storage has
+    blocks of others: no small ``capacity`` or ``ttl`` is tried then, for which a tier may remove them.
     """
 
     payload_bytes = 5000
     full_rounds = 50
     least_blocks = 10
     patience_s = PATIENCE_S
+    is_in_use = False
 
     def watch_for_late_writes(self) -> None:
         """Give a write that comes late the time to come. Nothing waits for the end of this time."""
@@ -67,9 +82,14 @@ class TierFixtures:
         return info
 
     @pytest.fixture
-    def maker(self) -> RowMaker:
+    def spaces(self) -> Spaces:
+        """The test's namespaces."""
+        return Spaces()
+
+    @pytest.fixture
+    def maker(self, spaces: Spaces) -> RowMaker:
         """Rows of the namespace that tiers are opened with."""
-        return RowMaker(NAMESPACE, self.payload_bytes)
+        return RowMaker(spaces(), self.payload_bytes)
 
     @pytest.fixture
     def pool_rows(self, maker: RowMaker) -> Iterator[LentRows]:
@@ -94,16 +114,21 @@ class TierFixtures:
                 cls: type[Any] = tier_class,
                 *,
                 capacity_blocks: int | None = None,
-                namespace: str = NAMESPACE,
+                namespace: str = maker.namespace,
                 **settings: object,
             ) -> TierDriver:
-                capacity = None if capacity_blocks is None else capacity_blocks * maker.row_bytes
+                is_small = capacity_blocks is not None or "ttl" in settings
+                if self.is_in_use and is_small and (info.persistent or info.shared):
+                    pytest.skip("others use this storage: for a small capacity or ttl their blocks would go")
+                made = cls.Settings.model_validate({**tier_settings, "type": "kit", **settings})
                 driver = TierDriver(
                     cls,
-                    cls.Settings.model_validate({"type": "kit", **tier_settings, **settings}),
+                    made,
                     row_bytes=maker.row_bytes,
                     namespace=namespace,
-                    capacity_bytes=info.resolve_capacity(capacity),
+                    capacity_bytes=made.capacity
+                    if capacity_blocks is None
+                    else capacity_blocks * maker.row_bytes,
                     rows=pool_rows,
                     patience_s=self.patience_s,
                 )
@@ -124,25 +149,26 @@ class TierFixtures:
         if not issubclass(tier_class, BlockTier):
             pytest.skip("this tier is on the hook specs, and has none of these methods")
 
-        def make(namespace: str = NAMESPACE, **settings: object) -> DirectTier:
+        def make(namespace: str = maker.namespace, **settings: object) -> DirectTier:
+            values = {**tier_settings, "type": "kit", **settings}
+            made = tier_class.Settings.model_validate(values)
             context = TierContext(
                 name="kit",
                 namespace=namespace,
                 description={"model": "kit", "namespace": namespace},
                 row_bytes=maker.row_bytes,
-                capacity_bytes=info.resolve_capacity(None),
+                capacity_bytes=info.resolve_capacity(made.capacity),
             )
-            values = {"type": "kit", **tier_settings, **settings}
-            return DirectTier(tier_class, values, context, pool_rows, self.patience_s)
+            return DirectTier(tier_class, made, context, pool_rows, self.patience_s)
 
         return make
 
     @pytest.fixture
-    def open_direct(self, make_direct: OpenDirect) -> Iterator[OpenDirect]:
+    def open_direct(self, make_direct: OpenDirect, maker: RowMaker) -> Iterator[OpenDirect]:
         """Opens the tier without the core around it; closed at the end."""
         with ExitStack() as stack:
 
-            def open_one(namespace: str = NAMESPACE) -> DirectTier:
+            def open_one(namespace: str = maker.namespace) -> DirectTier:
                 tier = make_direct(namespace)
                 tier.open()
                 stack.callback(_close, tier)

@@ -12,7 +12,7 @@ from kvtier_core.values import TierContext, TierInfo
 from kvtier_testing.calling import CallThread
 from kvtier_testing.checks import assert_contents, assert_moved, make_rows
 from kvtier_testing.driving import TierDriver
-from kvtier_testing.fixtures import NAMESPACE, OTHER_NAMESPACE, OpenTier, TierFixtures
+from kvtier_testing.fixtures import OpenTier, Spaces, TierFixtures
 from kvtier_testing.rows import RowMaker, similar_keys
 from kvtier_testing.rules import rule
 from kvtier_testing.watching import resources, watch_io
@@ -33,7 +33,7 @@ class LifeRules(TierFixtures):
     ) -> Callable[[CallThread], Any]:
         """Calls the constructor, and nothing else, on a thread of its own."""
         settings = tier_class.Settings.model_validate({"type": "kit", **tier_settings})
-        context = TierContext(name="kit", namespace=NAMESPACE, row_bytes=maker.row_bytes)
+        context = TierContext(name="kit", namespace=maker.namespace, row_bytes=maker.row_bytes)
         return lambda thread: thread.call("the constructor", lambda: tier_class(settings, context))
 
     @rule
@@ -130,14 +130,14 @@ class LifeRules(TierFixtures):
         assert_contents(second, rows, absent=keys[10:])
 
     @rule
-    def test_c02_namespaces_are_apart(self, open_tier: OpenTier, maker: RowMaker) -> None:
+    def test_c02_namespaces_are_apart(self, open_tier: OpenTier, maker: RowMaker, spaces: Spaces) -> None:
         """One key in two namespaces is two blocks.
 
         Make ``context.namespace`` part of every name.
         """
-        other_maker = RowMaker(OTHER_NAMESPACE, self.payload_bytes)
+        other_maker = RowMaker(spaces("other"), self.payload_bytes)
         keys = similar_keys(4)
-        one, other = open_tier(), open_tier(namespace=OTHER_NAMESPACE)
+        one, other = open_tier(), open_tier(namespace=other_maker.namespace)
         assert_moved(one.store(make_rows(maker, keys[:3])))
         assert_contents(other, {}, absent=keys)
         assert_moved(other.store(make_rows(other_maker, keys[1:])))
@@ -146,7 +146,7 @@ class LifeRules(TierFixtures):
 
     @rule
     def test_c02_instances_without_storage_share_nothing(
-        self, open_tier: OpenTier, maker: RowMaker, info: TierInfo
+        self, open_tier: OpenTier, maker: RowMaker, info: TierInfo, spaces: Spaces
     ) -> None:
         """Two instances of a tier without storage behind it are two tiers.
 
@@ -158,12 +158,14 @@ class LifeRules(TierFixtures):
         rows = make_rows(maker, similar_keys(2))
         assert_moved(one.store(rows))
         assert_contents(other, {}, absent=list(rows))
-        other.reset("kit-reset")
+        other.reset(spaces("reset"))
         other.shutdown()
         assert_contents(one, rows)
 
     @rule
-    def test_c34_after_a_reset_everything_misses(self, open_tier: OpenTier, maker: RowMaker) -> None:
+    def test_c34_after_a_reset_everything_misses(
+        self, open_tier: OpenTier, maker: RowMaker, spaces: Spaces
+    ) -> None:
         """After a reset no block of before it is found, not even one whose store was under way.
 
         Let a job keep the namespace that it was submitted under.
@@ -172,29 +174,31 @@ class LifeRules(TierFixtures):
         keys = similar_keys(20)
         assert_moved(tier.store(make_rows(maker, keys[:10])))
         in_flight = tier.start_store(make_rows(maker, keys[10:]))
-        tier.reset("kit-reset")
+        tier.reset(spaces("reset"))
         assert_contents(tier, {}, absent=keys)
         tier.wait(in_flight)
         assert_contents(tier, {}, absent=keys)
-        new_rows = make_rows(RowMaker("kit-reset", self.payload_bytes), keys[5:15])
+        new_rows = make_rows(RowMaker(spaces("reset"), self.payload_bytes), keys[5:15])
         assert_moved(tier.store(new_rows))
         assert_contents(tier, new_rows, absent=keys[:5] + keys[15:])
-        tier.reset("kit-reset-again")
+        tier.reset(spaces("reset-again"))
         assert_contents(tier, {}, absent=keys)
 
     @rule
-    def test_c34_a_reset_leaves_other_namespaces_alone(self, open_tier: OpenTier, maker: RowMaker) -> None:
+    def test_c34_a_reset_leaves_other_namespaces_alone(
+        self, open_tier: OpenTier, maker: RowMaker, spaces: Spaces
+    ) -> None:
         """A reset ends one namespace. Engines that use another one keep their blocks.
 
         Serve the new namespace and delete nothing, or delete by the old namespace's own names; never flush a server.
         """
-        other_maker = RowMaker(OTHER_NAMESPACE, self.payload_bytes)
+        other_maker = RowMaker(spaces("other"), self.payload_bytes)
         keys = similar_keys(4)
-        one, other = open_tier(), open_tier(namespace=OTHER_NAMESPACE)
+        one, other = open_tier(), open_tier(namespace=other_maker.namespace)
         rows = make_rows(other_maker, keys)
         assert_moved(other.store(rows))
         assert_moved(one.store(make_rows(maker, keys)))
-        one.reset("kit-reset")
+        one.reset(spaces("reset"))
         one.shutdown()
         assert_contents(other, rows)
 

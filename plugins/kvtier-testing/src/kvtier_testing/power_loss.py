@@ -51,11 +51,9 @@ class _File:
 
 def cut_power(subject: Subject, directory: Path, cuts: int, rng: Random) -> Counter[str]:
     """Cut the power so often, and look at what is left; what was found, counted. Raises ``ConfigError``."""
-    if not hasattr(subject.settings, "root"):
-        raise ConfigError(f"tier type {subject.settings.type!r} has no root: its power can't be cut")
     library = _compile(directory)
     root = directory / "powered" / "root"
-    recorded = replace(subject, settings=subject.settings.model_copy(update={"root": root}))
+    recorded = subject.at(root)
     seen: Counter[str] = Counter()
     for number in range(-(-cuts // _CUTS_A_RECORDING)):
         before = read_tree(root)
@@ -63,7 +61,7 @@ def cut_power(subject: Subject, directory: Path, cuts: int, rng: Random) -> Coun
         for _ in range(min(_CUTS_A_RECORDING, cuts - number * _CUTS_A_RECORDING)):
             left = directory / "left" / "root"
             write_tree(left, what_is_left(before, root, calls[: rng.randrange(len(calls) + 1)], rng))
-            cut = replace(subject, settings=subject.settings.model_copy(update={"root": left}))
+            cut = subject.at(left)
             seen += look(cut, number, set(), torn_is_wrong=False)
             shutil.rmtree(left.parent)
     return seen

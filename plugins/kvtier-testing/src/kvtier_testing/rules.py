@@ -6,10 +6,10 @@ import re
 from collections.abc import Callable
 from typing import ParamSpec
 
+from kvtier_testing.raised import forget_raised, told, where_raised
+
 _P = ParamSpec("_P")
 _NUMBER = re.compile(r"_(c\d+b?)(?=_)")
-_MAX_TEXT = 300
-"""Characters of a tier's own words that a message repeats: an exception may quote a whole block."""
 
 
 def rule(test: Callable[_P, None]) -> Callable[_P, None]:
@@ -20,6 +20,7 @@ def rule(test: Callable[_P, None]) -> Callable[_P, None]:
 
     @functools.wraps(test)
     def tried(*args: _P.args, **kwargs: _P.kwargs) -> None:
+        forget_raised()
         try:
             test(*args, **kwargs)
         except Exception as error:
@@ -31,14 +32,11 @@ def rule(test: Callable[_P, None]) -> Callable[_P, None]:
 def _explain(name: str, doc: str, error: Exception) -> str:
     text = str(error) if isinstance(error, AssertionError) else f"the tier raised {told(error)}"
     numbers = ", ".join(number.upper() for number in _NUMBER.findall(name))
-    words, _, advice = doc.partition("\n\n")
-    return f"{text}\n  Rule {numbers}: {_flat(words)}\n  What to do: {_flat(advice)}"
-
-
-def told(error: BaseException) -> str:
-    """An exception in a few words."""
-    text = str(error)
-    return f"{type(error).__name__}: {text if len(text) <= _MAX_TEXT else text[:_MAX_TEXT] + '...'}"
+    words, _, advice = map(_flat, doc.partition("\n\n"))
+    if (where := where_raised(text)) is not None:
+        text += f"\n  Raised by the tier in {where}"
+        advice = f"See why that line raises. If this rule's own case raises there: {advice}"
+    return f"{text}\n  Rule {numbers}: {words}\n  What to do: {advice}"
 
 
 def _flat(text: str) -> str:

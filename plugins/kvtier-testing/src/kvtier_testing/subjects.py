@@ -9,8 +9,8 @@ import select
 import sys
 import time
 import traceback
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,12 @@ from kvtier_testing.rows import RowMaker
 PATIENCE_S = 120.0
 """How long a process may take to answer."""
 _MAKER = RowMaker("crash", 60_000)
+_PLACES: Mapping[str, Callable[[Path], object]] = {
+    "root": lambda root: root,
+    "url": lambda root: f"file://{root}",
+    "path": lambda root: root / "blocks",
+}
+"""Settings by which tiers name their place, and how one below a directory is written there."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,6 +49,19 @@ class Subject:
             capacity_bytes=self.settings.capacity,
         )
 
+    def at(self, root: Path) -> "Subject":
+        """The same with its data below *root*. Raises ``ConfigError`` for a tier whose place is not known."""
+        fields = type(self.settings).model_fields
+        places = {name: place(root) for name, place in _PLACES.items() if name in fields}
+        if not places:
+            raise ConfigError(
+                f"tier type {self.settings.type!r} has none of the settings {', '.join(_PLACES)}: where its files are "
+                "is not known"
+            )
+        if "path" in places:
+            root.mkdir(parents=True, exist_ok=True)
+        return replace(self, settings=self.settings.model_copy(update=places))
+
     @property
     def code(self) -> str:
         """The directory of the plugin's code."""
@@ -59,7 +78,8 @@ def make_subject(
     """
     tier_type = load_tier_type(type_name)
     fields = tier_type.cls.Settings.model_fields
-    known: dict[str, object] = {"root": str(root), "url": f"file://{root}", "capacity": "8MiB", **defaults}
+    places = {name: str(place(root)) for name, place in _PLACES.items()}
+    known: dict[str, object] = {**places, "capacity": "8MiB", **defaults}
     values: dict[str, object] = {"type": tier_type.name}
     values |= {name: value for name, value in known.items() if name in fields}
     values |= dict(item.split("=", 1) for item in given)
@@ -69,6 +89,8 @@ def make_subject(
         raise ConfigError(
             f"tier type {tier_type.name!r}: {error}; give what is missing as --set NAME=VALUE"
         ) from None
+    if "path" in fields:
+        root.mkdir(parents=True, exist_ok=True)
     cls = class_of_tier(tier_type, settings)
     if not cls.info.persistent:
         raise ConfigError(f"tier type {type_name!r} is not persistent: nothing of it survives a process")

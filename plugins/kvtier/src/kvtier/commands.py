@@ -12,7 +12,12 @@ from kvtier_core.errors import PluginError
 from kvtier_core.plugins.discovery import COMMAND_GROUP, Offer, find_offers, pick, usable_names
 from kvtier_core.suggest import did_you_mean
 
-_OUR_DISTRIBUTIONS = {"demo": "kvtier-transformers", "run": "kvtier-transformers"}
+_OUR_DISTRIBUTIONS = {
+    "bench": "kvtier-testing",
+    "check": "kvtier-testing",
+    "demo": "kvtier-transformers",
+    "run": "kvtier-transformers",
+}
 
 
 class Command(Protocol):

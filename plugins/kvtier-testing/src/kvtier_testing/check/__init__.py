@@ -1,0 +1,1 @@
+"""``kvtier check``: the rules that a tier must keep, tried on a configured tier and its storage."""
