@@ -54,10 +54,14 @@ def test_s1_s4_c30_c33_damaged_files_cost_hits_and_nothing_else(tmp_path):
 
 @pytest.mark.timeout(600)
 def test_i21_a_tier_is_damaged_whatever_its_setting_for_a_place_is_called(tmp_path):
-    """This one has ``path``. Before, nothing was damaged, and all was well."""
+    """This one has ``path``. Before, nothing was damaged, and all was well.
+
+    SQLite maps its ``-shm`` file: who cuts that ends the process, which is why engines are processes of their own here.
+    """
     found = run("--corruptions", 25, "--seed", 1, "--directory", tmp_path, tier="sqlite")
     assert found["corruptions"] == 25
-    assert (found["wrong_bytes"], found["process_ends"]) == (0, 0), found["failures"]
+    assert found["exact_blocks"] > 0
+    assert found["wrong_bytes"] == 0, found["failures"]
 
 
 MUTANTS = {

@@ -134,7 +134,9 @@ def _place_beside(settings: Any) -> Path | None:  # noqa: ANN401 - a tier's sett
 
 
 def _print_size(name: str, measured: Passes, rows: Rows) -> None:
-    for (contender, what), passes in measured.items():
+    for (contender, what), passes in sorted(
+        measured.items(), key=lambda item: (item[0][1] == "load", item[0])
+    ):
         rates = sorted(rows.total_bytes / one.seconds / 1e6 for one in passes)
         print(
             f"{name:>6}  {what:<5}  {contender:<10}  {statistics.median(rates):7.0f} MB/s"

@@ -16,8 +16,8 @@ from kvtier_testing.configured import ConfiguredTier
 
 help = (  # noqa: A001 - the command protocol
     "Try the rules that every tier must keep on a configured tier and its storage, in namespaces of its own that are "
-    "removed afterwards. It holds up to 2 MiB of blocks at a time and reads no other; a full tier makes room for them "
-    "as it does for an engine."
+    "removed afterwards. It holds up to 2 MiB of blocks at a time (a disk tier takes up to 10 MiB for them) and reads "
+    "no other; a full tier makes room for them as it does for an engine."
 )
 
 
