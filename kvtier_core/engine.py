@@ -1,6 +1,7 @@
 """All that the author of an engine adapter imports, with ``kvtier_core.transfer`` for the copies."""
 
 from kvtier_core.hints import Hints, read_hints
+from kvtier_core.interfaces import find_differences
 from kvtier_core.keys import (
     MultimodalInput,
     OffloadKey,
@@ -14,7 +15,15 @@ from kvtier_core.keys import (
 from kvtier_core.manager import TierManager
 from kvtier_core.namespace import GroupSpec, Namespace
 from kvtier_core.prefill_cost import PrefillCost
-from kvtier_core.runtime import lasting_tiers, open_manager, open_session, plan_geometry, why_nothing_lasts
+from kvtier_core.runtime import (
+    EngineParts,
+    lasting_tiers,
+    open_manager,
+    open_parts,
+    open_session,
+    plan_geometry,
+    why_nothing_lasts,
+)
 from kvtier_core.session import EngineSession
 from kvtier_core.settings import PoolSettings
 from kvtier_core.units import format_size, parse_duration
@@ -30,6 +39,7 @@ from kvtier_core.values import (
 
 __all__ = [
     "Direction",
+    "EngineParts",
     "EngineSession",
     "GroupSpec",
     "Hints",
@@ -46,6 +56,7 @@ __all__ = [
     "RequestInfo",
     "TierEvent",
     "TierManager",
+    "find_differences",
     "format_size",
     "get_offload_block_hash",
     "get_offload_group_idx",
@@ -53,6 +64,7 @@ __all__ = [
     "lasting_tiers",
     "make_offload_key",
     "open_manager",
+    "open_parts",
     "open_session",
     "parse_duration",
     "plan_geometry",

@@ -8,7 +8,7 @@ import time
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from kvtier_core.blocktier import BlockTier
 from kvtier_core.coordinator.limits import PoolLimits
@@ -209,14 +209,22 @@ def _shut_down(manager: TierManager, pool: Pool, timeout_s: float) -> None:
         pool.keep()
 
 
-def open_session(
+class EngineParts(NamedTuple):
+    """What serves one engine on one device. The device ends first, then the manager, then the pool is closed."""
+
+    manager: TierManager
+    device: Device
+    pool: Pool
+
+
+def open_parts(
     settings: Settings | Path | None,
     namespace: Namespace,
     layout: "KVLayout",
     *,
     open_timeout_s: float = 60.0,
-) -> EngineSession:
-    """Open everything for one engine on one device.
+) -> EngineParts:
+    """Open everything for one engine on one device, whose blocks have keys of the engine's own.
 
     *settings* may be a path of a TOML file, or ``None`` for the environment and the defaults. *layout* describes the
     engine's KV memory, with one group as in the namespace and a factor of 1. On an accelerator that memory is tested
@@ -252,7 +260,19 @@ def open_session(
             _test(device, layout, pool)
             manager.coordinator.skip_jobs(SELF_TEST_JOBS)
         on_failure.pop_all()
-    return EngineSession(manager, device, pool, namespace.tokens_per_block * namespace.block_size_factor)
+    return EngineParts(manager, device, pool)
+
+
+def open_session(
+    settings: Settings | Path | None,
+    namespace: Namespace,
+    layout: "KVLayout",
+    *,
+    open_timeout_s: float = 60.0,
+) -> EngineSession:
+    """``open_parts`` for an engine that gives kvtier the tokens of its requests. Raises as that does."""
+    parts = open_parts(settings, namespace, layout, open_timeout_s=open_timeout_s)
+    return EngineSession(*parts, namespace.tokens_per_block * namespace.block_size_factor)
 
 
 def _test(device: Device, layout: "KVLayout", pool: Pool) -> None:

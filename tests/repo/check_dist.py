@@ -59,6 +59,7 @@ def check_metadata(path: Path, metadata: bytes) -> None:
     assert all("<0.2" in need and ">=0.1" in need for need in core), f"{path.name} needs {core}"
     if name in {
         "kvtier-llamacpp",
+        "kvtier-sglang",
         "kvtier-transformers",
         "kvtier-vllm",
     }:  # those that are not installed where this runs

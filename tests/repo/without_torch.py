@@ -22,6 +22,7 @@ NEED_TORCH = frozenset(
         "safetensors",
         "tokenizers",
         "kvtier_llamacpp",
+        "kvtier_sglang",
         "kvtier_transformers",
         "kvtier_vllm",
         "kvtier_core.transfer.CPUDevice",

@@ -4,11 +4,10 @@ vLLM calls this interface experimental and has changed it in several releases. A
 must fail at the start, by name, and not at the first request.
 """
 
-import inspect
 from importlib import import_module
-from typing import Any
 
 from kvtier_core import PluginError
+from kvtier_core.engine import find_differences
 
 SUPPORTED = ("0.32",)
 _INSTALL = (
@@ -166,46 +165,7 @@ def check_vllm() -> None:
         raise PluginError(
             f"kvtier-vllm supports vLLM {', '.join(SUPPORTED)}, and this is {version}: {_INSTALL}"
         )
-    found = [
-        *(_difference(name, expected) for name, expected in signatures(release).items()),
-        *(_lack(name, expected) for name, expected in _NAMES.items()),
-    ]
-    differences = [text for text in found if text is not None]
-    if differences:
+    if differences := find_differences(signatures(release), _NAMES):
         raise PluginError(
             f"vLLM {version} differs from what kvtier-vllm was made for: {'; '.join(differences)}: {_INSTALL}"
         )
-
-
-def _difference(name: str, expected: str) -> str | None:
-    try:
-        found = ", ".join(inspect.signature(_resolve(name)).parameters)
-    except (ImportError, AttributeError) as error:
-        return f"{name} is missing ({error})"
-    return None if found == expected else f"{_path(name)} takes ({found}) and not ({expected})"
-
-
-def _lack(name: str, expected: str) -> str | None:
-    try:
-        target = _resolve(name)
-    except (ImportError, AttributeError) as error:
-        return f"{name} is missing ({error})"
-    found = {
-        *dir(target),
-        *getattr(target, "__annotations__", ()),
-        *getattr(target, "__dataclass_fields__", ()),
-    }
-    lacking = [item for item in expected.split(", ") if item and item not in found]
-    return f"{_path(name)} has no {', '.join(lacking)}" if lacking else None
-
-
-def _path(name: str) -> str:
-    return name.partition(":")[2]
-
-
-def _resolve(name: str) -> Any:
-    """The object ``module:path``. Raises ``ImportError`` or ``AttributeError``."""
-    target: object = import_module(name.partition(":")[0])
-    for part in _path(name).split("."):
-        target = getattr(target, part)
-    return target

@@ -1,0 +1,283 @@
+"""SGLang's pages in kvtier's pool and tiers: looked up, loaded and stored under the names that SGLang gives them.
+
+Belongs to the scheduler's thread, and names no SGLang type. Only ``load`` and a prompt's first ``lookup`` wait, each
+for a bounded time: SGLang has no answer for "not known yet", and a load that it was promised must not fail.
+"""
+
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import count
+
+from kvtier_core.engine import (
+    EngineParts,
+    Lookup,
+    LookupState,
+    OffloadKey,
+    RequestInfo,
+    make_offload_key,
+)
+from kvtier_core.transfer import Direction, GroupTransfer
+
+_ANSWER_PATIENCE_S = 0.1
+"""How long a prompt's first lookup waits for tiers that have not said what they hold. A local disk always has."""
+_LOAD_PATIENCE_S = 2.0
+"""How long a load waits for tiers before the prompt is computed instead. The scheduler does nothing else meanwhile."""
+_COPY_TIMEOUT_S = 30.0
+"""A copy within memory takes milliseconds."""
+_FORGET_S = 60.0
+"""A prompt that was not looked up for so long was computed, or its client is gone. SGLang does not say."""
+_log = logging.getLogger("kvtier.sglang")
+
+
+@dataclass(eq=False)
+class _Asked:
+    """A prompt that waits in SGLang's queue."""
+
+    id: str
+    last_lookup: float = 0.0
+
+
+@dataclass(eq=False)
+class _Stored:
+    """Pages that SGLang offered, on their way into the pool."""
+
+    keys: Sequence[OffloadKey]
+    jobs: set[int] = field(default_factory=set)
+
+
+class PageCache:
+    """The pool and the tiers behind one engine's KV memory, which *parts* serve. It owns them."""
+
+    def __init__(
+        self, parts: EngineParts, tokens_per_page: int, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._manager, self._device, self._pool = parts
+        self._tokens_per_page = tokens_per_page
+        self._clock = clock
+        self._piece = max(1, min(self._pool.geometry.num_rows // 8, self._manager.max_store_room))
+        """Pages stored by one device transfer at most, so that a small pool takes a part rather than nothing."""
+        self._numbers = count(1)
+        self._asked: dict[str, _Asked] = {}
+        """By SGLang's names of the requests, those not asked for longest first."""
+        self._stores: dict[int, _Stored] = {}
+        """By the jobs that are under way."""
+        self._offers: deque[_Stored] = deque()
+        """What was offered and not acknowledged, in SGLang's order."""
+        self._is_late = False
+        """Whether a load has waited in vain: nothing more is promised until what it waited for has ended."""
+
+    # -- loads
+
+    def lookup(self, name: str, pages: Sequence[str]) -> int:
+        """How many of the leading *pages* of the request *name* can be loaded, those under way included."""
+        asked = self._asked.pop(name, None)
+        is_first = asked is None
+        if asked is None:
+            asked = _Asked(self._begin("load", len(pages)))
+        self._asked[name] = asked
+        asked.last_lookup = self._clock()
+        keys = _keys(pages)
+        found = self._look_up(asked.id, keys)
+        if is_first and found.state is LookupState.RETRY and not self._is_late:
+            found = self._settle(asked.id, keys, _ANSWER_PATIENCE_S, LookupState.RETRY)
+        tokens = found.ready_tokens if self._is_late else found.tokens
+        return tokens // self._tokens_per_page
+
+    def load(self, name: str, pages: Sequence[str], page_numbers: Sequence[int]) -> bool:
+        """Load *pages* into the engine's pages *page_numbers*: all of them, or ``False``, and they are to be computed.
+
+        Proofs are checked before anything is copied. Raises ``RuntimeError`` when the copy does not end, and the
+        engine must stop: its pages may be written later.
+        """
+        asked = self._asked.pop(name, None)
+        request_id = self._begin("load", len(pages)) if asked is None else asked.id
+        keys = _keys(pages)
+        try:
+            found = self._settle(request_id, keys, 0.0 if self._is_late else _LOAD_PATIENCE_S)
+            if found.ready_tokens < len(keys) * self._tokens_per_page:
+                self._give_up(name, len(keys), found)
+                return False
+            return self._copy(request_id, name, keys, page_numbers)
+        finally:
+            self._manager.request_finished(request_id)
+
+    def _give_up(self, name: str, wanted: int, found: Lookup) -> None:
+        self._is_late = self._is_late or not found.is_settled
+        why = "do not arrive in time" if found.reason is None else found.reason.value.replace("_", " ")
+        ready = found.ready_tokens // self._tokens_per_page
+        _log.info("request %s: computed, as %d of %d pages %s", name, wanted - ready, wanted, why)
+
+    def _copy(
+        self, request_id: str, name: str, keys: Sequence[OffloadKey], page_numbers: Sequence[int]
+    ) -> bool:
+        prepared = self._manager.reserve_load(request_id, keys)
+        if len(prepared.keys) < len(keys):
+            if prepared.keys:
+                self._manager.commit_load(prepared.job_id, success=False)
+            return False
+        try:
+            part = GroupTransfer(block_ids=page_numbers, rows=prepared.rows)
+            self._device.submit(Direction.LOAD, prepared.job_id, [part])
+        except BaseException:
+            self._manager.commit_load(prepared.job_id, success=False)
+            raise
+        if not self._device.wait(Direction.LOAD, [prepared.job_id], _COPY_TIMEOUT_S):
+            raise RuntimeError(
+                f"a copy of {len(keys)} pages into SGLang's KV memory did not end within {_COPY_TIMEOUT_S:g} s: start "
+                "the engine again"
+            )
+        has_loaded = prepared.job_id in self._take_in()
+        self._manager.commit_load(prepared.job_id, success=has_loaded)
+        sources = {source: prepared.sources.count(source) for source in dict.fromkeys(prepared.sources)}
+        _log.info("request %s: loaded %d pages, by source %s", name, len(keys), sources)
+        return has_loaded
+
+    # -- stores
+
+    def store(
+        self, pages: Sequence[str], page_numbers: Sequence[int], *, store_tiers: Sequence[str] | None = None
+    ) -> bool:
+        """Take the engine's pages *page_numbers* under the names *pages*. ``False`` when there is no room for any.
+
+        They go on to *store_tiers*, by default to all. The engine leaves its pages as they are until ``pop_stored`` has
+        told of them, in the order in which they were taken.
+        """
+        keys = _keys(pages)
+        offer = _Stored(keys)
+        request_id = self._begin("store", len(keys), store_tiers)
+        for begin in range(0, len(keys), self._piece):
+            piece = slice(begin, begin + self._piece)
+            prepared = self._manager.reserve_store(request_id, keys[piece])
+            if prepared is None:
+                break
+            if prepared.keys:
+                self._submit(offer, prepared.job_id, prepared.keys, prepared.rows, keys, page_numbers)
+        self._manager.request_finished(request_id)
+        if not offer.jobs and not self._has(keys):
+            return False
+        self._offers.append(offer)
+        return True
+
+    def _submit(
+        self,
+        offer: _Stored,
+        job_id: int,
+        new: Sequence[OffloadKey],
+        rows: Sequence[int],
+        keys: Sequence[OffloadKey],
+        page_numbers: Sequence[int],
+    ) -> None:
+        number_of = dict(zip(keys, page_numbers, strict=True))
+        try:
+            part = GroupTransfer(block_ids=[number_of[key] for key in new], rows=rows)
+            self._device.submit(Direction.STORE, job_id, [part])
+        except BaseException:
+            self._manager.commit_store(job_id, success=False)
+            raise
+        offer.jobs.add(job_id)
+        self._stores[job_id] = offer
+
+    def _has(self, keys: Sequence[OffloadKey]) -> bool:
+        return self._manager.loadable((keys,)) == len(keys) * self._tokens_per_page
+
+    def poll(self) -> int:
+        """Go on: a step of the engine is over. How many offers can be acknowledged by ``pop_stored``. Never waits."""
+        self._take_in()
+        self._manager.end_step()
+        self._is_late = self._is_late and self._manager.has_pending_work
+        self._forget(self._clock() - _FORGET_S)
+        return next((index for index, offer in enumerate(self._offers) if offer.jobs), len(self._offers))
+
+    def pop_stored(self) -> bool:
+        """Acknowledge the oldest offer: whether the pool has all its pages."""
+        return self._has(self._offers.popleft().keys)
+
+    # -- end
+
+    def reset(self, *, everywhere: bool) -> None:
+        """Nothing stored so far answers any more; with *everywhere* whatever ``on_reset`` says."""
+        self._forget(float("inf"))
+        self._manager.reset_cache(everywhere=everywhere)
+        if not self._device.wait(Direction.STORE, list(self._stores), _COPY_TIMEOUT_S):
+            _log.warning("copies out of SGLang's KV memory still run %g s after a reset", _COPY_TIMEOUT_S)
+        self._take_in()
+        self._offers.clear()
+
+    def flush(self, timeout_s: float) -> bool:
+        """Wait until all that was stored has reached the tiers that take it. Whether that was in time."""
+        deadline = self._clock() + timeout_s
+        self.poll()
+        while self._stores or self._manager.has_pending_work:
+            left = deadline - self._clock()
+            if left <= 0:
+                return False
+            self._manager.wait(left)
+            self.poll()
+        return True
+
+    def close(self, timeout_s: float) -> bool:
+        """Shut down within *timeout_s*. Whether everything ended; if not, the pool stays mapped."""
+        deadline = self._clock() + timeout_s
+        is_down = self._device.shutdown(timeout_s)
+        if is_down:
+            self._take_in()
+        are_down = self._manager.shutdown(max(0.0, deadline - self._clock()))
+        return is_down and are_down and self._pool.close()
+
+    # -- parts
+
+    def _begin(self, what: str, num_pages: int, store_tiers: Sequence[str] | None = None) -> str:
+        request_id = f"{what}-{next(self._numbers)}"
+        info = RequestInfo(request_id=request_id, num_tokens=num_pages * self._tokens_per_page)
+        self._manager.new_request(info, store_tiers=store_tiers)
+        return request_id
+
+    def _look_up(self, request_id: str, keys: Sequence[OffloadKey]) -> Lookup:
+        return self._manager.lookup(request_id, (keys,))
+
+    def _settle(
+        self,
+        request_id: str,
+        keys: Sequence[OffloadKey],
+        patience_s: float,
+        *pending: LookupState,
+    ) -> Lookup:
+        """Look up until nothing is pending, at most for *patience_s*. Only the states *pending* count where given."""
+        deadline = self._clock() + patience_s
+        while True:
+            found = self._look_up(request_id, keys)
+            left = deadline - self._clock()
+            if found.is_settled or (pending and found.state not in pending) or left <= 0:
+                return found
+            self._manager.end_step()
+            self._manager.wait(left)
+
+    def _take_in(self) -> set[int]:
+        """Pass on what the device has finished. The loads among it that went well."""
+        loaded = set()
+        for result in self._device.get_finished():
+            if result.direction is Direction.LOAD:
+                if result.ok:
+                    loaded.add(result.job_id)
+                continue
+            self._manager.commit_store(result.job_id, success=result.ok)
+            offer = self._stores.pop(result.job_id)
+            offer.jobs.discard(result.job_id)
+        return loaded
+
+    def _forget(self, before: float) -> None:
+        """End the requests that were last looked up *before*."""
+        while self._asked:
+            name, asked = next(iter(self._asked.items()))
+            if asked.last_lookup >= before:
+                return
+            del self._asked[name]
+            self._manager.request_finished(asked.id)
+
+
+def _keys(pages: Sequence[str]) -> tuple[OffloadKey, ...]:
+    """SGLang names a page by the SHA-256 of the prompt up to its end, in hexadecimal digits."""
+    return tuple(make_offload_key(bytes.fromhex(page), 0) for page in pages)

@@ -1,0 +1,80 @@
+"""Says whether the SGLang that is there is one this plugin was made for: by release, and by the interface itself.
+
+SGLang's linker interface is young and has changed within weeks. A release that looks alike but is not must fail at the
+start, by name, and not at the first request.
+"""
+
+from importlib import import_module
+
+from kvtier_core import PluginError
+from kvtier_core.engine import find_differences
+
+SUPPORTED = ("0.5.23",)
+_INSTALL = 'install sglang 0.5.23, such as "sglang==0.5.23", or a kvtier-sglang made for this one'
+
+_LINKER = "sglang.srt.mem_cache.unified_cache.unified_cache_linker"
+_UPDATER = "sglang.srt.managers.scheduler_components.weight_updater"
+SIGNATURES = {
+    f"{_LINKER}:UnifiedCacheLinker.lookup": "self, rid, transfers",
+    f"{_LINKER}:UnifiedCacheLinker.load": "self, rid, transfers",
+    f"{_LINKER}:UnifiedCacheLinker.start_layer_wise_loading": "self",
+    f"{_LINKER}:UnifiedCacheLinker.finish_layer_wise_loading": "self, counter_index",
+    f"{_LINKER}:UnifiedCacheLinker.cancel_queued_load": "self, rid",
+    f"{_LINKER}:UnifiedCacheLinker.offload": "self, transfers, session_id",
+    f"{_LINKER}:UnifiedCacheLinker.num_completed_offloads": "self",
+    f"{_LINKER}:UnifiedCacheLinker.pop_completed_offload": "self",
+    f"{_LINKER}:UnifiedCacheLinker.reset": "self",
+    f"{_LINKER}:UnifiedCacheLinker.close": "self",
+    "sglang.srt.mem_cache.unified_cache.linker_factory:create_unified_cache_linker": (
+        "server_args, params, backend, config, components, forward_stream"
+    ),
+    "sglang.srt.mem_cache.utils:get_storage_hash_str": "key, prior_hash, page_size",
+    "sglang.srt.mem_cache.memory_pool:MHATokenToKVPool.get_key_buffer": "self, layer_id",
+    "sglang.srt.mem_cache.memory_pool:MHATokenToKVPool.get_value_buffer": "self, layer_id",
+    "sglang.srt.mem_cache.allocator.base:BaseTokenToKVPoolAllocator.get_kvcache": "self",
+    "sglang.srt.arg_groups.arg_utils:namespace_of": "cls",
+    "sglang.srt.arg_groups.overrides:resolution_result": "server_args, field, default",
+    "sglang.srt.configs.model_config:ModelConfig.from_server_args": (
+        "server_args, model_path, model_revision, is_draft_model, context_length, kwargs"
+    ),
+    "sglang.srt.server_args:ServerArgs.resolve_once": "self",
+    "sglang.srt.plugins.hook_registry:HookRegistry.register": "target, hook, hook_type, source",
+    f"{_UPDATER}:SchedulerWeightUpdaterManager.update_weights_from_disk": "self, recv_req",
+    f"{_UPDATER}:SchedulerWeightUpdaterManager.update_weights_from_distributed": "self, recv_req",
+    f"{_UPDATER}:SchedulerWeightUpdaterManager.update_weights_from_tensor": "self, recv_req",
+    f"{_UPDATER}:SchedulerWeightUpdaterManager.update_weights_from_ipc": "self, recv_req",
+    f"{_UPDATER}:SchedulerWeightUpdaterManager.begin_weight_update": "self, recv_req",
+    f"{_UPDATER}:SchedulerWeightUpdaterManager.end_weight_update": "self, recv_req",
+    f"{_UPDATER}:SchedulerWeightUpdaterManager.resume_memory_occupation": "self, recv_req",
+}
+"""The parameters of what is called, overridden or hooked."""
+NAMES = {
+    f"{_LINKER}:UnifiedCacheLinker": "",
+    "sglang.srt.mem_cache.hicache_storage:PoolName": "KV",
+    "sglang.srt.mem_cache.hicache_storage:PoolTransfer": "name, device_indices, keys",
+    "sglang.srt.mem_cache.unified_cache.component_type:ComponentType": "FULL",
+    "sglang.srt.mem_cache.cache_init_params:CacheInitParams": (
+        "token_to_kv_pool_allocator, page_size, is_eagle, mtp_draft_device_pools, sidecar_draft_device_pools"
+    ),
+    "sglang.srt.mem_cache.memory_pool:MHATokenToKVPool": "is_quantized_kv_cache",
+    "sglang.srt.plugins.hook_registry:HookType": "BEFORE",
+}
+"""What is read of SGLang's objects: fields, members and attributes."""
+
+
+def check_sglang() -> None:
+    """Raise ``PluginError`` when the SGLang in this environment is not a supported one."""
+    try:
+        version = str(import_module("sglang.version").__version__)
+    except ImportError as error:
+        raise PluginError(
+            f"kvtier-sglang needs SGLang, which can't be imported ({error}): {_INSTALL}"
+        ) from error
+    if ".".join(version.split(".")[:3]) not in SUPPORTED:
+        raise PluginError(
+            f"kvtier-sglang supports SGLang {', '.join(SUPPORTED)}, and this is {version}: {_INSTALL}"
+        )
+    if differences := find_differences(SIGNATURES, NAMES):
+        raise PluginError(
+            f"SGLang {version} differs from what kvtier-sglang was made for: {'; '.join(differences)}: {_INSTALL}"
+        )

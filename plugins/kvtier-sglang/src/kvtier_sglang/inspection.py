@@ -1,0 +1,78 @@
+"""Reads SGLang's resolved arguments and its KV memory in the scheduler's process, and says them as ``EngineFacts``."""
+
+import logging
+import os
+from collections.abc import Iterable, Mapping
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Any
+
+import torch
+from sglang.srt.arg_groups.arg_utils import namespace_of
+from sglang.srt.arg_groups.overrides import resolution_result
+from sglang.srt.configs.model_config import ModelConfig
+from sglang.version import __version__ as sglang_version
+
+from kvtier_core.transfer import KVLayout
+from kvtier_sglang.facts import EngineFacts, why_weights_are_unknown
+from kvtier_weights import digest_weights, list_model_files
+
+_log = logging.getLogger("kvtier.sglang")
+
+
+def read_facts(server_args: Any, components: Iterable[Any], kv_pool: Any, layout: KVLayout) -> EngineFacts:
+    """The facts of the engine that is being built. Raises ``OSError`` when a file of the model can't be read.
+
+    Costs as ``digest_weights``.
+    """
+    groups = namespace_of(type(server_args))
+    arguments = {name: resolution_result(server_args, name) for name in groups}
+    model = str(arguments["model_path"])
+    return EngineFacts(
+        model=Path(model).name if Path(model).exists() else model,
+        weights_digest=_weights_digest(model, arguments),
+        arguments=arguments,
+        groups=groups,
+        environment={name: value for name, value in os.environ.items() if name.startswith("SGLANG_")},
+        parts=(
+            f"sglang {sglang_version}",
+            f"torch {torch.__version__}",
+            torch.backends.cpu.get_cpu_capability(),
+            *_other_plugins(),
+        ),
+        components=[str(component) for component in sorted(components)],
+        kv_pool=type(kv_pool).__name__,
+        kv_layout=str(getattr(kv_pool, "kv_cache_layout", "unknown")),
+        kv_dtype=str(kv_pool.dtype).removeprefix("torch."),
+        device=layout.device.type,
+        is_multimodal=bool(ModelConfig.from_server_args(server_args).is_multimodal),
+        is_quantized_kv=bool(getattr(kv_pool, "is_quantized_kv_cache", False)),
+        num_layers=len(layout.groups[0].tensors) // 2,
+        tokens_per_page=kv_pool.page_size,
+        page_bytes=layout.groups[0].block_bytes,
+    )
+
+
+def _weights_digest(model: str, arguments: Mapping[str, object]) -> str | None:
+    """What identifies the weights, and the code and settings that come with them; ``None`` where nothing does."""
+    why = why_weights_are_unknown(arguments)
+    if why is None and not Path(model).is_dir():
+        why = f"model_path = {model!r} is no directory of this machine"
+    if why is not None:
+        _log.warning(
+            "no other run will reuse this one's pages: %s, so that kvtier does not see which weights SGLang loads; "
+            "give a local directory with the model's files",
+            why,
+        )
+        return None
+    return digest_weights(list_model_files(Path(model)), root=Path(model))
+
+
+def _other_plugins() -> list[str]:
+    """Plugins that may change what SGLang computes."""
+    found = entry_points(group="sglang.srt.plugins")
+    return sorted(
+        f"plugin {point.name} {point.dist.version if point.dist else 'unknown'}"
+        for point in found
+        if not point.value.startswith("kvtier_sglang.")
+    )

@@ -1,0 +1,165 @@
+"""``KvtierLinker``: what SGLang makes once in its scheduler's process, and asks about the pages that its device lacks.
+
+Translates between SGLang's calls and ``PageCache``. A load is over when ``load`` answers: SGLang aborts requests whose
+load fails later, and computes those whose load was refused.
+"""
+
+import logging
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+from sglang.srt.mem_cache.cache_init_params import CacheInitParams
+from sglang.srt.mem_cache.hicache_storage import PoolName, PoolTransfer
+from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
+from sglang.srt.mem_cache.unified_cache.unified_cache_linker import UnifiedCacheLinker
+
+from kvtier_core import PluginError, UnsupportedModelError
+from kvtier_core.engine import open_parts, why_nothing_lasts
+from kvtier_core.transfer import KVLayout
+from kvtier_sglang.cache import PageCache
+from kvtier_sglang.canary import check_pages
+from kvtier_sglang.changes import CHANGES
+from kvtier_sglang.facts import check_engine, make_namespace
+from kvtier_sglang.inspection import read_facts
+from kvtier_sglang.options import load_options
+from kvtier_sglang.pages import page_layout, page_numbers
+
+_CLOSE_TIMEOUT_S = 10.0
+_NO_BATCH = -1
+"""SGLang's number for a batch that loads nothing: ours have loaded before they begin."""
+_log = logging.getLogger("kvtier.sglang")
+
+
+class _NothingToWaitFor:
+    """SGLang's attention asks before it reads a layer. All pages are there."""
+
+    def set_consumer(self, index: int) -> None:
+        """A batch begins."""
+
+    def wait_until(self, layer: int) -> None:
+        """A layer is about to be read."""
+
+
+class KvtierLinker(UnifiedCacheLinker):
+    """SGLang's external cache on kvtier's pool and tiers. All calls come on the scheduler's thread.
+
+    Options as in ``options``. Raises what the parts raise (``ConfigError``, ``PluginError``, ``PoolError``,
+    ``TierOpenError``, ``UnsupportedModelError``) before SGLang serves its first request.
+    """
+
+    def __init__(
+        self,
+        server_args: Any,
+        params: CacheInitParams,
+        *,
+        components: set[ComponentType],
+        extra_config: Mapping[str, Any] | None = None,
+        forward_stream: Any = None,
+    ) -> None:
+        if not CHANGES.is_watched:
+            raise PluginError(
+                "SGLang did not load the plugin 'kvtier', by which kvtier is told of new weights: add it to "
+                "SGLANG_PLUGINS, and install kvtier-sglang where SGLang runs"
+            )
+        settings = load_options(extra_config or {})
+        kv_pool = params.token_to_kv_pool_allocator.get_kvcache()
+        layout = _layout(kv_pool, params.page_size)
+        facts = read_facts(server_args, components, kv_pool, layout)
+        check_engine(facts)
+        namespace = make_namespace(facts)
+        self._tokens_per_page = params.page_size
+        self._changes_seen = CHANGES.count
+        self._cache = PageCache(open_parts(settings, namespace, layout), params.page_size)
+        with ExitStack() as on_failure:
+            on_failure.callback(self._cache.close, _CLOSE_TIMEOUT_S)
+            check_pages(self._cache, kv_pool, params.page_size)
+            on_failure.pop_all()
+        self.forward_stream = forward_stream
+        self.layer_done_counter = _NothingToWaitFor()
+        self.pools = {PoolName.KV: kv_pool}
+        if nothing := why_nothing_lasts(settings, "linker_extra_config's kvtier_config"):
+            _log.warning("%s", nothing)
+        _log.info(
+            "kvtier serves namespace %s with tiers %s", namespace.name, ", ".join(settings.enabled_tiers)
+        )
+
+    @property
+    def _is_right(self) -> bool:
+        """Whether the engine's cache is of the weights that kvtier's pages are of."""
+        return self._changes_seen == CHANGES.count
+
+    def lookup(self, rid: str, transfers: list[PoolTransfer]) -> list[int]:
+        """Every number of leading pages that can be loaded."""
+        if not self._is_right:
+            return []
+        (pages,) = transfers
+        return list(range(1, self._cache.lookup(rid, _names(pages)) + 1))
+
+    def load(self, rid: str, transfers: list[PoolTransfer]) -> bool:
+        """Load the pages into the slots of the request, or refuse."""
+        if not self._is_right:
+            return False
+        (pages,) = transfers
+        return self._cache.load(rid, _names(pages), self._numbers(pages))
+
+    def cancel_queued_load(self, rid: str) -> bool:  # noqa: ARG002 - the interface's
+        """No load is queued, and the slots may be given to others."""
+        return True
+
+    def start_layer_wise_loading(self) -> int:
+        """There is nothing to start."""
+        return _NO_BATCH
+
+    def finish_layer_wise_loading(self, counter_index: int) -> bool:  # noqa: ARG002 - the interface's
+        """All loads went well."""
+        return True
+
+    def offload(self, transfers: list[PoolTransfer], session_id: str | None = None) -> bool:  # noqa: ARG002 - the interface's
+        """Take pages from the device. SGLang keeps them there until they are acknowledged."""
+        if not self._is_right:
+            return False
+        (pages,) = transfers
+        return self._cache.store(_names(pages), self._numbers(pages))
+
+    def num_completed_offloads(self) -> int:
+        """How many offloads can be acknowledged. SGLang asks once a step."""
+        return self._cache.poll()
+
+    def pop_completed_offload(self) -> bool:
+        """Whether the pool has the pages of the oldest one."""
+        return self._cache.pop_stored()
+
+    def reset(self) -> None:
+        """SGLang has flushed its cache. After new weights no tier's pages answer any more, whatever ``on_reset`` is."""
+        changes = CHANGES.count
+        self._cache.reset(everywhere=not self._is_right)
+        self._changes_seen = changes
+
+    def close(self) -> None:
+        """Let the tiers finish and shut them down."""
+        deadline = time.monotonic() + _CLOSE_TIMEOUT_S
+        self._cache.flush(_CLOSE_TIMEOUT_S / 2)
+        if not self._cache.close(deadline - time.monotonic()):
+            _log.warning("a tier did not shut down in %g s: the pool stays mapped", _CLOSE_TIMEOUT_S)
+
+    def _numbers(self, pages: PoolTransfer) -> Sequence[int]:
+        assert pages.device_indices is not None, "a transfer without slots"
+        return page_numbers(pages.device_indices, self._tokens_per_page)
+
+
+def _names(pages: PoolTransfer) -> Sequence[str]:
+    assert pages.name is PoolName.KV, pages.name
+    return pages.keys or []
+
+
+def _layout(kv_pool: Any, tokens_per_page: int) -> KVLayout:
+    keys, values = getattr(kv_pool, "k_buffer", None), getattr(kv_pool, "v_buffer", None)
+    if not (keys and values and isinstance(keys[0], torch.Tensor)):
+        raise UnsupportedModelError(
+            f"kvtier can't serve this model in SGLang: its KV lies in a {type(kv_pool).__name__}, and kvtier knows "
+            "full attention with K and V alone"
+        )
+    return page_layout([*keys, *values], tokens_per_page)

@@ -1,0 +1,231 @@
+"""Pages under SGLang's names, in a real pool with real and fault-injecting tiers: right bytes, or none."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from kvtier_core.plugins import TierType
+from kvtier_core.settings import PoolSettings, Settings
+from kvtier_core.tier_settings import TierLimits, TierSettings
+from kvtier_sglang import cache as cache_module
+from kvtier_sglang.pages import page_layout, page_numbers
+from kvtier_testing.faulty import FaultyTier
+from tests.sglang.paged import PATIENCE_S, ROW_BYTES, Engine, chain, open_with_disk
+
+HERE = list(range(1, 11))
+THERE = list(range(20, 30))
+
+Open = Callable[..., Engine]
+
+
+@pytest.fixture
+def open_on_disk(tmp_path: Path) -> Iterator[Open]:
+    opened: list[Engine] = []
+
+    def open_one(**options) -> Engine:
+        opened.append(open_with_disk(tmp_path, **options))
+        return opened[-1]
+
+    yield open_one
+    for engine in opened:
+        engine.cache.close(PATIENCE_S)
+
+
+@pytest.fixture
+def tier() -> list[FaultyTier]:
+    """The fault-injecting tier, once it is open."""
+    return []
+
+
+@pytest.fixture
+def open_faulty(tier: list[FaultyTier], monkeypatch: pytest.MonkeyPatch) -> Iterator[Open]:
+    class Registered(FaultyTier):
+        def __init__(self, settings, context):
+            super().__init__(settings, context)
+            tier.append(self)
+
+    opened: list[Engine] = []
+
+    def open_one(*, rows: int = 64, load_patience_s: float = PATIENCE_S, **limits: float) -> Engine:
+        monkeypatch.setattr(cache_module, "_ANSWER_PATIENCE_S", PATIENCE_S)
+        monkeypatch.setattr(cache_module, "_LOAD_PATIENCE_S", load_patience_s)
+        kind = TierType(name="faulty", cls=Registered, distribution="test", version="1")
+        settings = Settings(
+            pool=PoolSettings(capacity=rows * ROW_BYTES),
+            tiers={"one": TierSettings(type="faulty", limits=TierLimits(**limits))},
+            tier_types={"one": kind},
+        )
+        opened.append(Engine(settings))
+        return opened[-1]
+
+    yield open_one
+    for each in tier:
+        each.hold.clear()
+        each.raise_in.clear()
+    for engine in opened:
+        engine.cache.close(PATIENCE_S)
+
+
+def _evict_pool(engine: Engine) -> None:
+    """Push everything out of the pool, once the tiers have it."""
+    assert engine.cache.flush(PATIENCE_S)
+    for number in range(16):
+        assert engine.store(chain(f"other {number}", 10), HERE)
+        assert engine.cache.flush(PATIENCE_S)
+
+
+def test_pages_come_from_the_pool_and_in_a_new_process_from_disk(open_on_disk):
+    names = chain("prompt", 10)
+    first = open_on_disk()
+    assert first.load("a", names, THERE) == 0
+    assert first.store(names, HERE) is True
+    assert first.load("b", names, THERE) == 10
+    assert first.load("c", [*names[:4], *chain("else", 6)], THERE) == 4
+    assert first.cache.flush(PATIENCE_S)
+    first.cache.close(PATIENCE_S)
+    again = open_on_disk()
+    assert again.load("a", names, THERE) == 10
+    assert open_on_disk(weights="others").load("a", names, THERE) == 0
+
+
+def test_a_tail_alone_is_looked_up_behind_what_the_device_has(open_on_disk):
+    engine, names = open_on_disk(), chain("prompt", 10)
+    assert engine.store(names, HERE)
+    assert engine.load("a", names[6:], THERE[6:]) == 4
+
+
+def test_flipped_bits_on_disk_are_found_before_a_load_is_promised(open_on_disk, tmp_path):
+    names = chain("prompt", 10)
+    engine = open_on_disk()
+    assert engine.store(names, HERE)
+    assert engine.cache.flush(PATIENCE_S)
+    engine.cache.close(PATIENCE_S)
+    for file in (tmp_path / "tier").rglob("*"):
+        if file.is_file() and file.stat().st_size > 1 << 16:
+            data = bytearray(file.read_bytes())
+            data[1000::997] = bytes(byte ^ 1 for byte in data[1000::997])
+            file.write_bytes(data)
+    engine = open_on_disk()
+    assert engine.load("a", names, THERE) == 0
+    assert engine.load("b", names, THERE) == 0
+    assert engine.store(names, HERE) is True
+    assert engine.load("c", names, THERE) == 10
+
+
+@pytest.mark.parametrize(("on_reset", "expected"), [("all", 0), ("pool", 10)])
+def test_a_reset_forgets_the_tiers_as_the_settings_say(open_on_disk, on_reset, expected):
+    engine, names = open_on_disk(on_reset=on_reset), chain("prompt", 10)
+    assert engine.store(names, HERE)
+    assert engine.cache.flush(PATIENCE_S)
+    engine.cache.reset(everywhere=False)
+    assert engine.load("a", names, THERE) == expected
+
+
+def test_c34_after_new_weights_no_tier_answers_whatever_the_settings_say(open_on_disk):
+    engine, names = open_on_disk(on_reset="pool"), chain("prompt", 10)
+    assert engine.store(names, HERE)
+    assert engine.cache.flush(PATIENCE_S)
+    engine.cache.reset(everywhere=True)
+    assert engine.load("a", names, THERE) == 0
+
+
+def test_a_reset_takes_back_what_was_offered_and_not_acknowledged(open_on_disk):
+    engine, names = open_on_disk(on_reset="pool"), chain("prompt", 10)
+    engine.write(names, HERE)
+    assert engine.cache.store(names, HERE)
+    engine.cache.reset(everywhere=False)
+    assert engine.cache.poll() == 0
+    assert engine.load("a", names, THERE) == 0
+
+
+def test_offers_are_acknowledged_in_their_order(open_on_disk):
+    engine = open_on_disk()
+    for number in range(3):
+        names = chain(f"prompt {number}", 3)
+        engine.write(names, HERE[3 * number : 3 * number + 3])
+        assert engine.cache.store(names, HERE[3 * number : 3 * number + 3])
+    acknowledged = 0
+    while acknowledged < 3:
+        for _ in range(engine.cache.poll()):
+            assert engine.cache.pop_stored()
+            acknowledged += 1
+    assert engine.cache.poll() == 0
+
+
+def test_of_more_pages_than_the_pool_has_rows_the_first_are_kept_and_sglang_hears_that_not_all_are(
+    open_on_disk,
+):
+    engine, names = open_on_disk(rows=4), chain("prompt", 10)
+    assert engine.store(names, HERE) in (False, None)
+    assert 0 < engine.cache.lookup("a", names) < 10
+
+
+def test_a_tier_that_has_not_said_what_it_holds_is_waited_for_in_the_first_lookup(open_faulty, tier):
+    engine, names = open_faulty(rows=16), chain("prompt", 10)
+    assert engine.store(names, HERE)
+    _evict_pool(engine)
+    assert engine.load("a", names, THERE) == 10
+    assert engine.load("b", chain("unknown", 10), THERE) == 0
+
+
+def test_wrong_bytes_of_a_tier_are_never_loaded(open_faulty, tier):
+    engine, names = open_faulty(rows=16), chain("prompt", 10)
+    assert engine.store(names, HERE)
+    _evict_pool(engine)
+    tier[0].corrupt = True
+    assert engine.load("a", names, THERE) == 0
+    tier[0].corrupt = False
+    assert engine.load("b", names, THERE) == 0  # the damaged ones were forgotten
+
+
+def test_a_load_that_comes_too_late_is_refused_and_nothing_more_is_promised_until_it_has_come(
+    open_faulty, tier
+):
+    engine, names = open_faulty(rows=32, load_patience_s=0.2), chain("prompt", 10)
+    others = chain("others", 10)
+    assert engine.store(names, HERE)
+    assert engine.store(others, HERE)
+    _evict_pool(engine)
+    tier[0].hold.add("load")
+    assert engine.load("a", names, THERE) == 0
+    assert engine.cache.lookup("b", names) == 0
+    assert engine.cache.lookup("c", others) == 0
+    tier[0].hold.clear()
+    tier[0].release()
+    assert engine.cache.flush(PATIENCE_S)
+    assert engine.load("d", names, THERE) == 10
+
+
+def test_a_tier_that_fails_costs_hits_alone(open_faulty, tier):
+    engine, names = open_faulty(rows=16), chain("prompt", 10)
+    tier[0].raise_in["submit_store"] = OSError("no space")
+    assert engine.store(names, HERE) is True
+    assert engine.load("a", names, THERE) == 10
+    tier[0].raise_in["submit_load"] = tier[0].raise_in["lookup"] = OSError("gone")
+    for number in range(16):
+        assert engine.store(chain(f"other {number}", 10), HERE) is not None
+    assert engine.load("b", names, THERE) == 0
+
+
+def test_requests_that_are_not_asked_for_any_more_are_forgotten(open_on_disk, monkeypatch):
+    engine, names = open_on_disk(), chain("prompt", 10)
+    assert engine.store(names, HERE)
+    now = [1000.0]
+    monkeypatch.setattr(engine.cache, "_clock", lambda: now[0])
+    for number in range(5):
+        assert engine.cache.lookup(f"request {number}", names) == 10
+        now[0] += 30
+    engine.cache.poll()
+    assert list(engine.cache._asked) == ["request 3", "request 4"]
+    assert len(engine.cache._manager.coordinator.state.requests) == 2
+
+
+def test_slots_that_are_no_pages_are_refused():
+    assert page_numbers(torch.arange(8, 16), 4) == [2, 3]
+    for slots in (torch.arange(3), torch.arange(1, 5), torch.tensor([4, 5, 7, 6])):
+        with pytest.raises(ValueError, match="pages"):
+            page_numbers(slots, 4)
+    with pytest.raises(ValueError, match="whole pages"):
+        page_layout([torch.zeros(10, 2, 8)], 4)
