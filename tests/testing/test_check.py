@@ -198,11 +198,12 @@ def test_i21_what_a_tier_cannot_remove_is_told(configure, install_tier, tmp_path
     install_tier("fake", source=BROKEN)
     assert check(configure(type="fake", root=str(tmp_path / "root"))) == 0
     told = re.search(
-        r"left behind: (\d+) namespaces that begin with (kvtier-check-\w+): this tier type can't remove",
+        r"left behind: (\d+) namespaces, whose names begin with kvtier-check-\w+: its blocks are deleted; what",
         capsys.readouterr().out,
     )
     assert told is not None
-    assert int(told[1]) >= len(list((tmp_path / "root").iterdir())) > 0
+    assert int(told[1]) == len(list((tmp_path / "root").iterdir()))
+    assert not [path for path in (tmp_path / "root").rglob("*") if path.is_file()]
 
 
 def test_i21_a_tier_that_cannot_open_is_told_once(configure, install_tier, tmp_path):

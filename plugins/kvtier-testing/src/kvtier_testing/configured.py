@@ -3,10 +3,10 @@
 Decides what counts as removed. Never touches a namespace that it is not given.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from kvtier_core.blocktier import BlockTier, SupportsRemoval
+from kvtier_core.blocktier import BlockTier, SupportsRemoval, SupportsScan
 from kvtier_core.errors import ConfigError
 from kvtier_core.keys import OffloadKey
 from kvtier_core.manager import TierBuild
@@ -85,13 +85,14 @@ class ConfiguredTier:
             self._through_another(namespace, row_bytes, lambda tier: tier.delete(keys))
 
     def _remove(self, namespace: str, row_bytes: int) -> str | None:
-        if not issubclass(self.cls, BlockTier) or not hasattr(self.cls, "remove_namespace"):
-            return "this tier type can't remove a namespace"
+        if not issubclass(self.cls, BlockTier):
+            return "this tier type is on the hook specs, and can't remove a namespace"
+        left: list[str] = []
         try:
-            self._through_another(namespace, row_bytes, _remove_all)
+            self._through_another(namespace, row_bytes, lambda tier: left.extend(_remove_all(tier)))
         except Exception as error:  # noqa: BLE001 - it is told, and what else there is to remove is removed
             return f"{type(error).__name__}: {text_of(error)}"
-        return None
+        return left[0] if left else None
 
     def _through_another(self, namespace: str, row_bytes: int, work: Callable[[BlockTier], None]) -> None:
         tier = self.make(namespace, row_bytes)
@@ -118,6 +119,19 @@ class ConfiguredTier:
         return self.cls(table, context)
 
 
-def _remove_all(tier: BlockTier) -> None:
-    assert isinstance(tier, SupportsRemoval)
-    tier.remove_namespace()
+def _remove_all(tier: BlockTier) -> Iterator[str]:
+    """Remove what the tier can; what it can't."""
+    if isinstance(tier, SupportsRemoval):
+        tier.remove_namespace()
+    elif isinstance(tier, SupportsScan):
+        tier.delete([block.key for block in tier.scan()])
+        yield "its blocks are deleted; what describes it stays, because this tier type has no remove_namespace"
+    else:
+        yield "this tier type has no remove_namespace, and no scan"
+
+
+def describe_left(left: Mapping[str, str], begin: str) -> Iterator[str]:
+    """Lines about namespaces that could not be removed, by the reason. All their names have this *begin*."""
+    for reason in sorted(set(left.values())):
+        count = list(left.values()).count(reason)
+        yield f"left behind: {count} namespaces, whose names begin with {begin}: {reason}"

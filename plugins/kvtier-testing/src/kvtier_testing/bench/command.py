@@ -19,7 +19,7 @@ from kvtier_testing.bench.contenders import ThroughKvtier, TierAlone
 from kvtier_testing.bench.measuring import Passes, measure, ratio, summarize_passes
 from kvtier_testing.bench.plain_file import Bare
 from kvtier_testing.bench.rows import Contender, Rows
-from kvtier_testing.configured import ConfiguredTier
+from kvtier_testing.configured import ConfiguredTier, describe_left
 
 help = (  # noqa: A001 - the command protocol
     "Measure how fast a configured tier stores and loads: through kvtier, by the tier's own calls, and a plain file on "
@@ -86,9 +86,10 @@ def run(args: argparse.Namespace) -> int:
         found = {"tier": args.tier, "bytes": args.bytes, "rounds": args.rounds, "ratios": ratios}
         print(json.dumps({**found, "results": results, "left_behind": left}, indent=2))
     else:
-        print("bare: plain calls to one file beside the tier's directory, from as many threads")
-        for namespace, why in left.items():
-            print(f"left behind: {namespace}: {why}")
+        if any(name.endswith(f"vs_{Bare.name}") for name in ratios):
+            print("bare: plain calls to one file beside the tier's directory, from as many threads")
+        for line in describe_left(left, f"kvtier-bench-{token}"):
+            print(line)
     return 0
 
 

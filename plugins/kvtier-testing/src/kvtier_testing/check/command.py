@@ -12,7 +12,7 @@ from typing import TextIO
 from kvtier_core.settings import load_settings
 from kvtier_testing.arguments import add_tier, duration
 from kvtier_testing.check.running import PATIENCE_S, RuleReport, Run
-from kvtier_testing.configured import ConfiguredTier
+from kvtier_testing.configured import ConfiguredTier, describe_left
 
 help = (  # noqa: A001 - the command protocol
     "Try the rules that every tier must keep on a configured tier and its storage, in namespaces of its own that are "
@@ -67,6 +67,5 @@ def _sum_up(check: Run, seconds: float) -> None:
     counts = Counter(report.status for report in check.reports)
     told = ", ".join(f"{counts[status]} {status}" for status in ("passed", "failed", "skipped"))
     print(f"tier {check.tier.name!r}: {told}, in {seconds:.0f} s")
-    for reason in sorted(set(check.left_behind.values())):
-        names = [name for name, why in check.left_behind.items() if why == reason]
-        print(f"left behind: {len(names)} namespaces that begin with {check.prefix}: {reason}")
+    for line in describe_left(check.left_behind, check.prefix):
+        print(line)
