@@ -8,7 +8,7 @@ from typing import Any
 
 from tests.vllm.engine_program import Engine
 from tests.vllm.engines import BLOCK, prompt
-from tests.vllm.models import save_adapter, until_settled
+from tests.vllm.models import SIDE, save_adapter, until_settled
 from tests.vllm.served import Served
 
 Answers = list[Any]
@@ -120,6 +120,27 @@ def by_embeddings(engine: Engine, directory: Path) -> Answers:
     given = [{"prompt_embeds": vectors[torch.tensor(each)]} for each in prompts()]
     outputs = engine.llm.generate(given, params, use_tqdm=False)
     return [list(output.outputs[0].token_ids) for output in outputs]
+
+
+def about_images(engine: Engine, directory: Path) -> Answers:
+    """Of one text behind two images, each of which stands for the same tokens."""
+    del directory
+    from PIL import Image
+    from vllm import SamplingParams
+
+    params = SamplingParams(temperature=0, max_tokens=BLOCK, ignore_eos=True, detokenize=False)
+    given = [
+        {
+            "prompt_token_ids": prompt(1, blocks=4),
+            "multi_modal_data": {"image": Image.new("RGB", (SIDE, SIDE), colour)},
+        }
+        for colour in ("red", "blue")
+    ]
+    one, other = engine.llm.generate(given, params, use_tqdm=False)
+    assert one.prompt_token_ids == other.prompt_token_ids
+    answers = [list(output.outputs[0].token_ids) for output in (one, other)]
+    assert answers[0] != answers[1], "the images say nothing"
+    return answers
 
 
 def pooled(engine: Engine, directory: Path) -> Answers:

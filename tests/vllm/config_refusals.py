@@ -1,9 +1,9 @@
 """A program: what kvtier says to vLLM's configurations, without an engine; one JSON object a line, and one answer.
 
 Everything is vLLM's own but the layers, which here only say what KV they keep. ``{"engine": {...}}`` are vLLM's
-options, ``"groups"`` for each KV group the kinds of its layers and its block size, ``"connector"`` options of the
-connector, ``"parallel"`` what vLLM's ParallelConfig gets where a CPU's engine refuses it before kvtier is asked. Apart
-from the tests because vLLM sets up its process for good.
+options, ``"groups"`` for each KV group the kind of its layer, its block size, and how the layer's name begins if not by
+``layer``, ``"connector"`` options of the connector, ``"parallel"`` what vLLM's ParallelConfig gets where a CPU's engine
+refuses it before kvtier is asked. Apart from the tests because vLLM sets up its process for good.
 """
 
 import json
@@ -71,8 +71,8 @@ def make_caches(config, groups):
     from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheGroupSpec, KVCacheTensor
     from vllm.v1.kv_offload.base import CanonicalKVCacheRef, CanonicalKVCaches, CanonicalKVCacheTensor
 
-    specs = [kv_spec(kind, block_size) for kind, block_size in groups]
-    names = [f"layer.{number}" for number in range(len(specs))]
+    specs = [kv_spec(kind, block_size) for kind, block_size, *_ in groups]
+    names = [f"{group[2] if len(group) > 2 else 'layer'}.{number}" for number, group in enumerate(groups)]
     layers = {name: layer(spec) for name, spec in zip(names, specs, strict=True)}
     config.compilation_config.static_forward_context.update(layers)
     page = max(spec.page_size_bytes for spec in specs)

@@ -50,9 +50,12 @@ def save_eagle3(directory: Path, target: Path) -> Path:
 
 def save_windowed_eagle3(directory: Path, target: Path) -> Path:
     """One whose layer sees two blocks."""
-    save_eagle3(directory, target)
-    _change_settings(directory, layer_types=["sliding_attention"], sliding_window=WINDOW)
-    return directory
+    return _give_windows(save_eagle3(directory, target))
+
+
+def save_windowed(directory: Path, target: Path) -> Path:
+    """The target's weights, in layers that see two blocks."""
+    return _give_windows(save_same(directory, target))
 
 
 def save_medusa(directory: Path, target: Path) -> Path:
@@ -122,6 +125,12 @@ def _save(
     of_target = json.loads((target / "config.json").read_text()) if is_llama else {}
     (directory / "config.json").write_text(json.dumps({**of_target, **settings}))
     _add_weights(directory, shapes)
+    return directory
+
+
+def _give_windows(directory: Path) -> Path:
+    layers = json.loads((directory / "config.json").read_text())["num_hidden_layers"]
+    _change_settings(directory, layer_types=["sliding_attention"] * layers, sliding_window=WINDOW)
     return directory
 
 

@@ -328,17 +328,19 @@ class Engine:
 
     def layers_in_pool(self):
         """Of each block that can be loaded from the pool, what stands for the bytes of each layer."""
-        manager = self.manager
-        (group,) = json.loads(manager._pool.note)["groups"]
-        size = sum(group["parts"]) // len(group["layers"])
-        return {
-            block.key.hex(): {
-                layer: sha256(manager._pool.row(block.row)[index * size : (index + 1) * size]).hexdigest()
-                for index, layer in enumerate(group["layers"])
-            }
-            for block in manager._tiers.coordinator.state.ledger.blocks
-            if block.state.value == "ready"
-        }
+        from kvtier_core.engine import get_offload_group_idx
+
+        pool, found = self.manager._pool, {}
+        groups = {group["group_id"]: group for group in json.loads(pool.note)["groups"]}
+        for block in self.manager._tiers.coordinator.state.ledger.blocks:
+            if block.state.value == "ready":
+                group = groups[get_offload_group_idx(block.key)]
+                size = sum(group["parts"]) // len(group["layers"])
+                found[block.key.hex()] = {
+                    layer: sha256(pool.row(block.row)[index * size : (index + 1) * size]).hexdigest()
+                    for index, layer in enumerate(group["layers"])
+                }
+        return found
 
     def settle_bridge(self):
         """As ``settle``, of kvtier behind vLLM's own tiering."""

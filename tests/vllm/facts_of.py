@@ -25,6 +25,7 @@ PLAIN = EngineFacts(
     hash_seed_digest="s",
     has_lora=False,
     strange_speculation=None,
+    layers_by_first_table=None,
     silent_weights=None,
     canonical_layout=False,
     workers=Workers(count=1, tensor=1),

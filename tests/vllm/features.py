@@ -24,6 +24,7 @@ from tests.vllm.engines import BLOCK
 from tests.vllm.models import (
     save_adapter,
     save_hybrid_model,
+    save_seeing_model,
     save_states_model,
     save_tiny_model,
     save_with_tokenizer,
@@ -136,6 +137,11 @@ _ALONE: dict[str, Feature] = {
     "three samples of a prompt": Feature(ask=asks.several_samples),
     "priorities": Feature(fixed(scheduling_policy="priority"), asks.by_priority),
     "prompt embeddings": Feature(fixed(enable_prompt_embeds=True), asks.by_embeddings),
+    "images": Feature(
+        fixed(skip_tokenizer_init=False, limit_mm_per_prompt={"image": 1}),
+        asks.about_images,
+        save_seeing_model,
+    ),
     "pooling": Feature(
         fixed(runner="pooling", convert="embed", enable_prefix_caching=True, skip_tokenizer_init=False),
         asks.pooled,
@@ -165,6 +171,11 @@ _TOGETHER: dict[str, Feature] = {
         ("speculation: EAGLE", "MultiConnector"),
         ("speculation: EAGLE3", "asynchronous scheduling", "generated tokens"),
         ("sliding windows", "MultiConnector", "three samples of a prompt"),
+        ("speculation: draft model", "tensor parallel 2"),
+        ("speculation: EAGLE", "tensor parallel 2"),
+        ("pipeline 2 + 2", "tensor parallel 2"),
+        ("pipeline 1 + 1", "latent attention"),
+        ("LoRA, two adapters", "tensor parallel 2", "chunks of a prompt"),
     )
 }
 _TOGETHER["priorities + prefix hints"] = _ALONE["priorities"]._replace(ask=asks.with_hints)
@@ -185,6 +196,9 @@ _REFUSED: dict[str, Feature] = {
         ),
         refused="method = 'extract_hidden_states'",
     ),
+    "speculation: draft model with a window": _speculating("draft_model", drafters.save_windowed)._replace(
+        refused="'draft_model.model.layers.0.self_attn.attn' over the model's own KV"
+    ),
     "sliding windows in joined blocks": Feature(
         fixed(connector={"blocks_per_chunk": 2}), model=save_hybrid_model, refused="blocks_per_chunk = 2"
     ),
@@ -204,12 +218,14 @@ _BY_CONFIGURATION = """
 ## Checked by vLLM's configuration alone
 
 No engine ran with these. Tests make vLLM's own configuration of each and see that kvtier accepts or refuses it.
+Speculation with DFlash, DSpark and MLP speculators is accepted by vLLM's name for the method alone.
 
 | feature | outcome |
 |---|---|
 | decode context parallelism | served |
 | data parallelism over several hosts, each engine on one | served |
 | `runai_streamer` on a local model | served |
+| speculation: suffix | served |
 | prefill context parallelism | refused |
 | an engine whose workers are on several hosts | refused |
 | weights from elsewhere, with a tier that outlives the engine | refused; served with `kvtier_identity` |

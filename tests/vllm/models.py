@@ -2,6 +2,7 @@
 
 import json
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,8 @@ SIZES: dict[str, Any] = {
     "initializer_range": 0.25,
 }
 WINDOW = 2 * BLOCK
+SIDE = 32
+"""Of an image, in pixels."""
 LONGROPE: dict[str, Any] = {
     "original_max_position_embeddings": 512,
     "rope_scaling": {
@@ -113,16 +116,42 @@ def save_whisper(directory: Path) -> Path:
 
 def save_with_tokenizer(directory: Path) -> Path:
     """The tiny Llama, with digits among its tokens."""
+    _make_tokenizer("0123456789").save_pretrained(directory)
+    return save_tiny_model(directory)
+
+
+def save_seeing_model(directory: Path) -> Path:
+    """A BLIP-2 of the tiny Llama. An image is half a block of tokens before the text, all with the number 0."""
+    from transformers import Blip2Processor, BlipImageProcessor
+
+    tokens = BLOCK // 2
+    eye = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 2}
+    Blip2Processor(
+        BlipImageProcessor(size={"height": SIDE, "width": SIDE}),
+        _make_tokenizer(["<image>"]),
+        num_query_tokens=tokens,
+    ).save_pretrained(directory)
+    return save_model(
+        directory,
+        "Blip2ForConditionalGeneration",
+        text_config={"model_type": "llama", **SIZES},
+        vision_config={**eye, "image_size": SIDE, "patch_size": SIDE // 4, "initializer_range": 0.25},
+        qformer_config={**eye, "vocab_size": VOCAB, "initializer_range": 0.25},
+        num_query_tokens=tokens,
+        image_token_index=0,
+        initializer_range=0.25,
+    )
+
+
+def _make_tokenizer(first: Sequence[str]) -> Any:
+    """A token a word, the *first* ones as given."""
     from tokenizers import Tokenizer
     from tokenizers.models import WordLevel
     from transformers import PreTrainedTokenizerFast
 
-    words = [*"0123456789", *(f"w{number}" for number in range(10, VOCAB - 1)), "<end>"]
+    words = [*first, *(f"w{number}" for number in range(len(first), VOCAB - 1)), "<end>"]
     tokenizer = Tokenizer(WordLevel({word: number for number, word in enumerate(words)}, unk_token="<end>"))
-    PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<end>", unk_token="<end>").save_pretrained(
-        directory
-    )
-    return save_tiny_model(directory)
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<end>", unk_token="<end>")
 
 
 def save_adapter(directory: Path, *, seed: int) -> Path:

@@ -31,6 +31,7 @@ from tests.vllm.test_bridge import ROOT, tiering
 
 README = Path(kvtier_vllm.__file__).parents[2] / "README.md"
 ONE = PLAIN.workers
+BEHIND = replace(GROUP, group_id=1, layers=("draft_model.layers.0", "draft_model.layers.1"), window=64)
 
 
 def test_a_plain_engine_is_served():
@@ -63,6 +64,10 @@ def test_a_plain_engine_is_served():
             {"strange_speculation": "method = 'custom_class'"},
             "speculative_config has method = 'custom_class'",
         ),
+        (
+            {"groups": (GROUP, BEHIND), "layers_by_first_table": "draft_model."},
+            "layer 'draft_model.layers.0' over the model's own KV",
+        ),
     ],
 )
 def test_c43_what_is_unsafe_is_refused_by_name(change, says):
@@ -85,6 +90,19 @@ def test_v11_v12_rows_that_workers_would_not_fill_alike_are_refused_to_spec_and_
         check_engine(replace(PLAIN, workers=workers))
     with pytest.raises(UnsupportedModelError, match=says):
         check_workers("toy", workers)
+
+
+@pytest.mark.parametrize(
+    ("groups", "prefix"),
+    [
+        ((GROUP, BEHIND), None),
+        ((GROUP, replace(BEHIND, layers=("layers.2",))), "draft_model."),
+        ((replace(BEHIND, group_id=0), replace(GROUP, group_id=1)), "draft_model."),
+    ],
+    ids=["each layer by its own group's table", "windows of the model", "in the first group"],
+)
+def test_v8_a_draft_model_that_vllm_writes_where_it_belongs_is_served(groups, prefix):
+    check_engine(replace(PLAIN, groups=groups, layers_by_first_table=prefix))
 
 
 def test_v11_rows_that_vllm_lays_out_wrong_are_refused_to_the_bridge_alone():
@@ -211,6 +229,14 @@ CASES = {
                     "synthetic_acceptance_rates": [0.5, 0.25],
                 }
             }
+        },
+        SPEC,
+    ),
+    "a draft model whose layers are not in the model's first KV group": Case(
+        "layer 'draft_model.1' over the model's own KV",
+        {
+            "groups": [["full", BLOCK], ["window", BLOCK, "draft_model"]],
+            "engine": {"speculative_config": {"method": "draft_model", "num_speculative_tokens": 3}},
         },
         SPEC,
     ),

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from kvtier_vllm.speculation import drafter_of, strange_speculation
+from kvtier_vllm.speculation import drafter_of, layers_by_first_table, strange_speculation
 from tests.vllm.engines import needs_vllm
 
 DRAFTER = object()
@@ -39,6 +39,20 @@ def test_v8_what_kvtier_does_not_know_is_named(method):
 def test_v8_what_is_not_lossless_is_named():
     said = strange_speculation(speculative(rejection="synthetic"))
     assert said == "rejection_sample_method = 'synthetic'"
+
+
+@pytest.mark.parametrize(
+    ("method", "has_second_runner", "found"),
+    [
+        ("draft_model", False, "draft_model."),
+        ("draft_model", True, None),
+        ("eagle3", False, None),
+        ("ngram", False, None),
+    ],
+)
+def test_v8_a_draft_models_layers_are_written_by_the_first_groups_table(method, has_second_runner, found):
+    config = SimpleNamespace(speculative_config=speculative(method), use_v2_model_runner=has_second_runner)
+    assert layers_by_first_table(config) == found
 
 
 @needs_vllm

@@ -9,7 +9,7 @@ import pytest
 
 from tests.vllm import drafters
 from tests.vllm.asks import ACCEPTED, DRAFTED
-from tests.vllm.engines import BLOCK, connector, disk, needs_vllm, prompt
+from tests.vllm.engines import BLOCK, EngineError, connector, disk, needs_vllm, prompt
 from tests.vllm.models import save_tiny_model
 
 pytestmark = [needs_vllm, pytest.mark.timeout(1800)]
@@ -59,6 +59,7 @@ SAVE = {
     "draft_model": drafters.save_same,
     "eagle": drafters.save_eagle,
     "eagle3": drafters.save_eagle3,
+    "eagle3 with a window": drafters.save_windowed_eagle3,
     "medusa": drafters.save_medusa,
 }
 
@@ -77,10 +78,25 @@ def test_v8_the_models_kv_is_the_same_byte_by_byte_whatever_proposes(
     if method == "ngram":
         options = {"speculative_config": NGRAM}
     else:
-        options = speculating(SAVE[method](tmp_path / "drafter", model), method)
-    found = prompt_layers(start, **options)
-    assert found.keys() == plain_layers.keys()
-    for key, layers in plain_layers.items():
+        options = speculating(SAVE[method](tmp_path / "drafter", model), method.partition(" ")[0])
+    assert_same_kv(prompt_layers(start, **options), plain_layers)
+
+
+def test_v8_the_models_kv_is_the_same_byte_by_byte_with_a_layer_of_the_model_that_proposes(start, tmp_path):
+    options = {"model": drafters.save_ernie(tmp_path / "model"), "num_gpu_blocks_override": 100}
+    mtp = {"method": "mtp", "num_speculative_tokens": 1}
+    found, plain_layers = (
+        prompt_layers(start, speculative_config=mtp, **options),
+        prompt_layers(start, **options),
+    )
+    assert_same_kv(found, plain_layers)
+    assert all(len(found[key]) == len(layers) + 1 for key, layers in plain_layers.items())
+
+
+def assert_same_kv(found, plain):
+    """Of each of the model's layers."""
+    assert found.keys() >= plain.keys()
+    for key, layers in plain.items():
         assert {layer: found[key][layer] for layer in layers} == layers
 
 
@@ -97,7 +113,7 @@ def prompt_layers(start, **options):
     engine.call("settle")
     found = engine.call("layers_in_pool")
     assert engine.close() == 0
-    assert len(found) == 10
+    assert len(found) >= 10
     return found
 
 
@@ -134,6 +150,18 @@ def test_v8_a_drafters_window_does_not_shorten_what_the_target_loads(start, mode
     second = start(connector(disk(tmp_path / "root")), **options)
     assert second.call("generate", prompts=[wanted]) == [{"tokens": expected[0], "cached": 10 * BLOCK}]
     assert second.close() == 0
+
+
+def test_v8_a_draft_model_with_a_window_is_refused_because_vllm_itself_answers_wrong(
+    start, model, plain, tmp_path
+):
+    options = speculating(drafters.save_windowed(tmp_path / "drafter", model))
+    wanted = [prompt(seed) for seed in (1, 2)]
+    with pytest.raises(EngineError, match="over the model's own KV"):
+        start(connector(disk(tmp_path / "root")), **options)
+    alone = start(**options)
+    assert alone.generate(*wanted, max_tokens=2 * BLOCK) != plain.generate(*wanted, max_tokens=2 * BLOCK)
+    assert alone.close() == 0
 
 
 def test_v8_engines_with_and_without_proposals_from_the_text_share_a_disk(start, plain, tmp_path):

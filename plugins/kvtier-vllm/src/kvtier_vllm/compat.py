@@ -126,7 +126,7 @@ _NAMES = {
     f"{_CONFIG}:OffloadingParallelConfig": "rank, world_size, tp_size, pp_size, pcp_size, dcp_size",
     "vllm.config:VllmConfig": (
         "model_config, cache_config, parallel_config, scheduler_config, load_config, lora_config, "
-        "speculative_config, compilation_config, weight_transfer_config"
+        "speculative_config, compilation_config, weight_transfer_config, use_v2_model_runner"
     ),
     "vllm.config:ModelConfig": (
         "model, model_weights, revision, code_revision, hf_config, hf_config_path, trust_remote_code, max_model_len"

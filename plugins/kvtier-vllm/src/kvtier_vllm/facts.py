@@ -73,7 +73,8 @@ class EngineFacts:
     ``hash_seed_digest`` is ``None`` where vLLM draws the seed of its block hashes anew each time it starts.
     ``weights_elsewhere`` names the setting that has vLLM load weights from where kvtier does not look,
     ``strange_speculation`` the one by which drafts are more than proposals, and ``silent_weights`` the one by which
-    weights may change without a call that kvtier sees. ``layout`` and ``backends`` say in words how a page is laid out.
+    weights may change without a call that kvtier sees. ``layers_by_first_table`` is how the names of layers begin whose
+    KV vLLM writes by the first group's block table. ``layout`` and ``backends`` say in words how a page is laid out.
     """
 
     model: str
@@ -92,6 +93,7 @@ class EngineFacts:
     hash_seed_digest: str | None
     has_lora: bool
     strange_speculation: str | None
+    layers_by_first_table: str | None
     silent_weights: str | None
     canonical_layout: bool
     workers: Workers

@@ -31,7 +31,7 @@ from kvtier_vllm.origin import (
     weights_digest,
     weights_elsewhere,
 )
-from kvtier_vllm.speculation import drafter_of, strange_speculation
+from kvtier_vllm.speculation import drafter_of, layers_by_first_table, strange_speculation
 
 _T = TypeVar("_T")
 
@@ -78,6 +78,7 @@ def read_own_facts(config: OffloadingConfig, kv_caches: CanonicalKVCaches) -> En
         hash_seed_digest=_hash_seed_digest(cache.prefix_caching_hash_algo),
         has_lora=vllm_config.lora_config is not None,
         strange_speculation=strange_speculation(vllm_config.speculative_config),
+        layers_by_first_table=layers_by_first_table(vllm_config),
         silent_weights=silent_weights(vllm_config.weight_transfer_config),
         canonical_layout=config.canonical_layout,
         workers=read_workers(vllm_config.parallel_config),

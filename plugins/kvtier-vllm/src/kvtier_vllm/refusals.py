@@ -86,6 +86,19 @@ def _speculation(facts: EngineFacts) -> Iterator[str]:
         )
 
 
+def _overwriting_drafter(facts: EngineFacts) -> Iterator[str]:
+    if (prefix := facts.layers_by_first_table) is None:
+        return
+    for layer in (name for group in facts.groups if group.group_id > 0 for name in group.layers):
+        if layer.startswith(prefix):
+            yield (
+                f"vLLM would write its draft model's layer {layer!r} over the model's own KV, and answer wrong without "
+                "kvtier as well: that layer is not in the first KV group; use a draft model whose layers look back as "
+                "far as the model's, or another method, such as eagle3"
+            )
+            return
+
+
 def _weak_hash(facts: EngineFacts, tiers: str) -> Iterator[str]:
     if facts.hash_algorithm not in CRYPTOGRAPHIC_HASHES:
         yield (
@@ -123,6 +136,7 @@ KV: Mapping[str, Callable[[EngineFacts], Iterator[str]]] = {
     "sliding windows in blocks joined into larger ones": _joined_windows,
     "layers that vLLM's canonical layout leaves uncertain": _canonical,
     "speculative decoding that is not lossless, or by code that kvtier does not know": _speculation,
+    "a draft model whose layers are not in the model's first KV group": _overwriting_drafter,
 }
 LASTING: Mapping[str, Callable[[EngineFacts, str], Iterator[str]]] = {
     "a prefix hash that is not cryptographic": _weak_hash,

@@ -3,7 +3,7 @@
 A drafter proposes tokens, and vLLM's target computes each before it accepts it. So the target's KV does not depend on
 who proposed what. A drafter that is a model keeps KV of its own in the target's blocks. Another drafter's would cost
 acceptance, never a token. Decides which of vLLM's methods are like that. Names no vLLM type: it is given vLLM's
-``SpeculativeConfig``, or ``None``.
+``VllmConfig``, or the ``SpeculativeConfig`` in it, or ``None``.
 """
 
 from typing import Any
@@ -19,6 +19,18 @@ def drafter_of(speculative: Any) -> Any | None:
     if speculative is None or speculative.method not in _WITH_KV:
         return None
     return speculative.draft_model_config
+
+
+def layers_by_first_table(config: Any) -> str | None:
+    """How the names of a drafter's layers begin that vLLM writes by the first KV group's block table, whichever theirs.
+
+    ``None`` where every layer is written by its own group's. vLLM's second model runner does that for every drafter,
+    its first one for all but draft models.
+    """
+    speculative = config.speculative_config
+    if speculative is None or speculative.method != "draft_model" or config.use_v2_model_runner:
+        return None
+    return "draft_model."
 
 
 def strange_speculation(speculative: Any) -> str | None:
