@@ -541,11 +541,11 @@ STORAGE = [
 
 VALKEY = [
     Case(
-        title="a server of several",
+        title="a cluster",
         command=CHECK,
         status=2,
-        says=("tiers.far.url", "sentinels and clusters are not followed"),
-        files={"kvtier.toml": _valkey("redis+sentinel://one,two/main")},
+        says=("tiers.far.url", "clusters are not followed"),
+        files={"kvtier.toml": _valkey("redis-cluster://one,two")},
     ),
     Case(
         title="a size, which the server has of its own",

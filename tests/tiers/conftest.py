@@ -34,8 +34,8 @@ def make_server(tmp_path) -> Iterator[Callable[..., Any]]:
 
     with ExitStack() as stack:
 
-        def make(**options: str) -> ValkeyServer:
-            server = ValkeyServer(Path(tempfile.mkdtemp(dir=tmp_path)), **options)
+        def make(kind: type[ValkeyServer] = ValkeyServer, **options: Any) -> ValkeyServer:
+            server = kind(Path(tempfile.mkdtemp(dir=tmp_path)), **options)
             stack.callback(server.stop)
             return server
 

@@ -6,10 +6,14 @@ Run by ``nox -s mooncake``, which installs Mooncake.
 import ctypes
 import re
 import signal
+import socket
+import subprocess
+import sys
 import time
 from functools import partial
 
 import pytest
+from pydantic import ValidationError
 
 from tests.tiers.mooncake_store import MooncakeStore, free_port, is_installed
 
@@ -241,6 +245,64 @@ def test_k1_a_metadata_server_that_is_not_there_is_told_at_the_start(store, make
         TierOpenError, match=rf"nothing answers at 127\.0\.0\.1:{port}: .*correct metadata_server"
     ):
         make(store.address, metadata_server=f"http://127.0.0.1:{port}/metadata")
+
+
+_WHILE_IT_OPENS = """
+import sys, threading
+from kvtier_core import TierOpenError
+from kvtier_mooncake import MooncakeSettings, client
+from kvtier_mooncake.client import Client, Region
+
+client._TRIAL_S = 5.0
+settings = MooncakeSettings(type="x", master_server_address=sys.argv[1])
+said = []
+
+def open_it():
+    try:
+        Client(settings, "far", Region(0, 0))
+    except TierOpenError as error:
+        said.append(str(error))
+
+thread = threading.Thread(target=open_it, daemon=True)
+thread.start()
+turns = 0
+while thread.is_alive():
+    thread.join(0.1)
+    turns += 1
+print(turns, *said)
+"""
+
+
+def open_in_a_process(address):
+    """How many turns another thread had meanwhile, and what was said."""
+    command = (sys.executable, "-c", _WHILE_IT_OPENS, address)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=True)
+    turns, _, said = done.stdout.strip().partition(" ")
+    return int(turns), said
+
+
+def test_i19_what_listens_and_is_no_master_is_told_and_nothing_stands_still():
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        address = f"127.0.0.1:{listener.getsockname()[1]}"
+        turns, said = open_in_a_process(address)
+    assert turns > 10
+    assert f"what listens at {address} has not answered as a Mooncake master does for 5 s" in said
+
+
+def test_i19_a_master_that_is_stopped_is_told_and_nothing_stands_still(store):
+    store.master.send_signal(signal.SIGSTOP)
+    turns, said = open_in_a_process(store.address)
+    store.master.send_signal(signal.SIGCONT)
+    assert turns > 10
+    assert "see whether mooncake_master runs there, and is not stopped" in said
+
+
+@pytest.mark.parametrize("address", ["a..b:50051", f"{'a' * 64}:50051", "a:0", "a:65536", "a:99999"])
+def test_i19_an_address_that_cannot_be_meant_is_refused(address):
+    with pytest.raises(ValidationError, match=r"must be host:port"):
+        MooncakeSettings(type="x", master_server_address=address)
+    with pytest.raises(ValidationError, match="must be P2PHANDSHAKE"):
+        MooncakeSettings(type="x", master_server_address="a:1", metadata_server=f"http://{address}/metadata")
 
 
 def test_k4_an_engine_that_may_start_without_it_gets_the_store_when_it_comes(store, make):

