@@ -6,6 +6,7 @@ Each stores and loads as many bytes, from and into memory of its own. Decides ho
 import json
 import shutil
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 
 from kvtier_testing.bench.rows import Measured, Rows
@@ -74,25 +75,23 @@ class FioSynced(Fio):
         ]  # fmt: skip
 
 
-class Vllm:
-    """vLLM's ``fs`` tier through its own manager, in an interpreter that has vLLM."""
+class Elsewhere:
+    """A program in another interpreter, with memory of its own, told over a pipe what to store and load."""
 
-    name = "vllm"
-
-    def __init__(self, directory: Path, python: str) -> None:
-        self._root = directory / "vllm"
-        self._python = python
+    def __init__(self, name: str, command: Sequence[str | Path], **first: object) -> None:
+        """*first* is told before all else, beside the rows' size and number, and how many a job has."""
+        self.name = name
+        self._command = command
+        self._first = first
         self._process: subprocess.Popen[str] | None = None
 
     def _ask(self, rows: Rows, what: str, number: int) -> Measured:
         if self._process is None:
             self._process = subprocess.Popen(
-                [self._python, Path(__file__).with_name("disk_vllm.py"), self._root],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                text=True,
+                self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
             )
-            self._tell({"row_bytes": rows.row_bytes, "count": rows.count, "per_job": rows.per_job})
+            shape = {"row_bytes": rows.row_bytes, "count": rows.count, "per_job": rows.per_job}
+            self._tell({**shape, **self._first})
         answer = self._tell({"what": what, "keys": [key.hex() for key in rows.keys(number)]})
         return Measured(answer["seconds"], answer["cpu_s"])
 
@@ -114,11 +113,23 @@ class Vllm:
         return self._ask(rows, "load", number)
 
     def clear(self) -> None:
-        """Remove the blocks' files: nothing else would."""
+        """Remove the blocks: nothing else would."""
         self._tell({"what": "clear"})
 
     def close(self) -> None:
         """Leave nothing."""
         if self._process is not None:
             self._process.communicate(timeout=60)
+
+
+class Vllm(Elsewhere):
+    """vLLM's ``fs`` tier through its own manager, in an interpreter that has vLLM."""
+
+    def __init__(self, directory: Path, python: str) -> None:
+        self._root = directory / "vllm"
+        super().__init__("vllm", [python, Path(__file__).with_name("disk_vllm.py"), self._root])
+
+    def close(self) -> None:
+        """Leave nothing."""
+        super().close()
         shutil.rmtree(self._root, ignore_errors=True)

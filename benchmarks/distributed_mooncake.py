@@ -28,15 +28,16 @@ class MooncakeOurs(Managed):
 
 
 class BareMooncake(Threads):
-    """One client, the pool registered once, and nothing else."""
+    """One client, the pool registered once, and nothing else; with *proves*, proofs as ``BareSockets`` makes them."""
 
-    name = "bare"
     batch_bytes = 16 << 20
 
-    def __init__(self, store: MooncakeStore, threads: int) -> None:
+    def __init__(self, store: MooncakeStore, threads: int, *, proves: bool = False) -> None:
         from mooncake.store import MooncakeDistributedStore  # noqa: PLC0415 - where it is installed
 
         super().__init__(threads)
+        self.name = "proven" if proves else "bare"
+        self._proves = proves
         self._store = store
         self._client: Any = MooncakeDistributedStore()
         if self._client.setup("127.0.0.1", "P2PHANDSHAKE", 0, 16 << 20, "tcp", "", store.address):
@@ -44,30 +45,38 @@ class BareMooncake(Threads):
         self._registered: Rows | None = None
 
     def _move(self, rows: Rows, number: int, move: Move, expected: int) -> Measured:
+        is_store = expected == 0
+        keys = rows.keys(number)
+        if is_store and not self._proves:
+            rows.seal(keys)
         if self._registered is not rows:
             self._client.register_buffer(rows.pool.address, rows.total_bytes)
             self._registered = rows
-        names = [f"bare/{key.hex()}" for key in rows.keys(number)]
+        names = [f"{self.name}/{key.hex()}" for key in keys]
 
         def one(_thread: int, batch: Sequence[int]) -> None:
+            if is_store and self._proves:
+                rows.seal(keys, batch)
             addresses = [rows.pool.address + index * rows.row_bytes for index in batch]
             codes = move([names[index] for index in batch], addresses, [rows.row_bytes] * len(batch))
             if set(codes) != {expected}:
                 raise RuntimeError(f"the bare client answered {sorted(set(codes))}")
+            if self._proves and not is_store:
+                rows.check(keys, batch)
 
-        return self._each(rows, one)
+        measured = self._each(rows, one)
+        if not (is_store or self._proves):
+            rows.check(keys)
+        return measured
 
     def store(self, rows: Rows, number: int) -> Measured:
         """Store all rows."""
-        rows.seal(rows.keys(number))
         return self._move(rows, number, self._client.batch_put_from, 0)
 
     def load(self, rows: Rows, number: int) -> Measured:
         """Load all rows."""
         rows.wipe()
-        measured = self._move(rows, number, self._client.batch_get_into, rows.row_bytes)
-        rows.check(rows.keys(number))
-        return measured
+        return self._move(rows, number, self._client.batch_get_into, rows.row_bytes)
 
     def clear(self) -> None:
         """Empty the store."""
@@ -80,5 +89,9 @@ class BareMooncake(Threads):
 
 
 def contenders(store: MooncakeStore, threads: int) -> list[Contender]:
-    """Both, with so many threads."""
-    return [MooncakeOurs(store, threads), BareMooncake(store, threads)]
+    """All, with so many threads."""
+    return [
+        MooncakeOurs(store, threads),
+        BareMooncake(store, threads),
+        BareMooncake(store, threads, proves=True),
+    ]

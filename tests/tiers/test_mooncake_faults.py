@@ -15,7 +15,7 @@ from functools import partial
 import pytest
 from pydantic import ValidationError
 
-from tests.tiers.mooncake_store import MooncakeStore, free_port, is_installed
+from tests.tiers.mooncake_store import MooncakeStore, is_installed
 
 if not is_installed():
     pytest.skip("needs the package mooncake-transfer-engine-non-cuda", allow_module_level=True)
@@ -29,6 +29,7 @@ from kvtier_mooncake.work import name_of
 from kvtier_testing.driving import PATIENCE_S
 from tests.manager.conftest import key
 from tests.manager.conftest import make_bench as make_bench  # noqa: PLC0414 - a fixture
+from tests.tiers.ports import free_ports
 
 
 @pytest.fixture
@@ -230,7 +231,7 @@ def test_an_engine_can_give_the_memory_itself(store, make):
 
 
 def test_k1_a_wrong_address_is_told_at_the_start_with_what_to_do(make):
-    port = free_port()
+    (port,) = free_ports(1)
     told = (
         f"tier 'one' (kvtier-mooncake): nothing answers at 127.0.0.1:{port}: [Errno 111] Connection refused; "
         "start it, or correct master_server_address"
@@ -240,7 +241,7 @@ def test_k1_a_wrong_address_is_told_at_the_start_with_what_to_do(make):
 
 
 def test_k1_a_metadata_server_that_is_not_there_is_told_at_the_start(store, make):
-    port = free_port()
+    (port,) = free_ports(1)
     with pytest.raises(
         TierOpenError, match=rf"nothing answers at 127\.0\.0\.1:{port}: .*correct metadata_server"
     ):

@@ -16,7 +16,7 @@ from kvtier_testing.driving import PATIENCE_S
 from kvtier_testing.rows import RowMaker, similar_keys
 from kvtier_valkey import ValkeySettings, ValkeyTier
 from tests.tiers.engine import TierEngine
-from tests.tiers.seaweed import free_ports
+from tests.tiers.ports import free_ports
 from tests.tiers.tls_proxy import TlsProxy
 from tests.tiers.valkey_server import KEYS, MAKER, PASSWORD, Sentinel, ValkeyServer, load, program, store
 

@@ -14,7 +14,7 @@ from kvtier_core.tier import OffloadKey, TierContext
 from kvtier_testing.driving import PATIENCE_S
 from kvtier_testing.rows import RowMaker, similar_keys
 from kvtier_valkey import ValkeySettings, ValkeyTier
-from tests.tiers.seaweed import free_ports
+from tests.tiers.ports import free_ports
 
 PASSWORD = "test-valkey-password"
 KEYS = similar_keys(6)

@@ -342,6 +342,10 @@ class Engine:
                 }
         return found
 
+    def figures(self):
+        """The counters of kvtier."""
+        return self.manager._tiers.figures()
+
     def settle_bridge(self):
         """As ``settle``, of kvtier behind vLLM's own tiering."""
         return self.settle(tiers=self.manager.secondary_tiers[0]._tiers)

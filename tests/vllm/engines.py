@@ -131,7 +131,7 @@ class EngineProcess:
                 start_new_session=True,
             )
         self._write(engine_options(model, kv_transfer_config, **options))
-        assert self._read() == {"ready": True}
+        assert self.read() == {"ready": True}
 
     def _write(self, message: dict[str, Any]) -> None:
         try:
@@ -140,7 +140,8 @@ class EngineProcess:
         except BrokenPipeError:
             self._fail()
 
-    def _read(self) -> Any:
+    def read(self) -> Any:
+        """The answer to what was sent."""
         line = self.process.stdout.readline()
         if not line:
             self._fail()
@@ -162,7 +163,7 @@ class EngineProcess:
     def call(self, do: str, **arguments: Any) -> Any:
         """One command and its answer."""
         self.send(do, **arguments)
-        return self._read()
+        return self.read()
 
     def generate(self, *prompts: Sequence[int], **arguments: Any) -> list[list[int]]:
         """The tokens that follow each prompt."""

@@ -54,15 +54,15 @@ class Rows:
         """Bytes of a row without its proof."""
         return self.row_bytes - PROOF_BYTES
 
-    def seal(self, keys: Sequence[OffloadKey]) -> None:
-        """Give each row its proof."""
-        for index, key in enumerate(keys):
-            self.sealer.seal(key, self.view(index), self.payload_bytes)
+    def seal(self, keys: Sequence[OffloadKey], some: Sequence[int] | None = None) -> None:
+        """Give each row its proof, or *some* rows."""
+        for index in range(self.count) if some is None else some:
+            self.sealer.seal(keys[index], self.view(index), self.payload_bytes)
 
-    def check(self, keys: Sequence[OffloadKey]) -> None:
-        """Raise unless each row has its proof."""
-        for index, key in enumerate(keys):
-            if not self.sealer.check(key, self.view(index), self.payload_bytes):
+    def check(self, keys: Sequence[OffloadKey], some: Sequence[int] | None = None) -> None:
+        """Raise unless each row has its proof, or each of *some* rows."""
+        for index in range(self.count) if some is None else some:
+            if not self.sealer.check(keys[index], self.view(index), self.payload_bytes):
                 raise RuntimeError(f"row {index} came back wrong")
 
     def jobs(self) -> Iterator[range]:
