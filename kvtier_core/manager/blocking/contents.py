@@ -68,7 +68,7 @@ class Contents:
     def lacking(self, keys: Sequence[OffloadKey], now: float) -> list[bool]:
         """Which blocks are known not to be there or not to be served, so that the tier need not be asked for them."""
         if not self._knows_absence:
-            return [key in self.doubts for key in keys]
+            return self.doubts.among(keys)
         return [not there for there in self.holding(keys, now)]
 
     def pin(self, key: OffloadKey) -> None:
@@ -155,6 +155,10 @@ class Doubts:
     def __contains__(self, key: OffloadKey) -> bool:
         """Whether the block gave wrong bytes."""
         return self._keys.get(key, False)
+
+    def among(self, keys: Sequence[OffloadKey]) -> list[bool]:
+        """For each key, whether its block gave wrong bytes."""
+        return [key in self for key in keys] if self._keys else [False] * len(keys)
 
     def add(self, keys: Iterable[OffloadKey], *, are_wrong: bool) -> None:
         """The blocks gave wrong bytes, or could not be loaded."""

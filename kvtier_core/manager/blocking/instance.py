@@ -238,12 +238,15 @@ class TierInstance:
         while units := self.state.next_units():
             now = self._home.clock()
             late = [unit for unit in units if unit.deadline <= now]
-            timely = [unit for unit in units if unit.deadline > now]
+            timely = [unit for unit in units if unit.deadline > now] if late else units
             outcomes = self._perform(timely) if timely else []
             ended = self._home.clock()
-            due = [retry_at(unit, outcome, ended) for unit, outcome in zip(timely, outcomes, strict=True)]
+            due = [
+                None if outcome is True else retry_at(unit, outcome, ended)
+                for unit, outcome in zip(timely, outcomes, strict=True)
+            ]
             self._distrust_failed_loads(timely, outcomes, due)
-            self._arrange_all([unit for unit, done in zip(timely, outcomes, strict=True) if done is True])
+            self._arrange_all(timely, outcomes)
             self.state.done(units)
             # All at once: whoever waits for jobs is woken once for a call, and not in the middle of its jobs.
             self._settle(
@@ -282,19 +285,22 @@ class TierInstance:
         self, units: Sequence[Unit], outcomes: Sequence[CallOutcome], due: Sequence[float | None]
     ) -> None:
         """A block that could not be loaded, and is not tried again, or was not there whole, is served no more."""
-        self.state.distrust(
-            [
-                unit.key
-                for unit, outcome, again in zip(units, outcomes, due, strict=True)
-                if unit.kind is Kind.LOAD and outcome is not True and again is None
-            ]
-        )
+        failed = [
+            unit.key
+            for unit, outcome, again in zip(units, outcomes, due, strict=True)
+            if outcome is not True and unit.kind is Kind.LOAD and again is None
+        ]
+        if failed:
+            self.state.distrust(failed)
 
-    def _arrange_all(self, units: Sequence[Unit]) -> None:
+    def _arrange_all(self, units: Sequence[Unit], outcomes: Sequence[CallOutcome]) -> None:
         """Blocks were stored or loaded: let the tier have them in the order of their requests."""
+        if self._arranged is None:
+            return
         by_chain: dict[int, list[Unit]] = {}
-        for unit in units if self._arranged is not None else ():
-            by_chain.setdefault(unit.chain, []).append(unit)
+        for unit, outcome in zip(units, outcomes, strict=True):
+            if outcome is True:
+                by_chain.setdefault(unit.chain, []).append(unit)
         for chain, of_chain in by_chain.items():
             self._arrange(chain, _keys(of_chain), [unit.depth for unit in of_chain])
 
@@ -310,7 +316,12 @@ class TierInstance:
         lacking = self.state.lacking(_keys(units))
         asked = [unit for unit, lacks in zip(units, lacking, strict=True) if not lacks]
         answers = call(asked) if asked else []
-        self.state.absent([unit.key for unit, answer in zip(asked, answers, strict=True) if answer is False])
+        if False in answers:
+            self.state.absent(
+                [unit.key for unit, answer in zip(asked, answers, strict=True) if answer is False]
+            )
+        if len(asked) == len(units):
+            return answers
         following = iter(answers)
         return [False if lacks else next(following) for lacks in lacking]
 

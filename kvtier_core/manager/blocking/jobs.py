@@ -6,6 +6,8 @@ Thread-safe: one lock guards the state; results are handed out outside it.
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
+from operator import itemgetter
 
 from kvtier_core.manager.blocking.calls import CallOutcome, Fault, Held
 from kvtier_core.manager.blocking.work import Kind
@@ -26,6 +28,8 @@ class _Pending:
     """By position; ``None`` is a key that nobody could ask about in time."""
     has_ended: bool = False
     """It is a prefix, and one of its keys is not there, or could not be asked about."""
+    is_plain: bool = True
+    """All outcomes so far are True."""
 
     @property
     def is_prefix(self) -> bool:
@@ -40,12 +44,27 @@ class _Pending:
         begin, self.asked = self.asked, max(self.asked, end)
         return range(begin, self.asked)
 
+    def settle(self, ended: Iterable[tuple[int, int, CallOutcome | None]]) -> list[int]:
+        """These keys ended so. Returns the positions of those that ended well."""
+        found = {index: outcome for _, index, outcome in ended}
+        assert self.outcomes.keys().isdisjoint(found), f"a key of job {self.job.id} settled twice"
+        self.outcomes.update(found)
+        came = [index for index, outcome in found.items() if outcome is True]
+        if len(came) < len(found):
+            self.is_plain = False
+            self.has_ended = self.has_ended or self.is_prefix
+        return came
+
     @property
     def is_fault(self) -> bool:
         """Whether something went wrong, other than that the tier was reset or shut down meanwhile."""
-        return any(isinstance(outcome, Fault) and not outcome.is_end for outcome in self.outcomes.values())
+        return not self.is_plain and any(
+            isinstance(outcome, Fault) and not outcome.is_end for outcome in self.outcomes.values()
+        )
 
     def result(self) -> JobResult:
+        if self.is_plain and self.kind is not Kind.LOOKUP:
+            return JobResult(job_id=self.job.id)
         ended = [(key, self.outcomes.get(index)) for index, key in enumerate(self.job.keys)]
         faults = [(key, outcome.text) for key, outcome in ended if isinstance(outcome, Fault)]
         error = None
@@ -98,15 +117,13 @@ class JobBoard:
         further: list[tuple[TierJob, range]] = []
         over: list[_Pending] = []
         with self._lock:
-            for job_id, index, outcome in ended:
+            for job_id, of_job in groupby(ended, key=itemgetter(0)):
                 pending = self._pending.get(job_id)
                 if pending is None:
                     continue  # a lookup that had to be answered without it
-                assert index not in pending.outcomes, f"key {index} of job {job_id} settled twice"
-                if outcome is True and pending.job.arrived is not None:
-                    arrived.setdefault(job_id, (pending.job.arrived, []))[1].append(index)
-                pending.outcomes[index] = outcome
-                pending.has_ended = pending.has_ended or (pending.is_prefix and outcome is not True)
+                came = pending.settle(of_job)
+                if came and pending.job.arrived is not None:
+                    arrived.setdefault(job_id, (pending.job.arrived, []))[1].extend(came)
                 touched[job_id] = pending
             for job_id, pending in touched.items():
                 if more := pending.ask(ahead):

@@ -313,7 +313,7 @@ class InstanceState:
     def _put(self, units: Sequence[Unit]) -> None:
         for unit in units:
             self._contents.pin(unit.key)
-            self._queue.put(unit)
+        self._queue.put(units)
         self._work_ready.notify(len(units))
 
     def _use(self, used: Sequence[tuple[OffloadKey, int, int]]) -> None:

@@ -12,7 +12,8 @@ import heapq
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, groupby
+from operator import attrgetter
 from typing import NamedTuple
 
 from kvtier_core.keys import OffloadKey
@@ -57,6 +58,9 @@ _FIRST_RETRY_S = 0.1
 """Pause before the first of them; each later pause is twice as long."""
 _SHORT_TURN = 16
 """Units of one call that are too few to be worth cutting up further."""
+_KIND_AND_JOB = attrgetter("kind", "job_id")
+_KEY = attrgetter("key")
+_DEADLINE = attrgetter("deadline")
 _RUN = 8
 """Units of one job that a call takes before it looks at the next job: neighbours, which tiers move together."""
 
@@ -183,10 +187,10 @@ class _Line:
     def __iter__(self) -> Iterator[Unit]:
         return chain.from_iterable(self._turns.values())
 
-    def put(self, unit: Unit) -> None:
-        """Behind all others of its turn."""
-        self._turns.setdefault(unit.turn, deque()).append(unit)
-        self._waiting += 1
+    def put(self, units: Sequence[Unit]) -> None:
+        """Units of one turn, behind all others of it."""
+        self._turns.setdefault(units[0].turn, deque()).extend(units)
+        self._waiting += len(units)
 
     def put_first(self, unit: Unit) -> None:
         """Before all others: it has waited for its key."""
@@ -211,7 +215,7 @@ class _Line:
         self._turns.clear()
         self._waiting = 0
         for unit in kept:
-            self.put(unit)
+            self.put([unit])
 
 
 class WorkQueue:
@@ -230,13 +234,18 @@ class WorkQueue:
         """Of the last call."""
         self._next_deadline = float("inf")
 
-    def put(self, unit: Unit) -> None:
-        """Queue a unit behind all others of its kind."""
-        self._next_deadline = min(self._next_deadline, unit.deadline)
-        if unit.key in self._busy:
-            self._park(unit)
-        else:
-            self._ready[unit.kind].put(unit)
+    def put(self, units: Sequence[Unit]) -> None:
+        """Queue units behind all others of their kinds."""
+        for (kind, _), group in groupby(units, key=_KIND_AND_JOB):
+            of_job = list(group)
+            self._next_deadline = min(self._next_deadline, *map(_DEADLINE, of_job))
+            if not self._busy.isdisjoint(map(_KEY, of_job)):
+                for unit in of_job:
+                    if unit.key in self._busy:
+                        self._park(unit)
+                of_job = [unit for unit in of_job if unit.key not in self._busy]
+            if of_job:
+                self._ready[kind].put(of_job)
 
     def put_later(self, unit: Unit, due: float) -> None:
         """Queue a unit that nothing is to be done for before *due*."""
@@ -260,7 +269,7 @@ class WorkQueue:
         Empty when nothing can be done at *now*, without *stores* also when there are only stores.
         """
         while self._later and self._later[0][0] <= now:
-            self.put(heapq.heappop(self._later)[2])
+            self.put([heapq.heappop(self._later)[2]])
         for kind in self._in_order():
             if kind is Kind.STORE and not stores:
                 break
@@ -279,7 +288,13 @@ class WorkQueue:
         taken: list[Unit] = []
         most = limit.at(len(ready))
         while ready and len(taken) < most:
-            for unit in ready.pop(most - len(taken)):
+            units = ready.pop(most - len(taken))
+            keys = {unit.key for unit in units}
+            if len(keys) == len(units) and self._busy.isdisjoint(keys):
+                self._busy |= keys
+                taken += units
+                continue
+            for unit in units:
                 if unit.key in self._busy:
                     self._park(unit)
                 else:
@@ -300,8 +315,10 @@ class WorkQueue:
     def done(self, keys: Iterable[OffloadKey]) -> int:
         """The calls on these keys have ended. Returns how many parked units became ready."""
         woken = 0
-        for key in keys:
-            self._busy.remove(key)
+        freed = set(keys)
+        assert self._busy >= freed, "done with a key that no call ran on"
+        self._busy -= freed
+        for key in self._parked.keys() & freed:
             for unit in reversed(self._parked.pop(key, ())):
                 self._ready[unit.kind].put_first(unit)
                 woken += 1
