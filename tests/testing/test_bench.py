@@ -40,6 +40,8 @@ class Tier(BlockTier):
         into[:] = self.blocks[key]
         return True
     def delete(self, keys):
+        if self.settings.fail == "keep":
+            raise OSError("refused")
         for key in keys: self.blocks.pop(key, None)
     def close(self): ...
     def remove_namespace(self): del BLOCKS[self.context.namespace]
@@ -111,12 +113,11 @@ def test_i21_a_tier_without_room_is_not_measured(bench):
         bench("type = 'memory'", "capacity = '1536KiB'")
 
 
-@pytest.mark.parametrize("fail", ["lose", "raise"])
+@pytest.mark.parametrize("fail", ["lose", "raise", "keep"])
 def test_i21_blocks_that_do_not_come_back_are_no_measure(bench, install_tier, fail):
     install_tier("fake", source=TIER)
-    with pytest.raises(
-        KvtierError, match=r"0 of \d blocks were (loaded|stored)|the tier raised OSError: refused"
-    ):
+    said = r"0 of \d blocks were (loaded|stored)|tier 'cold' could not be measured: OSError: refused"
+    with pytest.raises(KvtierError, match=said):
         bench("type = 'fake'", f"fail = '{fail}'")
 
 

@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from kvtier_core.blocktier import BlockTier
-from kvtier_core.errors import ConfigError
+from kvtier_core.errors import ConfigError, KvtierError
+from kvtier_core.manager.guard import describe
+from kvtier_core.masking import mask_text
 from kvtier_core.settings import load_settings
 from kvtier_core.units import format_size
 from kvtier_testing.arguments import add_tier, size
@@ -121,7 +123,13 @@ def _measure(
         stack.callback(lambda: left.update(tier.remove(namespaces, rows.row_bytes)))
         for contender in contenders:
             stack.callback(contender.close)
-        return measure(contenders, rows, rounds)
+        try:
+            return measure(contenders, rows, rounds)
+        except KvtierError:
+            raise
+        except Exception as error:
+            why = mask_text(describe(error), tier.secrets)
+            raise KvtierError(f"tier {tier.name!r} could not be measured: {why}") from error
 
 
 def _place_beside(settings: Any) -> Path | None:  # noqa: ANN401 - a tier's settings

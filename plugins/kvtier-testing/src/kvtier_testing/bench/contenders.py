@@ -12,7 +12,6 @@ from kvtier_core.blocktier import SupportsBatch
 from kvtier_core.coordinator.limits import PoolLimits
 from kvtier_core.errors import KvtierError
 from kvtier_core.manager import TierManager
-from kvtier_core.manager.guard import describe
 from kvtier_core.namespace import GroupSpec, Namespace
 from kvtier_core.policies import LRU
 from kvtier_core.values import RequestInfo
@@ -183,12 +182,7 @@ class TierAlone:
                 raise KvtierError(f"a call of the tier did not return within {_PASS_S:g} s")
 
         measured = timed(all_jobs)
-        try:
-            _require_all(what, sum(job.result() for job in moving), rows.count)
-        except KvtierError:
-            raise
-        except Exception as error:
-            raise KvtierError(f"the tier raised {describe(error)}") from error
+        _require_all(what, sum(job.result() for job in moving), rows.count)
         return measured
 
     def clear(self) -> None:
