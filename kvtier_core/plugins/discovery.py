@@ -17,6 +17,7 @@ from kvtier_core.masking import mask_text
 
 CERTIFY_GROUP = "kvtier.certify.v1"
 COMMAND_GROUP = "kvtier.commands.v1"
+ENGINE_GROUP = "kvtier.engines.v1"
 POLICY_GROUP = "kvtier.policies.v1"
 
 _log = logging.getLogger("kvtier.plugins")

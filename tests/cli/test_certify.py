@@ -234,6 +234,6 @@ def test_the_page_has_every_scenario_and_option(fake, capsys):
 
 
 def test_an_engine_that_is_not_installed_is_told_with_its_package(fake, capsys, monkeypatch):
-    monkeypatch.setattr("kvtier.certify.drivers.find_offers", lambda *_: [])
+    monkeypatch.setattr("kvtier.engines.find_offers", lambda *_: [])
     assert main([*fake, "--engine", "vllm"]) == 2
     assert "pip install kvtier-vllm" in capsys.readouterr().err

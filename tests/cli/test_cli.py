@@ -96,7 +96,6 @@ def test_a_bug_is_not_made_to_look_like_a_users_mistake():
         ("bench", "kvtier-testing"),
         ("check", "kvtier-testing"),
         ("demo", "kvtier-transformers"),
-        ("run", "kvtier-transformers"),
     ],
 )
 def test_without_our_plugin_its_commands_say_how_to_get_it(name, distribution, capsys, monkeypatch):
@@ -105,6 +104,30 @@ def test_without_our_plugin_its_commands_say_how_to_get_it(name, distribution, c
     assert (
         capsys.readouterr().err
         == f"kvtier: error: command {name!r} is not installed: pip install {distribution}\n"
+    )
+
+
+@pytest.mark.parametrize("command", [["run", "--prompts", "p.jsonl"], ["serve"]])
+@pytest.mark.parametrize(
+    ("engine", "package"), [("llama.cpp", "kvtier-llamacpp"), ("transformers", "kvtier-transformers")]
+)
+def test_without_an_engines_package_its_commands_say_how_to_get_it(
+    command, engine, package, capsys, monkeypatch
+):
+    monkeypatch.setattr("kvtier.engines.find_offers", lambda _prefix, _blocked: [])
+    assert main([*command, "--model", "m", "--engine", engine]) == 2
+    assert (
+        capsys.readouterr().err
+        == f"kvtier: error: engine {engine!r} is not installed: pip install {package}\n"
+    )
+
+
+def test_serve_says_which_library_is_missing(capsys, monkeypatch):
+    monkeypatch.delitem(sys.modules, "kvtier.serve.server", raising=False)
+    monkeypatch.setitem(sys.modules, "aiohttp", None)
+    assert main(["serve", "--model", "m"]) == 2
+    assert (
+        capsys.readouterr().err == "kvtier: error: kvtier serve needs aiohttp: pip install 'kvtier[serve]'\n"
     )
 
 

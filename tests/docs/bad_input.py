@@ -157,7 +157,19 @@ COMMAND_LINE = [
         title="an engine that nobody offers",
         command="kvtier certify --engine vlm --model model",
         status=2,
-        says=("unknown engine 'vlm'", "did you mean 'vllm'?", "there are llamacpp, transformers, vllm"),
+        says=("unknown engine 'vlm'", "did you mean 'vllm'?", "there are llama.cpp, transformers, vllm"),
+    ),
+    Case(
+        title="an engine that runs no prompts",
+        command=f"{RUN} --engine vllm",
+        status=2,
+        says=("unknown engine 'vllm'", "there are llama.cpp, transformers"),
+    ),
+    Case(
+        title="a port that is none",
+        command="kvtier serve --model model --port 70000",
+        status=2,
+        says=("--port", "'70000' is not a port"),
     ),
     Case(
         title="a model to certify that is not there",
@@ -278,9 +290,16 @@ PLUGINS = [
     ),
     Case(
         title="a command of a blocked plugin",
+        command="kvtier disk --config kvtier.toml",
+        status=2,
+        says=("command 'disk' of kvtier-disk", "blocked by the setting blocked_plugins"),
+        files={"kvtier.toml": 'blocked_plugins = ["kvtier-disk"]\n'},
+    ),
+    Case(
+        title="an engine of a blocked plugin",
         command=RUN,
         status=2,
-        says=("command 'run' of kvtier-transformers", "blocked by the setting blocked_plugins"),
+        says=("engine 'transformers' of kvtier-transformers", "blocked by the setting blocked_plugins"),
         files={"kvtier.toml": 'blocked_plugins = ["kvtier-transformers"]\n'},
     ),
     Case(

@@ -10,7 +10,7 @@ from kvtier_llamacpp import Engine
 
 SETTINGS = """
 [pool]
-capacity = "64MiB"
+capacity = "128MiB"
 
 [tiers.disk]
 type = "disk"

@@ -16,16 +16,17 @@ from kvtier_llamacpp import Engine, LlamaError, binding
 from kvtier_llamacpp.canary import measure
 from kvtier_llamacpp.context import Context
 from tests.llamacpp.conftest import OpenEngine
+from tests.llamacpp.own_kv import BLOCK, answer_from_own_kv
 from tests.llamacpp.prompts import manual
 
-LONG = 1024
-BLOCK = 16
 ANSWER = 8
 
 
-def _ask_in_a_new_process(model: Path, config: Path, logits: Path) -> tuple[dict[str, Any], Any]:
+def _ask_in_a_new_process(
+    model: Path, config: Path, num_tokens: int, logits: Path
+) -> tuple[dict[str, Any], Any]:
     done = subprocess.run(
-        [sys.executable, "-m", "tests.llamacpp.ask_program", model, config, str(LONG), logits],
+        [sys.executable, "-m", "tests.llamacpp.ask_program", model, config, str(num_tokens), logits],
         capture_output=True,
         text=True,
         check=False,
@@ -34,30 +35,18 @@ def _ask_in_a_new_process(model: Path, config: Path, logits: Path) -> tuple[dict
     return json.loads(done.stdout), np.load(logits)
 
 
-def _from_its_own_kv(model: Path) -> tuple[list[int], Any]:
-    """An answer, and the logits behind the prompt, where llama.cpp kept the KV of all blocks but the last itself."""
-    context = Context(model, num_tokens=LONG + 8, tokens_per_block=BLOCK, threads=2, flash_attention=True)
-    try:
-        engine: Any = context
-        tokens = manual(engine, LONG)
-        context.decode(tokens)
-        context._lib.llama_memory_seq_rm(context._memory, 0, LONG - BLOCK, -1)
-        logits = context.decode(tokens[-BLOCK:])
-        answer = [int(logits.argmax())]
-        while len(answer) < ANSWER:
-            answer.append(int(context.decode(answer[-1:]).argmax()))
-        return answer, logits
-    finally:
-        context.close()
-
-
-@pytest.mark.timeout(600)
-def test_a_new_process_restores_from_disk_and_its_logits_are_bit_identical(model, config, tmp_path):
-    own_answer, own = _from_its_own_kv(model)
-    cold, _ = _ask_in_a_new_process(model, config, tmp_path / "cold.npy")
-    again, restored = _ask_in_a_new_process(model, config, tmp_path / "again.npy")
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("num_tokens", [1024, 4096])
+def test_a_new_process_restores_from_disk_and_its_logits_are_bit_identical(
+    model, config, tmp_path, num_tokens
+):
+    own_answer, own = answer_from_own_kv(
+        model, lambda loaded: manual(loaded, num_tokens), num_tokens - BLOCK, ANSWER
+    )
+    cold, _ = _ask_in_a_new_process(model, config, num_tokens, tmp_path / "cold.npy")
+    again, restored = _ask_in_a_new_process(model, config, num_tokens, tmp_path / "again.npy")
     assert cold["hits"] == {}
-    assert again["hits"] == {"disk": LONG - BLOCK}
+    assert again["hits"] == {"disk": num_tokens - BLOCK}
     assert again["token_ids"] == own_answer
     assert np.array_equal(restored, own)
 
@@ -266,6 +255,32 @@ def test_one_prompt_at_a_time(open_engine: OpenEngine):
     ):
         with pytest.raises(ClosedError):
             use()
+
+
+def test_on_token_ends_the_answer_where_it_wants_and_all_of_it_is_kept(open_engine: OpenEngine):
+    engine = open_engine()
+    prompt = manual(engine, 40)
+    whole = engine.generate(prompt, max_tokens=24, ignore_eos=True)
+    seen: list[int] = []
+
+    def end_at_the_tenth(token_id: int) -> bool:
+        seen.append(token_id)
+        return len(seen) == 10
+
+    ended = engine.generate(prompt, max_tokens=24, ignore_eos=True, on_token=end_at_the_tenth)
+    assert ended.token_ids == whole.token_ids[:10]
+    assert (ended.finish_reason, whole.finish_reason) == ("stop", "length")
+
+
+def test_an_engine_that_is_closed_by_on_token_says_what_to_do_and_goes_on(open_engine: OpenEngine):
+    engine = open_engine(wait_timeout_s=3600.0)  # nobody waits for the thread that would wait
+
+    def close(_: int) -> None:
+        engine.close()
+
+    with pytest.raises(LlamaError, match="close was called by on_token.*return True from on_token"):
+        engine.generate([1, 2, 3], max_tokens=4, on_token=close)
+    assert engine.generate([1, 2, 3], max_tokens=1).prompt_tokens == 3
 
 
 def test_an_error_of_the_caller_ends_the_request_and_the_engine_goes_on(open_engine: OpenEngine):

@@ -82,9 +82,9 @@ def test_the_doctor_tries_every_tier(place: Path) -> None:
     assert len(report["tiers"]) == 3
 
 
-@pytest.mark.parametrize("command", ["demo", "run"])
+@pytest.mark.parametrize("command", ["demo", "run --model m --prompts p"])
 def test_a_command_that_needs_another_package_says_which(place: Path, command: str) -> None:
-    done = kvtier(place, command)
+    done = kvtier(place, *command.split())
     assert done.returncode == 2
     assert "pip install kvtier-transformers" in done.stderr
     assert "Traceback" not in done.stderr

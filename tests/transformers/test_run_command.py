@@ -6,9 +6,13 @@ from typing import Any, cast
 
 import pytest
 
+from kvtier.engines import Model
 from kvtier.main import main
+from kvtier_transformers.local_model import LocalModel
 from tests.transformers.tiny import save_model, tiny_model, write_settings
 
+OFFERED: type[Model] = LocalModel
+"""Whether it is one is the type checker's to say."""
 TEXT = "The quick brown fox jumps over the lazy dog. " * 3
 
 

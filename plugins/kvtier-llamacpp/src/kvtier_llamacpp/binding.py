@@ -104,6 +104,12 @@ class Batch(ctypes.Structure):
     )
 
 
+class ChatMessage(ctypes.Structure):
+    """``llama_chat_message``."""
+
+    _fields_ = (("role", c_char_p), ("content", c_char_p))
+
+
 LOG_CALLBACK = ctypes.CFUNCTYPE(None, c_int32, c_char_p, c_void_p)
 
 _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
@@ -117,7 +123,7 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "llama_model_get_vocab": (c_void_p, (c_void_p,)),
     "llama_model_desc": (c_int32, (c_void_p, c_char_p, c_size_t)),
     "llama_model_n_ctx_train": (c_int32, (c_void_p,)),
-    "llama_model_n_swa": (c_int32, (c_void_p,)),
+    "llama_model_chat_template": (c_char_p, (c_void_p, c_char_p)),
     "llama_model_is_recurrent": (c_bool, (c_void_p,)),
     "llama_model_is_hybrid": (c_bool, (c_void_p,)),
     "llama_model_is_diffusion": (c_bool, (c_void_p,)),
@@ -126,6 +132,10 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "llama_vocab_is_eog": (c_bool, (c_void_p, c_int32)),
     "llama_tokenize": (c_int32, (c_void_p, c_char_p, c_int32, POINTER(c_int32), c_int32, c_bool, c_bool)),
     "llama_detokenize": (c_int32, (c_void_p, POINTER(c_int32), c_int32, c_char_p, c_int32, c_bool, c_bool)),
+    "llama_chat_apply_template": (
+        c_int32,
+        (c_char_p, POINTER(ChatMessage), c_size_t, c_bool, c_char_p, c_int32),
+    ),
     "llama_init_from_model": (c_void_p, (c_void_p, ContextParams)),
     "llama_free": (None, (c_void_p,)),
     "llama_get_memory": (c_void_p, (c_void_p,)),

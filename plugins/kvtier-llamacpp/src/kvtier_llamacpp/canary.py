@@ -26,7 +26,7 @@ def measure(context: Context) -> int:
     again are not bit by bit those from before. Cost: forward passes over two blocks and twice three tokens.
     """
     size = context.tokens_per_block
-    tokens = [(7 * number + 1) % context.vocab_size for number in range(trial_tokens(size))]
+    tokens = [(7 * number + 1) % context.model.vocab_size for number in range(trial_tokens(size))]
     held, behind = tokens[: _BLOCKS * size], tokens[_BLOCKS * size :]
     try:
         for begin in range(0, len(held), size):
@@ -42,7 +42,7 @@ def measure(context: Context) -> int:
             is_same and np.array_equal(blocks, again) and np.array_equal(computed, context.decode(behind))
         ):
             raise UnsupportedModelError(
-                f"kvtier can't keep the KV of this model ({context.description}): blocks of {size} tokens that "
+                f"kvtier can't keep the KV of this model ({context.model.description}): blocks of {size} tokens that "
                 "llama.cpp wrote down and took in again are not what it had computed"
             )
     finally:

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from kvtier_core import ConfigError, UnsupportedModelError, load_settings
 from kvtier_llamacpp.context import Context
 from kvtier_llamacpp.engine import Engine
+from kvtier_llamacpp.model import Model
 
 Answer = tuple[NDArray[np.float32], Mapping[str, int]]
 
@@ -20,7 +21,7 @@ def open_engine(opening: Any) -> "CertifiedEngine | PlainEngine":
     Raises ``ConfigError`` for options, ``UnsupportedModelError`` for a variant, and as ``Engine.open`` does.
     """
     if opening.engine_options:
-        raise ConfigError(f"--engine-options: llamacpp takes none, not {', '.join(opening.engine_options)}")
+        raise ConfigError(f"--engine-options: llama.cpp takes none, not {', '.join(opening.engine_options)}")
     if opening.variant is not None:
         raise UnsupportedModelError("a GGUF file is run as it is")
     return CertifiedEngine(opening) if opening.has_kvtier else PlainEngine(opening)
@@ -34,14 +35,15 @@ class PlainEngine:
     def __init__(self, opening: Any) -> None:
         settings = load_settings(file=opening.config, overrides=opening.overrides)
         self.tokens_per_block = settings.pool.block_size
+        self._model = Model(opening.model)
         self._context = Context(
-            opening.model,
+            self._model,
             num_tokens=opening.max_tokens,
             tokens_per_block=self.tokens_per_block,
             threads=len(os.sched_getaffinity(0)),
             flash_attention=True,
         )
-        self.vocab_size = self._context.vocab_size
+        self.vocab_size = self._model.vocab_size
 
     def ask(self, token_ids: Sequence[int], first: int = 0) -> Answer:
         """The log probabilities of the next token, the *first* tokens computed before the others."""
@@ -60,6 +62,7 @@ class PlainEngine:
     def close(self) -> None:
         """Give the model's memory back."""
         self._context.close()
+        self._model.close()
 
 
 class CertifiedEngine:

@@ -12,23 +12,29 @@ import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Self, SupportsIndex
+from typing import Any, Self, SupportsIndex
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from kvtier_core import ClosedError, ConfigError, Settings, load_settings
-from kvtier_core.engine import EngineSession, Hints, PrefillCost, RequestIdentity, open_session
+from kvtier_core.engine import (
+    EngineSession,
+    Generation,
+    Hints,
+    PrefillCost,
+    RequestIdentity,
+    open_session,
+)
 from kvtier_core.transfer import KVLayout
 from kvtier_llamacpp.binding import build
 from kvtier_llamacpp.canary import measure, trial_tokens
 from kvtier_llamacpp.context import CHUNK_TOKENS, Context
 from kvtier_llamacpp.errors import LlamaError
-from kvtier_llamacpp.namespace import model_files, namespace_for
-from kvtier_weights import look_at_file
+from kvtier_llamacpp.model import Model
+from kvtier_llamacpp.namespace import namespace_for
 
 _STORE_PATIENCE_S = 2.0
 """How long one prompt waits in all for tiers that are behind, before they leave blocks of it out."""
@@ -37,36 +43,13 @@ _MOST_TOKENS = 1 << 24
 _log = logging.getLogger("kvtier.llamacpp")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Generation:
-    """One finished completion."""
-
-    token_ids: tuple[int, ...]
-    finish_reason: Literal["stop", "length"]
-    prompt_tokens: int
-    hit_tokens: int
-    """Prompt tokens whose KV was loaded instead of computed."""
-    hits_by_tier: Mapping[str, int]
-    """The same by where they were found: ``pool`` or a tier's name."""
-    misses: Sequence[Mapping[str, Any]]
-    """Why no more was loaded: what ``EngineSession.explain`` says of the request."""
-    ttft_s: float
-    """Seconds from the call to the first token."""
-    load_s: float
-    """Seconds of it spent looking up and loading cached tokens."""
-    seconds: float
-    """Seconds from the call to the last token."""
-    first_logits: NDArray[np.float32] = field(repr=False)
-    """The logits ``(vocab,)`` the first token was chosen from."""
-
-
 class Engine:
     """Runs a GGUF model with kvtier behind it. One prompt at a time; other threads' calls are refused meanwhile."""
 
     @classmethod
     def open(
         cls,
-        path: Path,
+        model: Path | Model,
         *,
         max_tokens: int,
         config: Path | Settings | None = None,
@@ -74,12 +57,12 @@ class Engine:
         flash_attention: bool = True,
         wait_timeout_s: float = 30.0,
     ) -> Self:
-        """Load the GGUF file *path*, take memory for *max_tokens* tokens, open the pool and the tiers of *config*.
+        """Load a GGUF file, take memory for *max_tokens* tokens, open the pool and the tiers of *config*.
 
-        *config* is a TOML file or loaded settings; unset, the file ``KVTIER_CONFIG`` names. A block has
-        ``pool.block_size`` tokens. *threads* compute, unset as many as there are cores. ``wait_timeout_s`` bounds every
-        wait for tiers and copies. Before anything is served, two blocks are read and written again and the logits
-        behind them compared.
+        A *model* that is loaded already stays the caller's: close it after the engine. *config* is a TOML file or
+        loaded settings; unset, the file ``KVTIER_CONFIG`` names. A block has ``pool.block_size`` tokens. *threads*
+        compute, unset as many as there are cores. ``wait_timeout_s`` bounds every wait for tiers and copies. Before
+        anything is served, two blocks are read and written again and the logits behind them compared.
 
         Raises ``ConfigError`` for a file that is no model, ``UnsupportedModelError`` for one that kvtier can't keep,
         ``PluginError`` where llama.cpp is missing or of another build, and as ``open_session`` does.
@@ -88,36 +71,34 @@ class Engine:
         if not 1 <= max_tokens <= _MOST_TOKENS:
             raise ConfigError(f"max_tokens={max_tokens}: must be 1 to {_MOST_TOKENS}")
         threads = threads or len(os.sched_getaffinity(0))
-        files = model_files(path)
-        before = [look_at_file(file) for file in files]
         tokens_per_block = settings.pool.block_size
         num_blocks = -(-max_tokens // tokens_per_block)
-        with ExitStack() as on_failure:
+        with ExitStack() as opened:
+            if isinstance(model, Path):
+                model = opened.enter_context(Model(model))
             context = Context(
-                path,
+                model,
                 num_tokens=max(num_blocks * tokens_per_block, trial_tokens(tokens_per_block)),
                 tokens_per_block=tokens_per_block,
                 threads=threads,
                 flash_attention=flash_attention,
             )
-            on_failure.callback(context.close)
+            opened.callback(context.close)
             blocks = torch.zeros((num_blocks, measure(context)), dtype=torch.uint8)
             namespace = namespace_for(
-                files,
+                model.files,
                 build=build(),
                 threads=threads,
                 tokens_per_block=tokens_per_block,
                 block_bytes=blocks.shape[1],
                 flash_attention=flash_attention,
             )
-            if before != [look_at_file(file) for file in files]:
-                raise LlamaError(
-                    f"{path}: the file changed while it was opened, so what was loaded may be other weights than those "
-                    "that were read for their name: open it again"
-                )
+            model.check_unchanged()
             session = open_session(settings, namespace, KVLayout([blocks]))
-            on_failure.pop_all()
-        return cls(context, blocks, session, max_tokens=max_tokens, wait_timeout_s=wait_timeout_s)
+            closes = opened.pop_all()
+        return cls(
+            context, blocks, session, max_tokens=max_tokens, wait_timeout_s=wait_timeout_s, closes=closes
+        )
 
     def __init__(
         self,
@@ -127,16 +108,20 @@ class Engine:
         *,
         max_tokens: int,
         wait_timeout_s: float = 30.0,
+        closes: ExitStack,
     ) -> None:
-        """Put together what ``open`` makes. The engine owns *context* and *session* from here on."""
+        """Put together what ``open`` makes. The engine owns *session* from here on, and what *closes* closes."""
         self._context = context
-        self._blocks = blocks
+        self._model = context.model
         self._rows: NDArray[np.uint8] = blocks.numpy()
         self._session = session
+        self._closes = closes
         self.max_tokens = max_tokens
         """Tokens of a prompt and its answer together."""
         self._wait_timeout_s = wait_timeout_s
         self._alone = threading.Lock()
+        self._user: int | None = None
+        """The thread that holds the lock."""
         self._closed = False
         self._process = os.getpid()
         self._prefill_cost = PrefillCost()
@@ -154,20 +139,20 @@ class Engine:
     @property
     def vocab_size(self) -> int:
         """Tokens that the model knows."""
-        return self._context.vocab_size
+        return self._model.vocab_size
 
     @property
     def trained_tokens(self) -> int:
         """Tokens of the longest prompt that the model was trained with."""
-        return self._context.trained_tokens
+        return self._model.trained_tokens
 
     def tokenize(self, text: str) -> list[int]:
         """The model's tokens for *text*."""
-        return self._context.tokenize(text)
+        return self._model.tokenize(text)
 
     def detokenize(self, token_ids: Sequence[int]) -> str:
         """The text of *token_ids*, without special tokens."""
-        return self._context.detokenize(token_ids)
+        return self._model.detokenize(token_ids)
 
     def generate(
         self,
@@ -177,19 +162,20 @@ class Engine:
         salt: str | None = None,
         hints: Hints | None = None,
         ignore_eos: bool = False,
-        on_token: Callable[[int], None] | None = None,
-    ) -> Generation:
+        on_token: Callable[[int], bool | None] | None = None,
+    ) -> Generation[NDArray[np.float32]]:
         """Complete *prompt_ids* greedily with up to *max_tokens* tokens, the end token included if it comes.
 
         *salt* keeps requests apart: cached blocks are shared only between requests of one salt. *hints* say what will
-        become of its blocks, and change no answer. *on_token* is called with every token, on the caller's thread.
+        become of its blocks, and change no answer. *on_token* is called with every token, on the caller's thread; the
+        answer ends there if it returns ``True``.
 
         Raises ``LlamaError`` when the prompt is empty, does not fit, has a token that the model does not know, or the
         engine is busy; ``ClosedError`` when it was closed. Cost: a forward pass over the tokens not cached, then one a
         token.
         """
         started = time.perf_counter()
-        tokens = self._context.check_tokens(prompt_ids)
+        tokens = self._model.check_tokens(prompt_ids)
         self._check(tokens, max_tokens)
         with self._request(tokens, salt, hints) as request_id:
             hit_tokens = self._restore(request_id, len(tokens))
@@ -198,9 +184,8 @@ class Engine:
             ttft_s = time.perf_counter() - started
             token_ids = [int(first_logits.argmax())]
             while True:
-                if on_token is not None:
-                    on_token(token_ids[-1])
-                has_ended = not ignore_eos and self._context.is_end(token_ids[-1])
+                is_enough = on_token is not None and on_token(token_ids[-1]) is True
+                has_ended = is_enough or (not ignore_eos and self._model.is_end(token_ids[-1]))
                 if has_ended or len(token_ids) == max_tokens:
                     break
                 self._session.append(request_id, token_ids[-1:])
@@ -258,8 +243,10 @@ class Engine:
                 raise ClosedError(
                     "the engine is closed, or was opened by the process that this one was forked from"
                 )
+            self._user = threading.get_ident()
             yield
         finally:
+            self._user = None
             self._alone.release()
 
     def _wait_for_blocks(self) -> None:
@@ -332,11 +319,16 @@ class Engine:
     def close(self) -> None:
         """Close the session with its pool and tiers, and give the model's memory back. Calling it twice is fine.
 
-        A prompt on another thread is waited for. Raises ``LlamaError`` when it does not end, and keeps its memory. In a
-        forked child there is nothing to close.
+        A prompt on another thread is waited for. Raises ``LlamaError`` when it does not end, or when ``on_token`` calls
+        this, and keeps the memory. In a forked child there is nothing to close.
         """
         if os.getpid() != self._process:
             return
+        if self._user == threading.get_ident():
+            raise LlamaError(
+                "close was called by on_token, while its prompt still runs: return True from on_token, and close the "
+                "engine when generate has returned"
+            )
         if not self._alone.acquire(timeout=min(self._wait_timeout_s, threading.TIMEOUT_MAX)):
             raise LlamaError(
                 f"another thread did not end its prompt within {self._wait_timeout_s:g} s: close again"
@@ -344,7 +336,7 @@ class Engine:
         try:
             self._closed = True
             self._session.close()
-            self._context.close()
+            self._closes.close()
         finally:
             self._alone.release()
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from kvtier_transformers.cache import DeviceKV
     from kvtier_transformers.cached_prompt import Prompt
-    from kvtier_transformers.engine import Engine, Generation
+    from kvtier_transformers.engine import Engine
     from kvtier_transformers.errors import CacheError
     from kvtier_transformers.models import LoadedModel, load
     from kvtier_transformers.namespace import namespace_for
@@ -19,7 +19,6 @@ __all__ = [
     "CacheError",
     "DeviceKV",
     "Engine",
-    "Generation",
     "LoadedModel",
     "Prompt",
     "check_model",
@@ -31,7 +30,6 @@ _HOMES = {
     "CacheError": "errors",
     "DeviceKV": "cache",
     "Engine": "engine",
-    "Generation": "engine",
     "LoadedModel": "models",
     "Prompt": "cached_prompt",
     "check_model": "support",

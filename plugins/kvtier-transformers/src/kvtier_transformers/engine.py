@@ -10,17 +10,16 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 import torch
 from transformers import PreTrainedModel
 
 from kvtier_core import ClosedError, ConfigError, Settings, load_settings
-from kvtier_core.engine import EngineSession, Hints, PrefillCost, open_session
+from kvtier_core.engine import EngineSession, Generation, Hints, PrefillCost, open_session
 from kvtier_core.transfer import KVLayout
 from kvtier_transformers.batch import BatchedPrompt, TokenIds, flat_ids, is_plain, read_batch
 from kvtier_transformers.cache import DeviceKV
@@ -35,29 +34,6 @@ from kvtier_transformers.state_bytes import StateWatch
 from kvtier_transformers.support import check_generates, check_length, check_model
 
 _log = logging.getLogger("kvtier.transformers")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Generation:
-    """One finished completion."""
-
-    token_ids: tuple[int, ...]
-    finish_reason: Literal["stop", "length"]
-    prompt_tokens: int
-    hit_tokens: int
-    """Prompt tokens whose KV was loaded instead of computed."""
-    hits_by_tier: Mapping[str, int]
-    """The same by where they were found: ``pool`` or a tier's name."""
-    misses: Sequence[Mapping[str, Any]]
-    """Why no more was loaded: what ``EngineSession.explain`` says of the request."""
-    ttft_s: float
-    """Seconds from the call to the first token."""
-    load_s: float
-    """Seconds of it spent looking up and loading cached tokens."""
-    seconds: float
-    """Seconds from the call to the last token."""
-    first_logits: torch.Tensor = field(repr=False)
-    """The logits ``(vocab,)`` the first token was chosen from, fp32, on the model's device."""
 
 
 class Engine:
@@ -150,17 +126,17 @@ class Engine:
         salt: str | None = None,
         hints: Hints | None = None,
         ignore_eos: bool = False,
-        on_token: Callable[[int], None] | None = None,
-    ) -> Generation:
+        on_token: Callable[[int], bool | None] | None = None,
+    ) -> Generation[torch.Tensor]:
         """Complete *prompt_ids* greedily with up to *max_tokens* tokens, the end token included if it comes.
 
         *salt* keeps requests apart: cached blocks are shared only between requests of one salt. *hints* say what will
-        become of its blocks, and change no answer. *on_token* is called with every token, on the caller's thread.
+        become of its blocks, and change no answer. *on_token* is called with every token, on the caller's thread; the
+        answer ends there if it returns ``True``.
 
-        Raises ``CacheError`` when the prompt is empty, does not fit, or the engine is busy, or the model is not as it
-        was when it was opened, ``ClosedError`` also when another thread closes the engine, and in a forked child,
-        ``UnsupportedModelError`` when the model has no head to generate with. Cost: a forward pass over the tokens not
-        cached, then one a token.
+        Raises ``CacheError`` when the prompt is empty or does not fit, the engine is busy, or the model has changed;
+        ``ClosedError`` also when another thread closes the engine, and in a forked child; ``UnsupportedModelError`` for
+        a model without a head. Cost: a forward pass over what is not cached, then one a token.
         """
         started = time.perf_counter()
         if max_tokens < 1:
@@ -184,15 +160,15 @@ class Engine:
             ttft_s = time.perf_counter() - started
             stop = frozenset() if ignore_eos else self._stop_tokens()
             while True:
-                if on_token is not None:
-                    on_token(token_ids[-1])
-                if token_ids[-1] in stop or len(token_ids) == max_tokens:
+                is_enough = on_token is not None and on_token(token_ids[-1]) is True
+                has_ended = is_enough or token_ids[-1] in stop
+                if has_ended or len(token_ids) == max_tokens:
                     break
                 self._session.append(request_id, token_ids[-1:])
                 token_ids.append(int(decoder.step(token_ids[-1]).argmax()))
             return Generation(
                 token_ids=tuple(token_ids),
-                finish_reason="stop" if token_ids[-1] in stop else "length",
+                finish_reason="stop" if has_ended else "length",
                 prompt_tokens=len(prompt.token_ids),
                 hit_tokens=hit_tokens,
                 hits_by_tier=self._session.request_hits(request_id),

@@ -16,7 +16,6 @@ _OUR_DISTRIBUTIONS = {
     "bench": "kvtier-testing",
     "check": "kvtier-testing",
     "demo": "kvtier-transformers",
-    "run": "kvtier-transformers",
 }
 
 

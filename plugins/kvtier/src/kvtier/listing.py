@@ -3,16 +3,24 @@
 from collections.abc import Collection, Sequence
 
 from kvtier.commands import load_command
+from kvtier.engines import load_engine
 from kvtier_core.errors import PluginError
 from kvtier_core.hookspecs import TIER_GROUP
 from kvtier_core.plugins import load_policy, load_tier_type
-from kvtier_core.plugins.discovery import CERTIFY_GROUP, COMMAND_GROUP, POLICY_GROUP, Offer, find_offers
+from kvtier_core.plugins.discovery import (
+    CERTIFY_GROUP,
+    COMMAND_GROUP,
+    ENGINE_GROUP,
+    POLICY_GROUP,
+    Offer,
+    find_offers,
+)
 from kvtier_core.policies import BUILT_IN
 
 AVAILABLE = "available"
 BROKEN = "broken: "
 """How the status of an offer begins that could not be loaded."""
-_GROUPS = (TIER_GROUP, POLICY_GROUP, COMMAND_GROUP, CERTIFY_GROUP)
+_GROUPS = (TIER_GROUP, POLICY_GROUP, COMMAND_GROUP, ENGINE_GROUP, CERTIFY_GROUP)
 
 
 def list_plugins(blocked: Collection[str] = ()) -> list[tuple[Offer, str]]:
@@ -56,7 +64,7 @@ def load_offer(offer: Offer, blocked: Collection[str]) -> str:
         elif offer.group == COMMAND_GROUP:
             load_command(offer.name, blocked=blocked)
         else:
-            offer.load("engine")
+            load_engine(offer)
     except PluginError as error:
         return BROKEN + " ".join(str(error).split())
     return "loaded"

@@ -28,6 +28,8 @@ OWN_COMMANDS = {
     "doctor": ("kvtier.doctor", "try every configured tier with one block"),
     "list": ("kvtier.list_types", "list the installed plugins"),
     "new-tier": ("kvtier.new_tier.command", "write a package for a new tier type"),
+    "run": ("kvtier.run_command", "complete a file of prompts with a local model"),
+    "serve": ("kvtier.serve.command", "serve a local model to clients of OpenAI's interface"),
 }
 """Commands of this package, with the module of each. A plugin's command of the same name is not reachable."""
 

@@ -18,12 +18,12 @@ import torch
 from transformers import DynamicCache
 
 from kvtier_core import KvtierError, load_settings
-from kvtier_core.engine import RequestIdentity, hash_blocks, make_offload_key
+from kvtier_core.engine import Generation, RequestIdentity, hash_blocks, make_offload_key
 from kvtier_transformers.decoding import GreedyDecoder, Progress
 from kvtier_transformers.demo.legs import Answer, Leg, Order, OverheadPair, WorkerReport
 from kvtier_transformers.demo.manual import make_prompts
 from kvtier_transformers.demo.reading import read_vs_raw
-from kvtier_transformers.engine import Engine, Generation
+from kvtier_transformers.engine import Engine
 from kvtier_transformers.models import LoadedModel, find_smollm2, load
 
 _OVERHEAD_TOKENS = 1024
@@ -133,7 +133,7 @@ class _Worker:
 
     def _plain(
         self, prompt: list[int], progress: Progress, answer_tokens: int, *, chunk_tokens: int | None = None
-    ) -> Generation:
+    ) -> Generation[torch.Tensor]:
         """The same greedy decoding without kvtier.
 
         The prompt in one pass, as transformers' own ``generate`` has it, unless *chunk_tokens* says otherwise.
@@ -167,7 +167,7 @@ class _Worker:
     def _tell_tokens(self, tokens: int) -> None:
         self._line.send("tokens", tokens=tokens)
 
-    def _answered(self, leg: Leg, question: int, generation: Generation) -> None:
+    def _answered(self, leg: Leg, question: int, generation: Generation[torch.Tensor]) -> None:
         logits_file = f"logits-{os.getpid()}-{leg}-{question}.npy"
         np.save(Path(self._order.directory) / logits_file, generation.first_logits.numpy())
         answer = Answer(

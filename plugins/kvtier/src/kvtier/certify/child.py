@@ -8,10 +8,12 @@ from collections.abc import Collection
 from contextlib import suppress
 from multiprocessing.connection import Connection
 
-from kvtier.certify.drivers import Engine, Opening, SupportsReset, find_driver, load_driver
+from kvtier.certify.drivers import Driver, Engine, Opening, SupportsReset
 from kvtier.certify.process import Facts
+from kvtier.engines import find_engine, load_engine
 from kvtier_core.errors import KvtierError
 from kvtier_core.masking import mask_text
+from kvtier_core.plugins.discovery import CERTIFY_GROUP
 
 
 def main() -> None:
@@ -25,7 +27,8 @@ def main() -> None:
 def _open(connection: Connection) -> Engine | None:
     name, blocked, opening = _order(connection)
     try:
-        engine = load_driver(find_driver(name, blocked))(opening)
+        driver: Driver = load_engine(find_engine(CERTIFY_GROUP, name, blocked))
+        engine = driver(opening)
     except KvtierError as error:
         connection.send(_as_known(error))
         return None

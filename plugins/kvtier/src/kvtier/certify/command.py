@@ -12,21 +12,18 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from kvtier.certify.drivers import Opening, find_driver
+from kvtier.arguments import positive
+from kvtier.certify.drivers import Opening
 from kvtier.certify.scenarios import SCENARIOS, Certification
 from kvtier.certify.storage import Storage, reason_of
 from kvtier.certify.verdicts import Row, why_not_certified
+from kvtier.engines import find_engine
 from kvtier.table import format_table
 from kvtier_core.errors import ConfigError, KvtierError
+from kvtier_core.plugins.discovery import CERTIFY_GROUP
 from kvtier_core.settings import load_settings, read_blocklist
 
 help = "Compare an engine's answers from restored KV with its answers without kvtier."  # noqa: A001 - the command protocol
-
-
-def _token_count(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of at least 1")
-    return int(text)
 
 
 def _scenarios(text: str) -> list[str]:
@@ -48,13 +45,15 @@ def _options(text: str) -> dict[str, Any]:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
-    parser.add_argument("--engine", required=True, metavar="NAME", help="transformers, vllm, or a plugin's")
+    parser.add_argument(
+        "--engine", required=True, metavar="NAME", help="llama.cpp, transformers, vllm, or a plugin's"
+    )
     parser.add_argument(
         "--model",
         type=Path,
         required=True,
         metavar="PATH",
-        help="a directory, or a .gguf file (transformers)",
+        help="a directory, or a .gguf file (llama.cpp, transformers)",
     )
     parser.add_argument(
         "--config",
@@ -63,7 +62,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="kvtier's settings (default: $KVTIER_CONFIG, or one disk tier)",
     )
     parser.add_argument(
-        "--tokens", type=_token_count, default=512, metavar="N", help="tokens of the document (default 512)"
+        "--tokens", type=positive, default=512, metavar="N", help="tokens of the document (default 512)"
     )
     parser.add_argument(
         "--only",
@@ -91,7 +90,7 @@ def run(args: argparse.Namespace) -> int:
     blocked = read_blocklist(args.config)
     if not args.model.exists():
         raise ConfigError(f"{args.model}: no such model: give a directory with config.json or a .gguf file")
-    find_driver(args.engine, blocked)
+    find_engine(CERTIFY_GROUP, args.engine, blocked)
     rows: list[Row] = []
     try:
         with tempfile.TemporaryDirectory(prefix="kvtier-certify-") as name:

@@ -5,7 +5,7 @@ The entry point's name is the engine's; its target is a *driver*: a function tha
 Only that process imports it.
 """
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -13,15 +13,6 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
-from kvtier_core.errors import PluginError
-from kvtier_core.plugins.discovery import CERTIFY_GROUP, Offer, find_offers, pick, usable_names
-from kvtier_core.suggest import did_you_mean
-
-_OUR_DISTRIBUTIONS = {
-    "llamacpp": "kvtier-llamacpp",
-    "transformers": "kvtier-transformers",
-    "vllm": "kvtier-vllm",
-}
 Answer = tuple[NDArray[np.float32], Mapping[str, int]]
 """The natural logarithms of the next token's probabilities ``(vocab,)``, and the restored tokens by their source."""
 
@@ -86,27 +77,3 @@ Driver = Callable[[Opening], Engine]
 
 Raises ``UnsupportedModelError`` where this engine, model or machine can't have the variant, else ``KvtierError``.
 """
-
-
-def find_driver(engine: str, blocked: Collection[str] = ()) -> Offer:
-    """One engine's driver, not imported. Raises ``PluginError`` when it is not there, blocked or ambiguous."""
-    offers = [offer for offer in find_offers(CERTIFY_GROUP, blocked) if offer.group == CERTIFY_GROUP]
-    offer = pick(offers, engine, "engine")
-    if offer is None:
-        if engine in _OUR_DISTRIBUTIONS:
-            raise PluginError(f"engine {engine!r} is not installed: pip install {_OUR_DISTRIBUTIONS[engine]}")
-        known = usable_names(offers) | set(_OUR_DISTRIBUTIONS)
-        raise PluginError(
-            f"unknown engine {engine!r}{did_you_mean(engine, known)} (there are {', '.join(sorted(known))})"
-        )
-    return offer
-
-
-def load_driver(offer: Offer) -> Driver:
-    """Import a driver. Raises ``PluginError`` when it is broken."""
-    driver: Driver = offer.load("engine")
-    if not callable(driver):
-        raise PluginError(
-            f"engine {offer.name!r} of {offer.origin} ({offer.target}) is no function: update {offer.distribution}"
-        )
-    return driver

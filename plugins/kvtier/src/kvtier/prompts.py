@@ -10,7 +10,6 @@ import reprlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from kvtier_core import ConfigError
 
@@ -57,10 +56,10 @@ def read_prompts(path: Path, *, on_broken: Callable[[ConfigError], None] | None 
     return prompts
 
 
-def _decode(where: str, line: bytes) -> Any:
+def _decode(where: str, line: bytes) -> object:
     """The JSON value of *line*. Raises ``ConfigError`` for all that Python may say of a line that has none."""
     try:
-        return json.loads(line.decode())
+        value: object = json.loads(line.decode())
     except UnicodeDecodeError as error:
         raise ConfigError(f"{where}: not UTF-8: {error.reason} at byte {error.start + 1}") from error
     except json.JSONDecodeError as error:
@@ -69,6 +68,7 @@ def _decode(where: str, line: bytes) -> Any:
         raise ConfigError(f"{where}: nested too deep") from error
     except ValueError as error:
         raise ConfigError(f"{where}: a number of too many digits") from error
+    return value
 
 
 def _parse(path: Path, number: int, line: bytes) -> PromptLine:

@@ -2,32 +2,29 @@
 
 Decides what is printed and in what order things are checked: settings and prompts before the model is loaded, the
 length of every prompt before the first one runs. A line that can't be run stops everything before it starts, or is
-told and left out where that was asked for. Imports nothing heavy until it runs.
+told and left out where that was asked for. Knows no engine: their packages offer a ``Model``.
 """
 
 import argparse
 import json
 import logging
-import os
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from kvtier_core import ConfigError, KvtierError, load_settings
-from kvtier_core.engine import format_size, why_nothing_lasts
-from kvtier_transformers.model_path import check_path
-from kvtier_transformers.prompts import PromptLine, read_prompts
-
-if TYPE_CHECKING:
-    from kvtier_core import Settings
-    from kvtier_transformers.engine import Engine, Generation
-    from kvtier_transformers.models import LoadedModel
+from kvtier.arguments import add_engine_arguments, positive
+from kvtier.engines import Engine, Model, find_engine, hand_over, load_model
+from kvtier.prompts import PromptLine, read_prompts
+from kvtier_core import ConfigError, Settings, load_settings
+from kvtier_core.engine import Generation, format_size, why_nothing_lasts
+from kvtier_core.plugins.discovery import ENGINE_GROUP
+from kvtier_core.settings import read_blocklist
 
 help = "complete a file of prompts with a local model, reusing stored KV"  # noqa: A001 - the commands' interface
 
-_FLUSH_TIMEOUT_S = 300.0
 _log = logging.getLogger("kvtier.run")
 
 
@@ -35,17 +32,9 @@ _Tokenized = tuple[PromptLine, list[int], int]
 """A line, its prompt's tokens, and how many to add."""
 
 
-def _positive(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of at least 1")
-    return int(text)
-
-
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
-    parser.add_argument(
-        "--model", type=Path, required=True, metavar="PATH", help="a transformers directory or a .gguf file"
-    )
+    add_engine_arguments(parser)
     parser.add_argument(
         "--prompts",
         type=Path,
@@ -54,10 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="one JSON object a line: prompt, optional max_tokens, optional salt",
     )
     parser.add_argument(
-        "--config", type=Path, metavar="FILE", help="kvtier's settings (default: $KVTIER_CONFIG)"
-    )
-    parser.add_argument(
-        "--max-tokens", type=_positive, default=128, metavar="N", help="tokens to complete with (default 128)"
+        "--max-tokens", type=positive, default=128, metavar="N", help="tokens to complete with (default 128)"
     )
     parser.add_argument(
         "--keep-going",
@@ -79,45 +65,43 @@ def run(args: argparse.Namespace) -> int:
         print(f"kvtier: error: {error}; left out", file=sys.stderr)
 
     on_broken = leave_out if args.keep_going else None
+    offer = find_engine(ENGINE_GROUP, args.engine, read_blocklist(args.config))
     lines = read_prompts(args.prompts, on_broken=on_broken)
     settings = load_settings(file=args.config)
     nothing = why_nothing_lasts(settings)
     if nothing is not None:
         print(f"kvtier: {nothing}", file=sys.stderr)
 
-    check_path(args.model)
-    # Read when torch is loaded: its threads must not spin on cores that the copies to and from the pool need.
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    # torch and transformers: seconds, and only now needed
-    from kvtier_transformers.engine import Engine  # noqa: PLC0415
-    from kvtier_transformers.models import load  # noqa: PLC0415
-
-    loaded = load(args.model)
-    prompts = list(_tokenize(loaded, args.prompts, lines, args.max_tokens, on_broken))
-    if not prompts:
-        raise ConfigError(f"{args.prompts}: no line can be run: see the messages above")
-    room = max(len(token_ids) + max_tokens for _, token_ids, max_tokens in prompts)
-    with Engine.open(loaded.model, max_tokens=room, config=settings, files=loaded.files) as engine:
-        _warn_of_little_room(engine, settings, prompts)
-        all_misses: Counter[str] = Counter()
-        for line, token_ids, max_tokens in prompts:
-            generation = engine.generate(token_ids, max_tokens=max_tokens, salt=line.salt)
-            text = str(loaded.tokenizer.decode(generation.token_ids, skip_special_tokens=True))
-            misses = Counter(miss["reason"] for miss in generation.misses)
-            all_misses += misses
-            print(
-                json.dumps(_record(line, generation, text, misses))
-                if args.json
-                else _paragraph(line, generation, text)
-            )
-        if all_misses and not args.json:
-            print(_why_missed(all_misses))
-        _hand_over(engine)
+    with closing(load_model(offer, args.model)) as model:
+        prompts = list(_tokenize(model, args.prompts, lines, args.max_tokens, on_broken))
+        if not prompts:
+            raise ConfigError(f"{args.prompts}: no line can be run: see the messages above")
+        room = max(len(token_ids) + max_tokens for _, token_ids, max_tokens in prompts)
+        with model.open_engine(max_tokens=room, settings=settings) as engine:
+            _warn_of_little_room(engine, settings, prompts)
+            _complete(model, engine, prompts, as_json=args.json)
+            hand_over(engine)
     return 1 if left_out else 0
 
 
+def _complete(model: Model, engine: Engine, prompts: Sequence[_Tokenized], *, as_json: bool) -> None:
+    all_misses: Counter[str] = Counter()
+    for line, token_ids, max_tokens in prompts:
+        generation = engine.generate(token_ids, max_tokens=max_tokens, salt=line.salt)
+        text = model.detokenize(generation.token_ids)
+        misses = Counter(miss["reason"] for miss in generation.misses)
+        all_misses += misses
+        print(
+            json.dumps(_record(line, generation, text, misses))
+            if as_json
+            else _paragraph(line, generation, text)
+        )
+    if all_misses and not as_json:
+        print(_why_missed(all_misses))
+
+
 def _tokenize(
-    loaded: "LoadedModel",
+    model: Model,
     path: Path,
     lines: Sequence[PromptLine],
     default_max_tokens: int,
@@ -127,9 +111,9 @@ def _tokenize(
 
     Raises ``ConfigError`` for one that is empty or that the model's context can't hold, or hands that to *on_broken*.
     """
-    limit: int = loaded.model.config.max_position_embeddings
+    limit = model.context_tokens
     for line in lines:
-        token_ids: list[int] = loaded.tokenizer.encode(line.prompt, verbose=False)
+        token_ids = model.tokenize(line.prompt)
         max_tokens = line.max_tokens or default_max_tokens
         problem = None
         if not token_ids:
@@ -148,7 +132,7 @@ def _tokenize(
         on_broken(error)
 
 
-def _warn_of_little_room(engine: "Engine", settings: "Settings", prompts: Sequence[_Tokenized]) -> None:
+def _warn_of_little_room(engine: Engine, settings: Settings, prompts: Sequence[_Tokenized]) -> None:
     line, token_ids, _ = max(prompts, key=lambda prompt: len(prompt[1]))
     pool, block_size = engine.stats()["pool"], settings.pool.block_size
     blocks = len(token_ids) // block_size
@@ -176,7 +160,7 @@ def _warn_of_little_room(engine: "Engine", settings: "Settings", prompts: Sequen
 
 
 def _record(
-    line: PromptLine, generation: "Generation", text: str, misses: Mapping[str, int]
+    line: PromptLine, generation: Generation[Any], text: str, misses: Mapping[str, int]
 ) -> dict[str, Any]:
     return {
         "line": line.number,
@@ -192,7 +176,7 @@ def _record(
     }
 
 
-def _paragraph(line: PromptLine, generation: "Generation", text: str) -> str:
+def _paragraph(line: PromptLine, generation: Generation[Any], text: str) -> str:
     sources = ", ".join(f"{tokens} from {source}" for source, tokens in generation.hits_by_tier.items())
     return (
         f"[line {line.number}] {generation.prompt_tokens} prompt tokens, {generation.hit_tokens} restored"
@@ -203,11 +187,3 @@ def _paragraph(line: PromptLine, generation: "Generation", text: str) -> str:
 def _why_missed(misses: Mapping[str, int]) -> str:
     reasons = ", ".join(f"{count} {reason.replace('_', ' ')}" for reason, count in sorted(misses.items()))
     return f"blocks at which lookups ended, by why they missed: {reasons}"
-
-
-def _hand_over(engine: "Engine") -> None:
-    if not engine.flush(_FLUSH_TIMEOUT_S):
-        raise KvtierError(
-            f"the completions are done, but the tiers did not take all blocks within {_FLUSH_TIMEOUT_S:g} s: a later "
-            "run will compute some of them again"
-        )

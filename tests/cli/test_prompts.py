@@ -1,7 +1,7 @@
 import pytest
 
+from kvtier.prompts import PromptLine, read_prompts
 from kvtier_core import ConfigError
-from kvtier_transformers.prompts import PromptLine, read_prompts
 
 
 def write(tmp_path, text):

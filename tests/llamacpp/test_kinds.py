@@ -1,0 +1,53 @@
+"""Models other than plain ones: served with right answers, or refused by what they are."""
+
+import numpy as np
+import pytest
+
+from kvtier_core import UnsupportedModelError
+from tests.llamacpp.conftest import OpenEngine
+from tests.llamacpp.own_kv import answer_from_own_kv
+from tests.llamacpp.tiny_gguf import VOCAB, WINDOW, write_gemma3, write_jamba, write_mamba
+
+PROMPT = [(7 * number + number**2) % VOCAB for number in range(1000)]
+
+
+def test_sliding_windows_are_served_bit_by_bit_behind_the_window_and_across_it(
+    open_engine: OpenEngine, tmp_path
+):
+    path = write_gemma3(tmp_path / "gemma3.gguf")
+    assert len(PROMPT) > 512 + 8 * WINDOW
+    with open_engine(path, max_tokens=1100) as engine:
+        cold = engine.generate(PROMPT, max_tokens=40, ignore_eos=True)
+        assert engine.flush()
+    own_answer, own = answer_from_own_kv(path, lambda _: PROMPT, 992, 40)
+    with open_engine(path, max_tokens=1100) as engine:
+        again = engine.generate(PROMPT, max_tokens=40, ignore_eos=True)
+        assert again.hits_by_tier == {"disk": 992}
+        assert np.array_equal(again.first_logits, own)
+        assert list(again.token_ids) == own_answer
+        assert again.token_ids == cold.token_ids
+        other = [*PROMPT[:100], *PROMPT[:100]]  # leaves the stored prompt in the middle of a window
+        branched = engine.generate(other, max_tokens=8, ignore_eos=True)
+        assert branched.hits_by_tier == {"pool": 96}
+    with open_engine(path) as engine:
+        assert engine.generate(other, max_tokens=8, salt="alone", ignore_eos=True).hit_tokens == 0
+
+
+def test_a_long_answer_is_kept_behind_its_window_as_well(open_engine: OpenEngine, tmp_path):
+    with open_engine(write_gemma3(tmp_path / "gemma3.gguf"), max_tokens=1100) as engine:
+        answer = engine.generate(PROMPT[:40], max_tokens=1000, ignore_eos=True)
+        longer = [*PROMPT[:40], *answer.token_ids]
+        again = engine.generate([*longer, *PROMPT[:20]], max_tokens=1)
+    assert again.hits_by_tier == {"pool": (len(longer) - 1) // 16 * 16}
+
+
+@pytest.mark.parametrize(
+    ("write", "kind"),
+    [(write_mamba, "keeps a state instead of KV"), (write_jamba, "keeps a state beside its KV")],
+)
+def test_a_model_that_keeps_a_state_is_refused_by_what_it_keeps(
+    open_engine: OpenEngine, tmp_path, write, kind
+):
+    path = write(tmp_path / "state.gguf")
+    with pytest.raises(UnsupportedModelError, match=rf"state\.gguf \(.+\) {kind}"):
+        open_engine(path)
