@@ -50,11 +50,7 @@ def _group(*names: str) -> tuple[str, ...]:
 
 def _inputs(*extra: str) -> str:
     """A digest of everything an environment is made from."""
-    files = [
-        "constraints.txt",
-        "noxfile.py",
-        *(f"{path}/pyproject.toml" for path in DISTRIBUTIONS),
-    ]
+    files = ["constraints.txt", "noxfile.py", *(f"{path}/pyproject.toml" for path in DISTRIBUTIONS)]
     parts = [
         str(ROOT).encode(),
         *((ROOT / file).read_bytes() for file in files),

@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from kvtier_core import UnsupportedModelError
+from kvtier_core import ConfigError, UnsupportedModelError
 from tests.llamacpp.conftest import OpenEngine
 from tests.llamacpp.own_kv import answer_from_own_kv
-from tests.llamacpp.tiny_gguf import VOCAB, WINDOW, write_gemma3, write_jamba, write_mamba
+from tests.llamacpp.tiny_gguf import VOCAB, WINDOW, write_gemma3, write_jamba, write_llama, write_mamba
 
 PROMPT = [(7 * number + number**2) % VOCAB for number in range(1000)]
 
@@ -51,3 +51,38 @@ def test_a_model_that_keeps_a_state_is_refused_by_what_it_keeps(
     path = write(tmp_path / "state.gguf")
     with pytest.raises(UnsupportedModelError, match=rf"state\.gguf \(.+\) {kind}"):
         open_engine(path)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        {"block_count": 0},
+        {"block_count": 1},
+        {"block_count": 3},
+        {"block_count": 512},
+        {"block_count": 513},
+        {"block_count": 2**32 - 1},
+        {"block_count": "two"},
+        {"attention__head_count": 0},
+        {"attention__head_count_kv": 3},
+        {"attention__key_length": 15},
+        {"embedding_length": 63},
+        {"vocab_size": 100},
+    ],
+    ids=str,
+)
+def test_a_file_that_says_otherwise_than_its_tensors_is_refused_and_the_process_goes_on(
+    open_engine: OpenEngine, tmp_path, damage
+):
+    path = write_llama(tmp_path / "damaged.gguf", **damage)
+    with pytest.raises(ConfigError, match=r"damaged\.gguf: "):
+        open_engine(path)
+
+
+def test_a_file_that_is_cut_anywhere_is_refused(open_engine: OpenEngine, tmp_path):
+    data = write_llama(tmp_path / "whole.gguf").read_bytes()
+    path = tmp_path / "cut.gguf"
+    for size in (0, 3, 4, 8, 23, 24, 100, 1000, len(data) // 2, len(data) - 1):
+        path.write_bytes(data[:size])
+        with pytest.raises(ConfigError, match=r"cut\.gguf: "):
+            open_engine(path)

@@ -91,13 +91,13 @@ _ATTENTION = {
 }
 
 
-def write_llama(path: Path, layers: int = 2) -> Path:
-    """Full attention."""
-    weights = _Weights()
+def write_llama(path: Path, **damage: object) -> Path:
+    """Full attention, two layers. *damage* says otherwise than the tensors."""
+    weights, layers = _Weights(), 2
     for layer in range(layers):
         weights.add_attention(layer)
         weights.add_feed_forward(layer)
-    return _write(path, "llama", layers, weights, **_ATTENTION, rope__dimension_count=HEAD)
+    return _write(path, "llama", layers, weights, **{**_ATTENTION, "rope__dimension_count": HEAD, **damage})
 
 
 def write_gemma3(path: Path) -> Path:

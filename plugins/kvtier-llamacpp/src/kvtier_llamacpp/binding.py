@@ -6,7 +6,19 @@ be before anything else is called.
 """
 
 import ctypes
-from ctypes import POINTER, c_bool, c_char_p, c_float, c_int8, c_int32, c_size_t, c_uint8, c_uint32, c_void_p
+from ctypes import (
+    POINTER,
+    c_bool,
+    c_char_p,
+    c_float,
+    c_int8,
+    c_int32,
+    c_int64,
+    c_size_t,
+    c_uint8,
+    c_uint32,
+    c_void_p,
+)
 from functools import cache
 from importlib import metadata, util
 from pathlib import Path
@@ -19,6 +31,9 @@ BUILDS = ("2026.10.11549",)
 """The versions of the package whose structs are those below."""
 F16 = 1
 FLASH_ATTENTION = {False: 0, True: 1}
+MOST_LAYERS = 512
+"""``LLAMA_MAX_LAYERS``"""
+GGUF_UINT32, GGUF_STRING = 4, 8
 
 
 class ModelParams(ctypes.Structure):
@@ -110,9 +125,21 @@ class ChatMessage(ctypes.Structure):
     _fields_ = (("role", c_char_p), ("content", c_char_p))
 
 
+class GGUFParams(ctypes.Structure):
+    """``gguf_init_params``."""
+
+    _fields_ = (("no_alloc", c_bool), ("ctx", c_void_p))
+
+
 LOG_CALLBACK = ctypes.CFUNCTYPE(None, c_int32, c_char_p, c_void_p)
 
 _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
+    "gguf_init_from_file": (c_void_p, (c_char_p, GGUFParams)),
+    "gguf_free": (None, (c_void_p,)),
+    "gguf_find_key": (c_int64, (c_void_p, c_char_p)),
+    "gguf_get_kv_type": (c_int32, (c_void_p, c_int64)),
+    "gguf_get_val_str": (c_char_p, (c_void_p, c_int64)),
+    "gguf_get_val_u32": (c_uint32, (c_void_p, c_int64)),
     "llama_backend_init": (None, ()),
     "llama_print_system_info": (c_char_p, ()),
     "llama_log_set": (None, (LOG_CALLBACK, c_void_p)),

@@ -11,7 +11,15 @@ from pathlib import Path
 from typing import Any, Self, SupportsIndex
 
 from kvtier_core import ClosedError, ConfigError, UnsupportedModelError
-from kvtier_llamacpp.binding import LOG_CALLBACK, ChatMessage, library
+from kvtier_llamacpp.binding import (
+    GGUF_STRING,
+    GGUF_UINT32,
+    LOG_CALLBACK,
+    MOST_LAYERS,
+    ChatMessage,
+    GGUFParams,
+    library,
+)
 from kvtier_llamacpp.errors import LlamaError
 from kvtier_llamacpp.namespace import model_files
 from kvtier_weights import look_at_file
@@ -40,6 +48,7 @@ class Model:
         self._has_vocab = threading.Lock()
         """Held by whoever reads the vocabulary, and by ``close``."""
         try:
+            self._check_layers()
             self.handle = self._load()
             self._vocab = self._lib.llama_model_get_vocab(self.handle)
             self.vocab_size: int = self._lib.llama_vocab_n_tokens(self._vocab)
@@ -48,6 +57,31 @@ class Model:
         except BaseException:
             self.close()
             raise
+
+    def _check_layers(self) -> None:
+        """Refuse a number of layers on which llama.cpp would end the whole process.
+
+        Everything else that may be wrong with a file, it refuses itself.
+        """
+        file = self._lib.gguf_init_from_file(str(self.path).encode(), GGUFParams(no_alloc=True))
+        if not file:
+            return
+        try:
+            architecture = self._lib.gguf_find_key(file, b"general.architecture")
+            if architecture < 0 or self._lib.gguf_get_kv_type(file, architecture) != GGUF_STRING:
+                return
+            name = self._lib.gguf_get_val_str(file, architecture) + b".block_count"
+            count = self._lib.gguf_find_key(file, name)
+            if count < 0 or self._lib.gguf_get_kv_type(file, count) != GGUF_UINT32:
+                return
+            layers = self._lib.gguf_get_val_u32(file, count)
+        finally:
+            self._lib.gguf_free(file)
+        if not 1 <= layers <= MOST_LAYERS:
+            raise ConfigError(
+                f"{self.path}: it says that the model has {layers} layers, and llama.cpp takes 1 to {MOST_LAYERS}: the "
+                "file is damaged, get it again"
+            )
 
     def _load(self) -> Any:
         params = self._lib.llama_model_default_params()
