@@ -235,9 +235,9 @@ def _lines(found: dict[str, Any]) -> Iterator[str]:
     yield ""
     yield from textwrap.wrap(
         f"A prompt of {longest:,} tokens gives its first token {ratios[f'cold_vs_kvtier_{longest}']:.1f} times as soon "
-        f"from kvtier's disk tier as cold. It takes {ratios[f'kvtier_vs_state_{longest}']:.2f} of the time that "
-        "llama.cpp needs with a state that it saved itself, and serves every other prompt with the same beginning, "
-        "which such a file does not.",
+        f"from kvtier's disk tier as cold. It takes {ratios[f'kvtier_vs_state_{longest}']:.2f} times as long as with a "
+        "state that llama.cpp saved itself. Stored blocks also serve every other prompt with the same beginning, which "
+        "such a state does not.",
         118,
     )
     yield ""
