@@ -295,10 +295,8 @@ class TierInstance:
 
     def _arrange_all(self, units: Sequence[Unit], outcomes: Sequence[CallOutcome]) -> None:
         """Blocks were stored or loaded: let the tier have them in the order of their requests."""
-        if self._arranged is None:
-            return
         by_chain: dict[int, list[Unit]] = {}
-        for unit, outcome in zip(units, outcomes, strict=True):
+        for unit, outcome in zip(units, outcomes, strict=True) if self._arranged is not None else ():
             if outcome is True:
                 by_chain.setdefault(unit.chain, []).append(unit)
         for chain, of_chain in by_chain.items():
