@@ -283,6 +283,18 @@ def test_no_more_wait_than_there_are_places_for(served, monkeypatch):
     assert served.ask("/v1/completions", {"prompt": "z"})[0] == 200
 
 
+def test_a_client_that_never_sends_its_request_loses_its_place(served, monkeypatch):
+    monkeypatch.setattr(server_module, "_BODY_S", 0.05)
+    with closing(served.connect()) as connection:
+        connection.putrequest("POST", "/v1/completions")
+        connection.putheader("Content-Length", "10")
+        connection.endheaders()
+        answer = connection.getresponse()
+        assert answer.status == 408
+        assert "did not come within" in json.loads(answer.read())["error"]["message"]
+    assert served.ask("/health") == (200, {"status": "ok", "waiting": 0})
+
+
 @pytest.mark.parametrize("is_streamed", [False, True])
 def test_an_answer_that_its_client_no_longer_wants_ends(served, is_streamed):
     gate = Gate(served.engine)

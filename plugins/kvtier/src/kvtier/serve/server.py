@@ -28,6 +28,8 @@ MOST_WAITING = 64
 """Requests. On one machine the last of them waits minutes; more would only wait longer than their clients do."""
 _PATIENCE_S = 30.0
 """How long answers under way may go on when the server is to end."""
+_BODY_S = 60.0
+"""How long a client may take to send its request, which has a place meanwhile."""
 _log = logging.getLogger("kvtier.serve")
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 Reader = Callable[[object, str], Asked]
@@ -77,7 +79,7 @@ class Server:
 
     async def _complete(self, read: Reader, request: web.Request) -> web.StreamResponse:
         with self._place():
-            asked = read(_parse(await request.read()), self._name)
+            asked = read(_parse(await _body(request)), self._name)
             token_ids, max_tokens = await asyncio.to_thread(self._prepare, asked)
             form = Form(self._name, is_chat=asked.is_chat)
             answer = _Answer(self._engine_thread, partial(self._generate, asked, token_ids, max_tokens))
@@ -206,6 +208,14 @@ async def _stream(
         await send(chunk)
     await response.write(b"data: [DONE]\n\n")
     return response
+
+
+async def _body(request: web.Request) -> bytes:
+    try:
+        async with asyncio.timeout(_BODY_S):
+            return await request.read()
+    except TimeoutError:
+        raise RefusedError(f"the body did not come within {_BODY_S:g} s", status=408) from None
 
 
 def _parse(data: bytes) -> object:
