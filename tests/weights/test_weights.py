@@ -3,13 +3,15 @@
 import fcntl
 import os
 import resource
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
 
 import pytest
 
-from kvtier_weights import digest_weights, digests, list_model_files
+from kvtier_weights import digest_weights, digests, list_model_files, process_began_ns
 
 SIZE = 3 << 20
 
@@ -292,3 +294,16 @@ def test_c31_a_process_that_keeps_the_memory_to_itself_holds_nobody_up(tmp_path,
         assert digest_weights([file]) == before
     assert "it hangs, or left a child behind" in caplog.text
     assert reads == ["w.bin"] * 2
+
+
+def test_c02_f2_a_process_began_before_what_it_writes_and_after_what_was_there(tmp_path):
+    (tmp_path / "before").touch()
+    time.sleep(0.1)
+    program = (
+        "import sys; from pathlib import Path; from kvtier_weights import process_began_ns; "
+        "Path(sys.argv[1]).touch(); print(process_began_ns())"
+    )
+    run = [sys.executable, "-c", program, str(tmp_path / "after")]
+    began_ns = int(subprocess.run(run, check=True, capture_output=True, text=True).stdout.split()[-1])
+    assert (tmp_path / "before").stat().st_ctime_ns < began_ns < (tmp_path / "after").stat().st_ctime_ns
+    assert process_began_ns() < began_ns

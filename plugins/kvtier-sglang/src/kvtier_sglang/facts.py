@@ -24,7 +24,6 @@ _LEFT_OUT = frozenset(
         "download_dir",
         "model_checksum",
         # how the same files are read
-        "delete_ckpt_after_loading",
         "startup_weight_load_mode",
         "weight_loader_disable_mmap",
         "weight_loader_drop_cache_after_load",
@@ -73,16 +72,19 @@ _LOADERS_OF_FILES = frozenset(
 """SGLang's load formats that read the model's directory and nothing else."""
 
 _ELSEWHERE = (
+    "checkpoint_engine_wait_weights_before_ready",
     "custom_weight_loader",
     "decrypted_config_file",
+    "delete_ckpt_after_loading",
     "forward_hooks",
     "kt_weight_path",
     "modelexpress_config",
     "modelopt_checkpoint_restore_path",
     "quantization_param_path",
+    "rl_quant_profile",
     "trust_remote_code",
 )
-"""Arguments by which weights, scales or code come from where kvtier does not look."""
+"""Arguments by which weights, scales or code come from where kvtier does not look, or are gone when it does."""
 
 _ONE = ("tp_size", "pp_size", "dp_size", "attn_cp_size", "dcp_size", "nnodes")
 """Sizes by which SGLang shares the work of an engine among processes."""

@@ -15,7 +15,7 @@ from sglang.version import __version__ as sglang_version
 
 from kvtier_core.transfer import KVLayout
 from kvtier_sglang.facts import EngineFacts, why_weights_are_unknown
-from kvtier_weights import digest_weights, list_model_files
+from kvtier_weights import changed_since, digest_weights, list_model_files, process_began_ns
 
 _log = logging.getLogger("kvtier.sglang")
 
@@ -30,7 +30,7 @@ def read_facts(server_args: Any, components: Iterable[Any], kv_pool: Any, layout
     model = str(arguments["model_path"])
     return EngineFacts(
         model=Path(model).name if Path(model).exists() else model,
-        weights_digest=_weights_digest(model, arguments),
+        weights_digest=_weights_digest(Path(model), arguments),
         arguments=arguments,
         groups=groups,
         environment={name: value for name, value in os.environ.items() if name.startswith("SGLANG_")},
@@ -53,19 +53,26 @@ def read_facts(server_args: Any, components: Iterable[Any], kv_pool: Any, layout
     )
 
 
-def _weights_digest(model: str, arguments: Mapping[str, object]) -> str | None:
-    """What identifies the weights, and the code and settings that come with them; ``None`` where nothing does."""
+def _weights_digest(model: Path, arguments: Mapping[str, object]) -> str | None:
+    """What identifies the weights, and the code and settings that come with them; ``None`` where nothing does.
+
+    This process has loaded them. Files that changed after it began may hold others by now.
+    """
     why = why_weights_are_unknown(arguments)
-    if why is None and not Path(model).is_dir():
-        why = f"model_path = {model!r} is no directory of this machine"
-    if why is not None:
-        _log.warning(
-            "no other run will reuse this one's pages: %s, so that kvtier does not see which weights SGLang loads; "
-            "give a local directory with the model's files",
-            why,
-        )
-        return None
-    return digest_weights(list_model_files(Path(model)), root=Path(model))
+    if why is None and not model.is_dir():
+        why = f"model_path = {str(model)!r} is no directory of this machine"
+    if why is None:
+        files = list_model_files(model)
+        digest = digest_weights(files, root=model)
+        if (changed := changed_since(process_began_ns(), model, files)) is None:
+            return digest
+        why = f"{changed} was written or put in its place after SGLang's process began"
+    _log.warning(
+        "no other run will reuse this one's pages: %s, so that kvtier does not see which weights SGLang loads; give a "
+        "local directory with the model's files, and start again once they are complete",
+        why,
+    )
+    return None
 
 
 def _other_plugins() -> list[str]:

@@ -26,12 +26,12 @@ from kvtier_vllm.fingerprint import config_digest
 from kvtier_vllm.origin import (
     commit_of,
     own_name,
-    process_began_ns,
     silent_weights,
     weights_digest,
     weights_elsewhere,
 )
 from kvtier_vllm.speculation import drafter_of, layers_by_first_table, strange_speculation
+from kvtier_weights import process_began_ns
 
 _T = TypeVar("_T")
 

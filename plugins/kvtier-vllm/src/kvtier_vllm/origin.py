@@ -4,14 +4,12 @@ Decides which loaders read nothing but the model's own files. Names no vLLM type
 """
 
 import logging
-import os
 import string
-import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from kvtier_weights import digest_weights, list_model_files
+from kvtier_weights import changed_since, digest_weights, list_model_files
 
 _log = logging.getLogger("kvtier.vllm")
 
@@ -91,7 +89,7 @@ def weights_digest(model: Any, load: Any, *, edges: bool, since_ns: int) -> str 
     root = path if path.is_dir() else None
     files = _with_its_shards(path) if root is None else list_model_files(path)
     digest = digest_weights(files, root=root, edges=edges) if files else None
-    if (changed := _changed_since(since_ns, path, files)) is None:
+    if (changed := changed_since(since_ns, path, files)) is None:
         return digest
     _log.warning(
         "no other run will reuse this one's blocks: %s was written or put in its place after the engine's process "
@@ -99,22 +97,6 @@ def weights_digest(model: Any, load: Any, *, edges: bool, since_ns: int) -> str 
         changed,
     )
     return None
-
-
-def process_began_ns() -> int:
-    """When this process began, as a file's times say it. Reads a file of /proc."""
-    fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
-    ticks = int(fields[19])  # since the machine started
-    age_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME) - ticks * 10**9 // os.sysconf("SC_CLK_TCK")
-    return time.time_ns() - age_ns
-
-
-def _changed_since(since_ns: int, path: Path, files: Sequence[Path]) -> Path | None:
-    """What of the *files* below *path*, of their directories and of the links to them is newer, if anything."""
-    places = [place for place in (path.absolute(), *path.absolute().parents) if place.is_symlink()]
-    places += [*{file.parent for file in files}, *files] if path.is_dir() else files
-    newest = ((place, max(place.stat().st_ctime_ns, place.lstat().st_ctime_ns)) for place in places)
-    return next((place for place, changed_ns in newest if changed_ns >= since_ns), None)
 
 
 def _with_its_shards(file: Path) -> list[Path]:
