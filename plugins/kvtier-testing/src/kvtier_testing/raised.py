@@ -9,7 +9,7 @@ import traceback
 from collections import deque
 from pathlib import Path
 
-from kvtier_core.manager.guard import describe
+from kvtier_core.manager.guard import describe, text_of
 
 _MAX_TEXT = 300
 """Characters of a tier's own words that a message repeats: an exception may quote a whole block."""
@@ -21,7 +21,7 @@ _notes: deque[tuple[tuple[str, ...], str]] = deque(maxlen=_MAX_NOTES)
 
 def told(error: BaseException) -> str:
     """An exception in a few words."""
-    text = str(error)
+    text = text_of(error)
     return f"{type(error).__name__}: {text if len(text) <= _MAX_TEXT else text[:_MAX_TEXT] + '...'}"
 
 
