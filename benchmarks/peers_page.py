@@ -274,6 +274,8 @@ def method(run: dict[str, Any], ways: Sequence[str]) -> Iterator[str]:
             yield f"- {TITLES[way]}: {note}."
     if "lmcache_in_process" in ways:
         yield "- LMCache in process forgets what is on its disk when it ends, so it has no figures for a new process."
+    if len(taken_on := run.get("runs", ())) > 1:
+        yield f"- From several runs ({'; '.join(taken_on)}): each part is of the last that has it."
     yield ""
 
 
@@ -299,7 +301,8 @@ def merged(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
     joined = {
         name: {k: v for run in runs for k, v in run[name].items()} for name in ("peers", "absent", "notes")
     }
-    return {**runs[-1], **joined, **summarize(raw), "raw": raw}
+    told_runs = [f"{', '.join(run['raw'])} on {run['machine']['date']}" for run in runs]
+    return {**runs[-1], **joined, **summarize(raw), "raw": raw, "runs": told_runs}
 
 
 def main() -> None:
