@@ -39,6 +39,7 @@ from kvtier_core import load_settings
 from kvtier_llamacpp import Engine, Model
 from kvtier_llamacpp.binding import build, library
 from kvtier_llamacpp.context import Context
+from kvtier_transformers.demo.files import drop_page_cache
 
 PAGE = Path(__file__).parents[1] / "docs" / "benchmarks" / "llamacpp.md"
 BLOCK = 16
@@ -80,7 +81,8 @@ class Bench:
             threads=threads,
             flash_attention=True,
         )
-        self.state_file = place / "state"
+        self.state_file = place / "state" / "file"
+        self.state_file.parent.mkdir()
         self.save_s = self._save()
         self.kept = place / "kept"
         self._ask(self.kept, cached_tokens=0)
@@ -113,7 +115,7 @@ class Bench:
     def state(self) -> float:
         """From the file that llama.cpp wrote."""
         self._context.clear()
-        drop_from_page_cache(self.state_file)
+        drop_page_cache(self.state_file.parent)
         room = (ctypes.c_int32 * len(self._tokens))()
         found = ctypes.c_size_t()
         started = time.perf_counter()
@@ -148,24 +150,11 @@ class Bench:
             self._model, max_tokens=len(self._tokens) + BLOCK, config=settings, threads=self._threads
         ) as engine:
             engine.generate([1, 2, 3], max_tokens=2, salt="warm-up")
-            for file in root.rglob("*"):
-                drop_from_page_cache(file)
+            drop_page_cache(root)
             generation = engine.generate(self._tokens, max_tokens=1)
             assert generation.hit_tokens == cached_tokens, (generation.hit_tokens, generation.misses)
             assert engine.flush(_FLUSH_TIMEOUT_S)
         return generation.ttft_s
-
-
-def drop_from_page_cache(file: Path) -> None:
-    """Write what is dirty of *file*, and let the kernel forget it."""
-    if not file.is_file():
-        return
-    handle = os.open(file, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-        os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_DONTNEED)
-    finally:
-        os.close(handle)
 
 
 def measure(bench: Bench, rounds: int) -> dict[str, list[float]]:

@@ -150,9 +150,7 @@ class TierCalls:
         if len(answers) != count:
             found = f"more than {count}" if len(answers) > count else str(len(answers))
             return self._fault(method, f"returned {found} answers for {count} keys")
-        return [
-            one if one is True or one is False else self._read_bool(method, one) for one in answers
-        ]  # fmt: skip
+        return [one if type(one) is bool else self._read_bool(method, one) for one in answers]
 
     def _wrong(self, method: str, answer: object, expected: str) -> Fault:
         return self._fault(method, f"returned {type(answer).__name__}, expected {expected}")
