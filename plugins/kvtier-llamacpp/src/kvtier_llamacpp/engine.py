@@ -173,8 +173,8 @@ class Engine:
 
         *salt* keeps requests apart: cached blocks are shared only between requests of one salt. *hints* say what will
         become of its blocks, and change no answer. *on_token* is called with every token, on the caller's thread; the
-        answer ends there if it returns ``True``. *choose* picks each token by its logits ``(vocab,)``, which are its own
-        to change; unset, the likeliest.
+        answer ends there if it returns ``True``. *choose* picks each token by its logits ``(vocab,)``, which are its
+        own to change; unset, the likeliest.
 
         Raises ``LlamaError`` when the prompt is empty, does not fit, has a token that the model does not know, or the
         engine is busy; ``ClosedError`` when it was closed. Cost: a forward pass over the tokens not cached, then one a

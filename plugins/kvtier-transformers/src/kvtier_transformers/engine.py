@@ -139,8 +139,8 @@ class Engine:
 
         *salt* keeps requests apart: cached blocks are shared only between requests of one salt. *hints* say what will
         become of its blocks, and change no answer. *on_token* is called with every token, on the caller's thread; the
-        answer ends there if it returns ``True``. *choose* picks each token by its logits ``(vocab,)``, which are its own
-        to change; unset, the likeliest.
+        answer ends there if it returns ``True``. *choose* picks each token by its logits ``(vocab,)``, which are its
+        own to change; unset, the likeliest.
 
         Raises ``CacheError`` when the prompt is empty or does not fit, the engine is busy, or the model has changed;
         ``ClosedError`` also when another thread closes the engine, and in a forked child; ``UnsupportedModelError`` for

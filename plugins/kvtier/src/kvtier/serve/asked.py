@@ -156,7 +156,11 @@ def _asked(options: Body, prompt: str | tuple[Mapping[str, str], ...], max_token
     ):
         raise RefusedError("max_tokens must be a whole number of at least 1", param="max_tokens")
     seed = options.get("seed")
-    if isinstance(seed, bool) or not isinstance(seed, int | None) or not -_MOST_SEED <= (seed or 0) < _MOST_SEED:
+    if (
+        isinstance(seed, bool)
+        or not isinstance(seed, int | None)
+        or not -_MOST_SEED <= (seed or 0) < _MOST_SEED
+    ):
         raise RefusedError("seed must be a whole number of at most 64 bits", param="seed")
     stops = options.get("stop", [])
     stops = [stops] if isinstance(stops, str) else stops
