@@ -107,7 +107,7 @@ class LifeRules(TierFixtures):
             time.sleep(_LOOK_S)  # a server in this process may close its end of a connection a little later
         leaks = [what for what, count in left.items() if count >= _CYCLES]
         assert not leaks, (
-            f"after {_CYCLES} times open and close there are {_CYCLES} more of each: {', '.join(leaks)}"
+            f"opened and closed {_CYCLES} times, the tier left {_CYCLES} of each: {', '.join(leaks)}"
         )
 
     @rule
