@@ -40,7 +40,7 @@ class LifeRules(TierFixtures):
     def test_c52_the_constructor_does_no_io(
         self, construct: Callable[[CallThread], Any], info: TierInfo
     ) -> None:
-        """A constructor opens nothing: the core builds all tiers before it opens any, and gives ``open`` its time.
+        """A constructor opens nothing: what may fail or take its time belongs to ``open``, which is tried again.
 
         Move what connects, makes directories or writes files to ``open`` or ``on_open``.
         """
