@@ -80,7 +80,6 @@ class TierPort(ABC):
         self._calls = calls
         self._thread = threading.Thread(target=self._run, name=f"kvtier-{self.identity.name}", daemon=True)
         self._pool: PoolView | None = None
-        self._is_started = False
         self._stopping = False
         self._shutdowns: SimpleQueue[float] = SimpleQueue()
         """How long each shutdown may take that was asked for and has not begun."""
@@ -108,8 +107,6 @@ class TierPort(ABC):
             self._thread.start()
         except RuntimeError as error:  # no more threads can be had
             self._report_failed(str(error), is_explained=False)
-        else:
-            self._is_started = True
 
     @abstractmethod
     def submit(self, kind: JobKind, job: TierJob) -> None:
@@ -161,11 +158,11 @@ class TierPort(ABC):
         A tier that was never started is down.
         """
         with self._tried:
+            is_started = self._thread.ident is not None
             self._tried.wait_for(
-                lambda: not self._is_started or self._is_down or 0 < self._num_asked == self._num_tried,
-                timeout_s,
+                lambda: not is_started or self._is_down or 0 < self._num_asked == self._num_tried, timeout_s
             )
-            return not self._is_started or self._is_down
+            return not is_started or self._is_down
 
     # -- the tier's thread, of each kind of port
 
