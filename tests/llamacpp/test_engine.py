@@ -2,6 +2,7 @@
 
 import ctypes
 import json
+import os
 import subprocess
 import sys
 import threading
@@ -148,6 +149,25 @@ def test_a_file_that_is_replaced_while_it_is_opened_is_refused(
         with pytest.raises(LlamaError, match="the file changed while it was opened"):
             open_engine(path)
     assert open_engine(path).vocab_size == 49152
+
+
+def test_a_file_that_is_overwritten_or_cut_while_it_is_served_changes_no_answer(
+    open_engine: OpenEngine, model, tmp_path
+):
+    own = tmp_path / "own.gguf"
+    own.write_bytes(model.read_bytes())
+    engine = open_engine(own)
+    prompt = manual(engine, 100)
+    before = engine.generate(prompt, max_tokens=ANSWER)
+    half = own.stat().st_size // 2
+    with own.open("r+b") as file:
+        file.seek(half)
+        file.write(bytes(half))
+    after = engine.generate(prompt, max_tokens=ANSWER, salt="computed again")
+    assert np.array_equal(before.first_logits, after.first_logits)
+    assert before.token_ids == after.token_ids
+    os.truncate(own, 0)
+    assert engine.generate(prompt, max_tokens=ANSWER, salt="once more").token_ids == before.token_ids
 
 
 def test_other_threads_are_another_namespace(open_engine: OpenEngine):

@@ -31,6 +31,8 @@ BUILDS = ("2026.10.11549",)
 """The versions of the package whose structs are those below."""
 F16 = 1
 FLASH_ATTENTION = {False: 0, True: 1}
+LOAD_INTO_MEMORY = 0
+"""``LLAMA_LOAD_MODE_NONE``"""
 MOST_LAYERS = 512
 """``LLAMA_MAX_LAYERS``"""
 GGUF_UINT32, GGUF_STRING = 4, 8

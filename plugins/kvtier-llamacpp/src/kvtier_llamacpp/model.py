@@ -14,6 +14,7 @@ from kvtier_core import ClosedError, ConfigError, UnsupportedModelError
 from kvtier_llamacpp.binding import (
     GGUF_STRING,
     GGUF_UINT32,
+    LOAD_INTO_MEMORY,
     LOG_CALLBACK,
     MOST_LAYERS,
     ChatMessage,
@@ -86,6 +87,7 @@ class Model:
     def _load(self) -> Any:
         params = self._lib.llama_model_default_params()
         params.n_gpu_layers = 0
+        params.load_mode = LOAD_INTO_MEMORY  # a mapped file that is written to changes the weights in use
         model = self._lib.llama_model_load_from_file(str(self.path).encode(), params)
         if not model:
             raise ConfigError(
