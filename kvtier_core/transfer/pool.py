@@ -121,6 +121,7 @@ class Pool:
         self._rows: npt.NDArray[np.uint8] | None = flat.reshape(geometry.num_rows, geometry.row_bytes)
         self._prefault: Prefault | None = None
         self._members = members
+        self._is_kept = False
         # With the mapping, not with this object: a process that still uses rows is a member that long.
         self._abandon = weakref.finalize(self._mapping, _let_go, fd, members)
         self._abandon.atexit = False  # the kernel does all that, and tiers may still be at work
@@ -181,9 +182,11 @@ class Pool:
                 _refuse_second(memory_name, fd)
             pool = cls(fd, found, huge_pages=huge_pages, members=members)
             on_failure.pop_all()
-            on_failure.callback(pool.close)
+        try:
             members.begin(pool.control, name)
-            on_failure.pop_all()
+        except BaseException:
+            pool.close()
+            raise
         return pool
 
     def wait_for_members(self, timeout_s: float = _OPEN_TIMEOUT_S) -> None:
@@ -246,6 +249,7 @@ class Pool:
 
     def keep(self) -> None:
         """Keep the pool mapped after ``close``: a tier that does not answer knows its address and its descriptor."""
+        self._is_kept = True
         _KEPT.append(self)
         _log.warning(
             "the pool's mapping (%s) is kept until this process ends: a tier that has not shut down may still touch it",
@@ -260,7 +264,7 @@ class Pool:
         """
         if self._prefault is not None:
             self._prefault.stop()
-        if self in _KEPT:
+        if self._is_kept:
             return False
         if self._fd is not None:
             self._abandon()

@@ -4,6 +4,8 @@ import asyncio
 import http.client
 import json
 import queue
+import re
+import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
@@ -43,8 +45,7 @@ class Engine:
         self.asked: list[dict[str, Any]] = []
         self.ended_early = queue.Queue[int]()
 
-    def generate(self, prompt_ids, *, max_tokens, salt=None, on_token=None, choose=None):
-        assert choose is None
+    def generate(self, prompt_ids, *, max_tokens, salt=None, on_token=None):
         self.asked.append({"prompt": bytes(prompt_ids).decode(), "max_tokens": max_tokens, "salt": salt})
         token_ids: list[int] = []
         for token in self.answer[:max_tokens]:
@@ -209,13 +210,13 @@ def test_the_model_is_listed(served):
         ("/v1/completions", None, 405, None, "Method Not Allowed"),
         ("/v1/completions", b"{", 400, None, "the body is not JSON"),
         ("/v1/completions", b"[" * 100_000, 400, None, "the body is not JSON"),
-        ("/v1/completions", b'"' + b"x" * (5 << 20) + b'"', 413, None, "Too Large"),
+        ("/v1/completions", b'"' + b"x" * (5 << 20) + b'"', 413, None, "larger than 4 MiB"),
         (
             "/v1/completions",
-            {"prompt": "x", "frequency_penalty": 0.7},
+            {"prompt": "x", "temperature": 0.7},
             400,
             None,
-            "frequency_penalty=0.7 can't be served",
+            "temperature=0.7 can't be served",
         ),
         (
             "/v1/completions",
@@ -223,6 +224,13 @@ def test_the_model_is_listed(served):
             400,
             "context_length_exceeded",
             "90 prompt tokens and 11 more exceed this server's context of 100",
+        ),
+        (
+            "/v1/chat/completions",
+            {"messages": [{"role": "user", "content": "x" * 4000}] * 2},
+            400,
+            "context_length_exceeded",
+            "8000 characters are more than this server's context of 100 tokens holds",
         ),
     ],
 )
@@ -252,8 +260,30 @@ def test_a_failing_engine_is_told_and_the_next_request_is_served(served, caplog)
     status, answer = served.ask("/v1/completions", {"prompt": "x"})
     assert (status, answer["error"]["message"]) == (500, "the server failed: its log says why")
     assert "a secret" in caplog.text
+    (error,) = served.stream("/v1/completions", {"prompt": "x"})
+    assert error["error"]["message"] == "the server failed: its log says why"
     served.engine.between = lambda _: None
     assert served.ask("/v1/completions", {"prompt": "x"})[0] == 200
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: -5\r\n\r\n",
+        b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
+        b"GET /health HTTP/1.1\r\nHost: x\r\nX: " + b"x" * 20_000,
+    ],
+)
+def test_a_client_that_speaks_no_http_is_told_of_in_one_line(served, caplog, said):
+    with socket.create_connection(("127.0.0.1", served.port), timeout=60) as client:
+        client.sendall(said + b"\r\n\r\n")
+        assert client.recv(1 << 16).startswith(b"HTTP/1.0 400 ")
+    (record,) = [record for record in caplog.records if record.name == "aiohttp.server"]
+    assert record.exc_info is None
+    assert record.levelname == "WARNING"
+    assert re.match(r"127\.0\.0\.1 sent what is no HTTP request: \S", record.getMessage())
+    assert "\n" not in record.getMessage()
+    assert served.ask("/health")[0] == 200
 
 
 class Gate:

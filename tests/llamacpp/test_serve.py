@@ -18,7 +18,9 @@ MESSAGES = [{"role": "system", "content": MANUAL}, {"role": "user", "content": "
 
 
 @contextmanager
-def serving(model: Path, config: Path, *, end: bool = True) -> Iterator[tuple[Any, subprocess.Popen[str]]]:
+def serving(
+    model: Path, config: Path, *, end: bool = True, status: int = 0
+) -> Iterator[tuple[Any, subprocess.Popen[str]]]:
     """A server in a process of its own, and a client for it. SIGTERM ends it, at the end of the block if not before."""
     command = ("serve", "--engine", "llama.cpp", "--model", model, "--config", config, "--port", "0")
     process = subprocess.Popen(
@@ -36,7 +38,7 @@ def serving(model: Path, config: Path, *, end: bool = True) -> Iterator[tuple[An
         if end:
             process.send_signal(signal.SIGTERM)
         _, errors = process.communicate(timeout=300)
-    assert process.returncode == 0, errors
+    assert process.returncode == status, errors
     assert "Traceback" not in errors
 
 
@@ -62,11 +64,8 @@ def test_a_restarted_server_restores_the_prompt_and_gives_the_same_answer(model,
         assert chunks[-1].usage.prompt_tokens_details.cached_tokens == cached
         text = client.completions.create(model=model.stem, prompt=MANUAL, max_tokens=4)
         assert text.usage.completion_tokens == 4
-        drawn = [_chat(client, model, temperature=1.5, seed=seed) for seed in (3, 3, 4)]
-        texts = [one.choices[0].message.content for one in drawn]
-        assert texts[0] == texts[1] != texts[2]
-        with pytest.raises(openai.BadRequestError, match="presence_penalty=0.5 can't be served"):
-            _chat(client, model, presence_penalty=0.5)
+        with pytest.raises(openai.BadRequestError, match="temperature=0.5 can't be served"):
+            _chat(client, model, temperature=0.5)
         with pytest.raises(openai.NotFoundError):
             client.completions.create(model="other", prompt="x")
 
@@ -83,3 +82,14 @@ def test_a_server_that_is_ended_in_the_middle_gives_the_answer_and_keeps_it(mode
     with serving(model, config) as (client, _):
         again = _chat(client, model)
         assert again.usage.prompt_tokens_details.cached_tokens > again.usage.prompt_tokens - 17
+
+
+def test_a_second_ctrl_c_ends_the_server_at_once_and_without_a_traceback(model, config):
+    with serving(model, config, end=False, status=-signal.SIGINT) as (client, process):
+        stream = client.completions.create(model=model.stem, prompt=MANUAL, max_tokens=300, stream=True)
+        next(stream)
+        process.send_signal(signal.SIGINT)
+        for _ in range(5):  # until the server has seen it
+            next(stream)
+        process.send_signal(signal.SIGINT)
+        process.wait(60)

@@ -91,7 +91,8 @@ async def _serve(server: "Server", name: str, host: str, port: int) -> None:
     def end() -> None:
         ended.set()
         for number in _ENDS:
-            loop.remove_signal_handler(number)  # a second one ends the process at once
+            loop.remove_signal_handler(number)
+            signal.signal(number, signal.SIG_DFL)  # a second one ends the process at once, without a word
 
     for number in _ENDS:
         loop.add_signal_handler(number, end)
@@ -104,4 +105,7 @@ async def _serve(server: "Server", name: str, host: str, port: int) -> None:
             lambda address: print(f"serving {name} at {address}", flush=True),
         )
     except OSError as error:
-        raise ConfigError(f"can't listen at {host} port {port}: {error.strerror or error}") from error
+        raise ConfigError(
+            f"can't listen at {host} port {port}: {error.strerror or error}: end what listens there, or choose another "
+            "--host or --port"
+        ) from error

@@ -15,16 +15,19 @@ from functools import partial
 from typing import Any
 
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
+from aiohttp.log import server_logger
 
 from kvtier.engines import Engine, Model
 from kvtier.serve.answers import AnswerText, Form
 from kvtier.serve.asked import Asked, RefusedError, read_chat, read_completion
-from kvtier.serve.sampling import Sampler
 from kvtier_core import KvtierError
 from kvtier_core.engine import Generation
 
 MOST_BODY_BYTES = 4 << 20
 """About a million tokens of text. Every waiting request may hold as much."""
+MOST_CHARACTERS_PER_TOKEN = 64
+"""Of a prompt as a whole. A longer one is refused unread: its tokens would take seconds, in which nobody is served."""
 MOST_WAITING = 64
 """Requests. On one machine the last of them waits minutes; more would only wait longer than their clients do."""
 _PATIENCE_S = 30.0
@@ -106,6 +109,13 @@ class Server:
 
     def _prepare(self, asked: Asked) -> tuple[list[int], int]:
         """The tokens of the prompt and how many to add. Raises ``RefusedError`` when they don't fit."""
+        if asked.characters > MOST_CHARACTERS_PER_TOKEN * self._max_tokens:
+            raise RefusedError(
+                f"{asked.characters} characters are more than this server's context of {self._max_tokens} tokens "
+                "holds: shorten the prompt, or start the server with a larger --context",
+                param="messages" if asked.is_chat else "prompt",
+                code="context_length_exceeded",
+            )
         try:
             token_ids = (
                 self._model.tokenize(asked.prompt)
@@ -139,7 +149,6 @@ class Server:
         """On the engine's thread: the answer, piece by piece to *send*, until nobody wants it."""
         text = AnswerText(asked.stops)
         answer: list[int] = []
-        choose = Sampler(asked.temperature, asked.top_p, asked.seed) if asked.temperature else None
 
         def on_token(token_id: int) -> bool:
             answer.append(token_id)
@@ -147,7 +156,7 @@ class Server:
             return text.is_stopped or is_unwanted()
 
         generation = self._engine.generate(
-            token_ids, max_tokens=max_tokens, salt=asked.salt, on_token=on_token, choose=choose
+            token_ids, max_tokens=max_tokens, salt=asked.salt, on_token=on_token
         )
         send(text.grow(self._model.detokenize(answer), is_last=True))
         return generation
@@ -202,9 +211,10 @@ async def _stream(
     try:
         async for piece in pieces:
             await send(form.chunk(piece))
-    except KvtierError as error:  # too late for a status
-        _log.warning("a streamed answer broke off: %s", error)
-        await send(RefusedError(str(error), status=500).as_json())
+    except ConnectionError:
+        raise  # nobody is there to be told
+    except Exception as error:  # noqa: BLE001 - too late for a status, whatever it is
+        await send(_refusal(request, error).as_json())
         return response
     for chunk in form.end(answer.generation, with_usage=with_usage):
         await send(chunk)
@@ -233,17 +243,42 @@ async def _errors_as_openai(request: web.Request, handler: Handler) -> web.Strea
     """Give every error the form that OpenAI's clients know."""
     try:
         return await handler(request)
-    except RefusedError as error:
-        refused = error
-    except web.HTTPException as error:  # no such address, another method, too large
-        refused = RefusedError(f"{request.method} {request.path}: {error.reason}", status=error.status)
-    except KvtierError as error:
-        _log.warning("%s %s failed: %s", request.method, request.path, error)
-        refused = RefusedError(str(error), status=500)
-    except Exception:  # noqa: BLE001 - a client must not see what it was
-        _log.exception("%s %s failed", request.method, request.path)
-        refused = RefusedError("the server failed: its log says why", status=500)
-    return web.json_response(refused.as_json(), status=refused.status)
+    except Exception as error:  # noqa: BLE001 - a client must not see what it was
+        refused = _refusal(request, error)
+        return web.json_response(refused.as_json(), status=refused.status)
+
+
+def _refusal(request: web.Request, error: Exception) -> RefusedError:
+    """What a client is told of *error*. The log says the rest."""
+    where = f"{request.method} {request.path}"
+    match error:
+        case RefusedError():
+            return error
+        case web.HTTPRequestEntityTooLarge():
+            return RefusedError(
+                f"{where}: the body is larger than {MOST_BODY_BYTES >> 20} MiB: shorten it", status=413
+            )
+        case web.HTTPException():  # no such address, another method
+            return RefusedError(f"{where}: {error.reason}", status=error.status)
+        case KvtierError():
+            _log.warning("%s failed: %s", where, error)
+            return RefusedError(str(error), status=500)
+        case _:
+            _log.error("%s failed", where, exc_info=error)
+            return RefusedError("the server failed: its log says why", status=500)
+
+
+def _tell_in_one_line(record: logging.LogRecord) -> bool:
+    """A filter: a client that speaks no HTTP is not worth a traceback."""
+    error = record.exc_info[1] if record.exc_info else None
+    if isinstance(error, HttpProcessingError):
+        (client,) = record.args or ("somebody",)
+        record.msg, record.args = (
+            "%s sent what is no HTTP request: %s",
+            (client, " ".join(error.message.split())),
+        )
+        record.levelno, record.levelname, record.exc_info = logging.WARNING, "WARNING", None
+    return True
 
 
 async def run_until(
@@ -257,6 +292,7 @@ async def run_until(
         app, handle_signals=False, handler_cancellation=True, access_log=None, shutdown_timeout=_PATIENCE_S
     )
     await runner.setup()
+    server_logger.addFilter(_tell_in_one_line)
     try:
         await web.TCPSite(runner, host, port).start()
         bound = runner.addresses[0][1]
@@ -264,3 +300,4 @@ async def run_until(
         await ended.wait()
     finally:
         await runner.cleanup()
+        server_logger.removeFilter(_tell_in_one_line)
