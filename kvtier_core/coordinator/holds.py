@@ -5,7 +5,7 @@ one gives way when nothing else can leave: the lowest priority first, and of one
 """
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
 
@@ -49,23 +49,15 @@ class Holds:
     def __init__(self, ledger: Ledger, limits: PoolLimits) -> None:
         self._ledger = ledger
         self._limits = limits
-        self._of: dict[OffloadKey, list[Hold]] = {}
-        """The strongest first. Each of the others may end later than those before it."""
+        self.by_key: dict[OffloadKey, list[Hold]] = {}
+        """One lease of each key, the strongest hold first: others may end later. To be read only."""
         self._holds: dict[Hold, None] = {}
         self._none_ends_before = math.inf
         self.num_pinned = 0
 
     def __len__(self) -> int:
         """Blocks held."""
-        return len(self._of)
-
-    def __iter__(self) -> Iterator[OffloadKey]:
-        """Their keys, one lease of each."""
-        return iter(self._of)
-
-    def of(self, key: OffloadKey) -> Hold | None:
-        """The strongest hold on *key*."""
-        return self._of[key][0] if key in self._of else None
+        return len(self.by_key)
 
     def take(self, holds: Sequence[Hold], keys: Iterable[OffloadKey], now: float) -> int:
         """Let *holds* of one request keep those of *keys* that the pool has. Returns how many found no place.
@@ -82,7 +74,7 @@ class Holds:
         return len(rest) - len(kept)
 
     def _take(self, hold: Hold, key: OffloadKey) -> bool:
-        found = self._of.get(key, [])
+        found = self.by_key.get(key, [])
         others = [other for other in found if other is not hold]
         if any(other.covers(hold) for other in others):
             return True
@@ -103,18 +95,18 @@ class Holds:
         return not is_more or self.num_pinned < self._limits.max_pinned_rows
 
     def _is_pinned(self, key: OffloadKey) -> bool:
-        return key in self._of and self._of[key][0].rank == _PINNED
+        return key in self.by_key and self.by_key[key][0].rank == _PINNED
 
     def _set(self, key: OffloadKey, holds: list[Hold]) -> None:
         """*key* is in these holds, and in no other any more. Its lease is the caller's."""
         self.num_pinned -= self._is_pinned(key)
-        for hold in self._of.pop(key, []):
+        for hold in self.by_key.pop(key, []):
             if hold not in holds:
                 del hold.keys[key]
                 if not hold.keys:
                     del self._holds[hold]
         if holds:
-            self._of[key] = holds
+            self.by_key[key] = holds
         for hold in holds:
             hold.keys[key] = None
             self._holds[hold] = None
@@ -125,10 +117,10 @@ class Holds:
 
     def make_room(self, rows: int) -> None:
         """Let retained blocks give way until *rows* rows could be reserved, or no such block is left."""
-        if not self._of or self._ledger.room >= rows:
+        if not self.by_key or self._ledger.room >= rows:
             return
         for hold in sorted(self._holds, key=attrgetter("rank", "until")):
-            keys = [key for key in hold.keys if self._of[key][0] is hold] if hold.rank < _PINNED else []
+            keys = [key for key in hold.keys if self.by_key[key][0] is hold] if hold.rank < _PINNED else []
             while keys and (short := rows - self._ledger.room) > 0:
                 given = keys[: -short - 1 : -1]
                 del keys[-short:]
@@ -138,7 +130,7 @@ class Holds:
     def lost(self, keys: Iterable[OffloadKey]) -> None:
         """*keys* have parted from their rows, and their leases have ended."""
         for key in keys:
-            if key in self._of:
+            if key in self.by_key:
                 self._set(key, [])
 
     def expire(self, now: float) -> None:
@@ -148,6 +140,6 @@ class Holds:
         for hold in [hold for hold in self._holds if hold.until <= now]:
             keys = [*hold.keys]
             for key in keys:
-                self._set(key, [other for other in self._of[key] if other is not hold])
-            self._unlease([key for key in keys if key not in self._of])
+                self._set(key, [other for other in self.by_key[key] if other is not hold])
+            self._unlease([key for key in keys if key not in self.by_key])
         self._none_ends_before = min((hold.until for hold in self._holds), default=math.inf)

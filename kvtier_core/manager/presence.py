@@ -31,10 +31,6 @@ class PresenceSet:
         with self._lock:
             return self._complete
 
-    def __len__(self) -> int:
-        with self._lock:
-            return len(self._keys)
-
     def contains_many(self, keys: Sequence[OffloadKey]) -> list[bool]:
         """One bool a key, in order, from one state of the set."""
         with self._lock:

@@ -39,7 +39,7 @@ def check_books(state: State) -> None:
     late.update(r for tier in state.tiers.values() for r, _ in tier.late)
     assert late == Counter({r: r.late for r in state.requests.values() if r.late})
     granted = Counter(key for request in state.requests.values() for key in request.leases)
-    granted.update(state.holds)
+    granted.update(state.holds.by_key.keys())
     check_holds(state)
     assert state.ledger.leases == granted.keys(), "what is promised is not what requests were promised"
     assert all(state.ledger.num_leases(key) == count for key, count in granted.items())

@@ -21,7 +21,7 @@ class Before:
 def look(state: State, keep: Collection[OffloadKey]) -> Before:
     """What could leave now, but for *keep*."""
     idle = {block.key for block in state.ledger.blocks if state.ledger.is_idle(block)}
-    ranks = {key: hold.rank for key in state.holds if (hold := state.holds.of(key)) is not None}
+    ranks = {key: holds[0].rank for key, holds in state.holds.by_key.items()}
     return Before(idle.difference(keep), ranks)
 
 
@@ -41,7 +41,6 @@ def check_holds(state: State) -> None:
     holds = state.holds
     if holds.num_pinned > state.limits.max_pinned_rows:
         raise InvariantError(f"{holds.num_pinned} blocks are pinned")
-    owners = {holds.of(key) for key in holds}
-    assert all(owner is not None for owner in owners)
-    assert {key for owner in owners if owner for key in owner.keys} == set(holds)
-    assert holds.num_pinned == sum(hold.rank == math.inf for key in holds if (hold := holds.of(key)))
+    strongest = [found[0] for found in holds.by_key.values()]
+    assert {key for hold in strongest for key in hold.keys} == holds.by_key.keys()
+    assert holds.num_pinned == sum(hold.rank == math.inf for hold in strongest)

@@ -14,4 +14,4 @@ def num_blocks(contents: Contents) -> int:
     """Blocks of *contents*; those that the core bounds and deletes are among them."""
     if isinstance(contents, BoundedContents):
         return len(contents._stored) + len(contents._leaving)
-    return len(contents.presence)
+    return len(contents.presence._keys)
