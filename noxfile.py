@@ -25,7 +25,8 @@ _PROJECTS = (*ROOT.glob("plugins/*/pyproject.toml"), *ROOT.glob("examples/*/pypr
 DISTRIBUTIONS = [".", *sorted(str(file.parent.relative_to(ROOT)) for file in _PROJECTS)]
 NEED_TORCH = {f"plugins/kvtier-{engine}" for engine in ("llamacpp", "sglang", "transformers", "vllm")}
 WITHOUT_TORCH = [path for path in DISTRIBUTIONS if path not in NEED_TORCH]
-EXTRAS = {"plugins/kvtier": ("serve",), "plugins/kvtier-fsspec": ("s3", "zstd")}
+_EXTRAS = {"kvtier": ("serve",), "kvtier-fsspec": ("s3", "zstd"), "kvtier-testing": ("svg",)}
+EXTRAS = {f"plugins/{name}": extras for name, extras in _EXTRAS.items()}
 TORCH: list[str] = PYPROJECT["project"]["optional-dependencies"]["torch"]
 TRANSFORMERS = "transformers==5.24.0"
 OLDEST_TRANSFORMERS = "transformers==4.57.6"

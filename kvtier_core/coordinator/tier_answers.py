@@ -40,9 +40,10 @@ class TierAnswers:
 
         Behind the first miss of a prefix all are misses, and no tier is asked. Cost: proportional to keys and tiers.
         """
+        state = self._state
         tiers = [
             tier
-            for tier in self._state.tiers.values()
+            for tier in state.tiers.values()
             if keys and request.may_load_from(tier.name) and tier.name not in passed_over
         ]
         known = [self._known(request, tier, keys, now) for tier in tiers]
@@ -53,7 +54,9 @@ class TierAnswers:
                 end = _end_of_interest(answers, verdicts) if is_prefix else len(keys)
                 # Past a key that only others hold, the rest is asked as a whole: not miss by miss, a round each.
                 ends = is_prefix and not any(isinstance(answer, MissReason) for answer in answers[:end])
-                self._ask(request, tier, keys[:end], answers[:end], now, is_prefix=ends)
+                if unknown := tier.presence.not_asked(keys[:end], answers[:end]):
+                    job = state.submit(JobKind.LOOKUP, request, tier, unknown, (), now, is_prefix=ends)
+                    tier.presence.ask(job.keys, job.id)
         if is_prefix:
             for index, verdict in enumerate(verdicts):
                 if isinstance(verdict, MissReason):
@@ -90,8 +93,11 @@ class TierAnswers:
     ) -> list[Answer]:
         """What *request* may take *tier* to hold. Keys that the tier may not be asked about have failed."""
         answers = tier.presence.classify(keys, now)
-        if tier.name in request.not_loaded:
-            answers = self._without_lost(request, tier, keys, answers, now)
+        # What it tried to load in vain is a miss: it must not try for ever (K6).
+        lost = request.not_loaded.get(tier.name, {})
+        for index, key in enumerate(keys if lost else ()):
+            until, reason = lost.get(key, (now, None))
+            answers[index] = reason if until > now else answers[index]
         if None in answers and not tier.may_ask(now):
             refused = set(tier.presence.not_asked(keys, answers))
             for index, key in enumerate(keys):
@@ -111,39 +117,6 @@ class TierAnswers:
                 mine = [there if answer is True else answer for answer in answers]
             verdicts = mine if verdicts is None else list(map(_first_of, verdicts, mine))
         return [_NOT_STORED] * len(keys) if verdicts is None else verdicts
-
-    def _ask(
-        self,
-        request: RequestState,
-        tier: TierRecord,
-        keys: Sequence[OffloadKey],
-        answers: Sequence[Answer],
-        now: float,
-        *,
-        is_prefix: bool,
-    ) -> None:
-        """Ask *tier* about those of *keys* whose answers are unknown, all in one job."""
-        unknown = tier.presence.not_asked(keys, answers)
-        if not unknown:
-            return
-        job = self._state.submit(JobKind.LOOKUP, request, tier, unknown, (), now, is_prefix=is_prefix)
-        tier.presence.ask(job.keys, job.id)
-
-    @staticmethod
-    def _without_lost(
-        request: RequestState,
-        tier: TierRecord,
-        keys: Sequence[OffloadKey],
-        answers: Sequence[Answer],
-        now: float,
-    ) -> list[Answer]:
-        """*answers*, with a miss for what *request* tried to load in vain: it must not try for ever (K6)."""
-        lost = request.not_loaded[tier.name]
-        told: list[Answer] = []
-        for key, answer in zip(keys, answers, strict=True):
-            until, reason = lost.get(key, (now, None))
-            told.append(reason if until > now else answer)
-        return told
 
     def asked_in(self, unknown: Iterable[OffloadKey]) -> set[int]:
         """The jobs, waited for, whose results will tell of *unknown*."""

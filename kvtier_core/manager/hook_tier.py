@@ -24,7 +24,6 @@ from kvtier_core.manager.presence import PresenceSet, ReportedContents
 from kvtier_core.values import (
     JobResult,
     OffloadPolicy,
-    PoolView,
     RequestInfo,
     TierContext,
     TierEvent,
@@ -62,7 +61,6 @@ class HookTier(TierPort):
         self._inbox = Inbox(MAX_WAITING)
         super().__init__(home, self._inbox)
         self._make_plugin = make_plugin
-        self._pool: PoolView | None = None
         self._reported = ReportedContents(home.limits.max_resident_keys)
         self._running: dict[int, _Running] = {}
         self._refused: dict[str, list[OffloadKey]] = {}
@@ -73,23 +71,6 @@ class HookTier(TierPort):
         self._poll_s = _FIRST_POLL_S
 
     # -- for any thread
-
-    def start(self, pool: PoolView | None) -> None:
-        """As ``TierPort.start``."""
-        context = replace(self._home.context, wake=self._inbox.wake)
-        if self._home.info.reports_contents:
-            context = replace(
-                context, report_stored=self._reported.stored, report_evicted=self._reported.evicted
-            )
-        plugin = self._make_plugin(context)
-        manager = pluggy.PluginManager(PROJECT)
-        manager.add_hookspecs(TierHookSpecs)
-        manager.register(plugin, name=self.identity.name)
-        manager.check_pending()
-        self._hooks = manager.hook
-        self._pool = pool
-        self._can_go_over = self._has("reset")
-        self._start_thread()
 
     def submit(self, kind: JobKind, job: TierJob) -> None:
         """As ``TierPort.submit``."""
@@ -154,7 +135,23 @@ class HookTier(TierPort):
     def _call(self, hook: str, **arguments: object) -> Any:  # noqa: ANN401 - a plugin's answer
         return self._guard.call(hook, getattr(self._hooks, hook), **arguments)
 
+    def _build(self) -> None:
+        context = replace(self._home.context, wake=self._inbox.wake)
+        if self._home.info.reports_contents:
+            context = replace(
+                context, report_stored=self._reported.stored, report_evicted=self._reported.evicted
+            )
+        plugin = self._make_plugin(context)
+        manager = pluggy.PluginManager(PROJECT)
+        manager.add_hookspecs(TierHookSpecs)
+        manager.register(plugin, name=self.identity.name)
+        manager.check_pending()
+        self._hooks = manager.hook
+        self._can_go_over = self._has("reset")
+
     def _open(self) -> None:
+        if self._hooks is None:
+            self._build()
         self._reported.clear()
         self._hooks.on_open(pool=self._pool)
 
@@ -257,6 +254,8 @@ class HookTier(TierPort):
         self._hooks.reset(namespace=namespace, description=description)
 
     def _close(self, timeout_s: float) -> bool:
+        if self._hooks is None:  # it could not even be built
+            return True
         if isinstance(self._call("shutdown", timeout_s=timeout_s), HookFault):
             self._fault()
             return False

@@ -21,17 +21,6 @@ MAX_WAITING = 10_000
 """Calls that may wait for a hook thread before its tier gets no new requests: some MiB, and minutes of a slow tier."""
 
 
-class _Life:
-    """One request, from the news of its beginning to that of its end."""
-
-    __slots__ = ("held_back", "request")
-
-    def __init__(self, request: RequestInfo) -> None:
-        self.request = request
-        self.held_back: list[Call] = []
-        """Its calls so far, in order, while an earlier request of its id is not over."""
-
-
 class CallQueue:
     """Calls for one thread of a tier. Safe from any thread."""
 
@@ -79,46 +68,47 @@ class Inbox(CallQueue):
 
     def __init__(self, max_waiting: int) -> None:
         super().__init__(max_waiting)
-        self._lives: dict[str, deque[_Life]] = {}
+        self._lives: dict[str, deque[tuple[RequestInfo, list[Call]]]] = {}
         """By id: requests that the tier was told of, or will be, and that are not over. The first is current,
-        the others wait for its end."""
+        the others wait for its end, each with its calls so far."""
 
     def begin_request(self, request: RequestInfo, call: Call) -> None:
         """Add the news that a request began, unless the tier is far behind."""
         with self._lock:
             if not self._is_far_behind():
-                life = _Life(request)
-                self._lives.setdefault(request.request_id, deque()).append(life)
-                self._put_for(life, call)
+                self._lives.setdefault(request.request_id, deque()).append((request, []))
+                self._put_for(request, call)
 
     def put_job(self, request: RequestInfo, call: Call) -> bool:
         """Add a job of *request*; False, and nothing added, when the tier was not told of it."""
         with self._lock:
-            for life in self._lives.get(request.request_id, ()):
-                if life.request is request:
-                    self._put_for(life, call)
-                    return True
-        return False
+            return self._put_for(request, call)
 
-    def _put_for(self, life: _Life, call: Call) -> None:
-        if self._lives[life.request.request_id][0] is life:
-            self._calls.put(call)
-        else:
-            life.held_back.append(call)
-            self._num_held_back += 1
+    def _put_for(self, request: RequestInfo, call: Call) -> bool:
+        for place, (told, held_back) in enumerate(self._lives.get(request.request_id, ())):
+            if told is not request:
+                continue
+            if place == 0:
+                self._calls.put(call)
+            else:
+                held_back.append(call)
+                self._num_held_back += 1
+            return True
+        return False
 
     def end_request(self, request: RequestInfo, call: Call) -> None:
         """Add the news that a request is over, if the tier was told of its beginning, and what it held back."""
         with self._lock:
             lives = self._lives.get(request.request_id)
-            if lives is None or lives[0].request is not request:
+            if lives is None or lives[0][0] is not request:
                 return
             self._calls.put(call)
             lives.popleft()
             if not lives:
                 del self._lives[request.request_id]
                 return
-            for held_back in lives[0].held_back:
-                self._calls.put(held_back)
-            self._num_held_back -= len(lives[0].held_back)
-            lives[0].held_back.clear()
+            _, held_back = lives[0]
+            for waiting in held_back:
+                self._calls.put(waiting)
+            self._num_held_back -= len(held_back)
+            held_back.clear()

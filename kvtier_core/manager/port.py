@@ -79,7 +79,7 @@ class TierPort(ABC):
         self._guard = home.guard
         self._calls = calls
         self._thread = threading.Thread(target=self._run, name=f"kvtier-{self.identity.name}", daemon=True)
-        self._is_started = False
+        self._pool: PoolView | None = None
         self._stopping = False
         self._shutdowns: SimpleQueue[float] = SimpleQueue()
         """How long each shutdown may take that was asked for and has not begun."""
@@ -99,18 +99,14 @@ class TierPort(ABC):
 
     # -- for any thread
 
-    @abstractmethod
     def start(self, pool: PoolView | None) -> None:
-        """Build the tier and open it on a thread of its own, reported as ``Serving`` or ``OpenFailed``.
-
-        Raises what the tier's constructor raises.
-        """
-
-    def _start_thread(self) -> None:
-        """Open the tier on a thread of its own."""
-        self._is_started = True
+        """Build the tier and open it on a thread of its own, reported as ``Serving`` or ``OpenFailed``."""
+        self._pool = pool
         self._calls.put(self._get_ready)
-        self._thread.start()
+        try:
+            self._thread.start()
+        except RuntimeError as error:  # no more threads can be had
+            self._report_failed(str(error), is_explained=False)
 
     @abstractmethod
     def submit(self, kind: JobKind, job: TierJob) -> None:
@@ -162,17 +158,17 @@ class TierPort(ABC):
         A tier that was never started is down.
         """
         with self._tried:
+            is_started = self._thread.ident is not None
             self._tried.wait_for(
-                lambda: not self._is_started or self._is_down or 0 < self._num_asked == self._num_tried,
-                timeout_s,
+                lambda: not is_started or self._is_down or 0 < self._num_asked == self._num_tried, timeout_s
             )
-            return not self._is_started or self._is_down
+            return not is_started or self._is_down
 
     # -- the tier's thread, of each kind of port
 
     @abstractmethod
     def _open(self) -> None:
-        """Open the tier. Raises what the tier raises."""
+        """Build the tier where there is none yet, and open it. Raises what the tier raises."""
 
     @abstractmethod
     def _go_over(self, namespace: str, description: Mapping[str, Any]) -> None:
@@ -239,12 +235,18 @@ class TierPort(ABC):
         self._retry_at = self._next_try()
         if not is_retry:  # an idle engine takes no events in: later tries tell it nothing new
             error, is_explained = failed
-            will_retry = self._retry_at is not None
-            self._home.emit(
-                OpenFailed(
-                    name, error, is_explained=is_explained, will_retry=will_retry, is_reset=self._is_open
-                )
-            )
+            self._report_failed(error, is_explained=is_explained)
+
+    def _report_failed(self, error: str, *, is_explained: bool) -> None:
+        will_retry = self._retry_at is not None
+        failed = OpenFailed(
+            self.identity.name,
+            error,
+            is_explained=is_explained,
+            will_retry=will_retry,
+            is_reset=self._is_open,
+        )
+        self._home.emit(failed)
 
     def _attempt(self) -> tuple[str, bool] | None:
         """Why the tier does not serve yet, and whether that says what to do; ``None`` when it does."""

@@ -21,10 +21,9 @@ from kvtier_core.coordinator.actions import (
 )
 from kvtier_core.coordinator.jobs import JobKind
 from kvtier_core.coordinator.tier_record import TierSpec
-from kvtier_core.errors import ConfigError, KvtierError, TierOpenError
 from kvtier_core.keys import OffloadKey
 from kvtier_core.manager.events import Event
-from kvtier_core.manager.guard import Guard, TierIdentity, make_tier_log, text_of
+from kvtier_core.manager.guard import Guard, TierIdentity, make_tier_log
 from kvtier_core.manager.integrity import Integrity
 from kvtier_core.manager.port import MakePort, TierHome, TierPort
 from kvtier_core.namespace import Namespace, payload_sizes
@@ -64,7 +63,6 @@ class Tiers:
         log: logging.Logger,
         check_threads: int,
     ) -> None:
-        self._builds = builds
         self._namespace = namespace
         self._pool = pool
         self._clock = clock
@@ -117,7 +115,7 @@ class Tiers:
     # -- life
 
     def start(self) -> None:
-        """Build every tier and let it open, which is told as an event. Raises ``TierOpenError`` or ``ConfigError``."""
+        """Build every tier and let it open, which is told as an event."""
         geometry = self._pool.geometry
         view = PoolView(
             address=self._pool.address,
@@ -126,25 +124,8 @@ class Tiers:
             fd=self._pool.fd,
             fd_offset=geometry.rows_offset,
         )
-        for build in self._builds:
-            self._start(build, view)
-
-    def _start(self, build: TierBuild, pool: PoolView) -> None:
-        try:
-            self.ports[build.name].start(pool)
-        except KeyboardInterrupt:
-            raise  # on the engine's own thread: somebody wants it to end
-        except BaseException as error:  # noqa: BLE001 - a plugin's constructor, which may raise anything, secrets included
-            guard = self.guards[build.name]
-            guard.debug("constructor", error)
-            text = guard.mask(text_of(error))
-            kind = ConfigError if isinstance(error, ConfigError) else TierOpenError
-            is_explained = isinstance(error, KvtierError) and error.is_explained
-        else:
-            return
-        failed = kind(f"{build.identity} could not be built: {text}")
-        failed.is_explained = is_explained
-        raise failed
+        for port in self.ports.values():
+            port.start(view)
 
     def reset(self, namespace: Namespace, generation: int) -> None:
         """Every tier serves *namespace*, a new epoch, from when all that is under way to it has been handed on."""

@@ -9,7 +9,6 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from kvtier_core.transfer.accelerators import AcceleratorReport, examine_accelerators
     from kvtier_core.transfer.choice import has_device, open_device
     from kvtier_core.transfer.control import SCHEDULER, ControlPage
     from kvtier_core.transfer.cpu import CPUDevice
@@ -27,7 +26,6 @@ if TYPE_CHECKING:
 __all__ = [
     "SCHEDULER",
     "SELF_TEST_JOBS",
-    "AcceleratorReport",
     "CPUDevice",
     "CUDADevice",
     "ControlPage",
@@ -44,7 +42,6 @@ __all__ = [
     "StreamDevice",
     "TransferResult",
     "cpus_near",
-    "examine_accelerators",
     "has_device",
     "open_device",
     "self_test",
@@ -53,7 +50,6 @@ __all__ = [
 _HOMES = {
     "SCHEDULER": "control",
     "SELF_TEST_JOBS": "rounds",
-    "AcceleratorReport": "accelerators",
     "CPUDevice": "cpu",
     "CUDADevice": "cuda",
     "ControlPage": "control",
@@ -70,7 +66,6 @@ _HOMES = {
     "StreamDevice": "streams",
     "TransferResult": "device",
     "cpus_near": "numa",
-    "examine_accelerators": "accelerators",
     "has_device": "choice",
     "open_device": "choice",
     "self_test": "selftest",

@@ -90,13 +90,10 @@ class LaneDevice(ABC):
         self._control, self._worker, self._on_finished = pool.control, worker, on_finished
         self._control.take_worker(worker)
         self._beginning = threading.Lock()  # copies begin in the order of their jobs
-        self._lock = threading.Lock()  # guards the six below
+        self._lock = threading.Lock()  # guards the five below
         self._changed = {direction: threading.Condition(self._lock) for direction in Direction}
         self._under_way: dict[Direction, deque[_Job]] = {direction: deque() for direction in Direction}
         self._unfinished: dict[Direction, set[int]] = {direction: set() for direction in Direction}
-        self._last = {
-            direction: self._control.get_last_announced(worker, direction) for direction in Direction
-        }
         self._results: list[TransferResult] = []
         self._is_stopping = False
         self._has_let_go = False
@@ -133,12 +130,7 @@ class LaneDevice(ABC):
             with self._lock:
                 if self._is_stopping:
                     raise RuntimeError(f"{direction.value} job {job_id} was submitted after shutdown")
-                if job_id <= self._last[direction]:
-                    raise ValueError(
-                        f"{direction.value} job {job_id} must be above the last one, {self._last[direction]}"
-                    )
                 self._control.announce(self._worker, direction, job_id)
-                self._last[direction] = job_id
                 self._unfinished[direction].add(job_id)
             try:
                 copies = self._begin(direction, parts)

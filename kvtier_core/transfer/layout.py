@@ -83,8 +83,7 @@ class KVGroup:
         places = begins[:-1] if page_offsets is None else tuple(page_offsets)
         size = begins[-1] if slot_bytes is None else slot_bytes
         _refuse_other_places(places, page_bytes, size)
-        _freeze(
-            self,
+        self.__dict__.update(
             tensors=held,
             device=first.device,
             num_blocks=num_blocks,
@@ -189,8 +188,7 @@ class KVLayout:
         for index, group in enumerate(made):
             if group.device != made[0].device:
                 raise ValueError(f"KV group {index} is on {group.device}, the first one on {made[0].device}")
-        _freeze(
-            self,
+        self.__dict__.update(
             groups=made,
             block_size_factor=factor,
             device=made[0].device,
@@ -203,9 +201,3 @@ class KVLayout:
         if self.row_offsets is None:
             return worker * self.payload_bytes[group]
         return self.row_offsets[group]
-
-
-def _freeze(value: object, **fields: object) -> None:
-    """Set the fields of a frozen dataclass, once and for all."""
-    for name, content in fields.items():
-        object.__setattr__(value, name, content)

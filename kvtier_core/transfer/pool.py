@@ -121,7 +121,6 @@ class Pool:
         self._rows: npt.NDArray[np.uint8] | None = flat.reshape(geometry.num_rows, geometry.row_bytes)
         self._prefault: Prefault | None = None
         self._members = members
-        self._is_kept = False
         # With the mapping, not with this object: a process that still uses rows is a member that long.
         self._abandon = weakref.finalize(self._mapping, _let_go, fd, members)
         self._abandon.atexit = False  # the kernel does all that, and tiers may still be at work
@@ -182,11 +181,9 @@ class Pool:
                 _refuse_second(memory_name, fd)
             pool = cls(fd, found, huge_pages=huge_pages, members=members)
             on_failure.pop_all()
-        try:
+            on_failure.callback(pool.close)
             members.begin(pool.control, name)
-        except BaseException:
-            pool.close()
-            raise
+            on_failure.pop_all()
         return pool
 
     def wait_for_members(self, timeout_s: float = _OPEN_TIMEOUT_S) -> None:
@@ -249,7 +246,6 @@ class Pool:
 
     def keep(self) -> None:
         """Keep the pool mapped after ``close``: a tier that does not answer knows its address and its descriptor."""
-        self._is_kept = True
         _KEPT.append(self)
         _log.warning(
             "the pool's mapping (%s) is kept until this process ends: a tier that has not shut down may still touch it",
@@ -264,7 +260,7 @@ class Pool:
         """
         if self._prefault is not None:
             self._prefault.stop()
-        if self._is_kept:
+        if self in _KEPT:
             return False
         if self._fd is not None:
             self._abandon()

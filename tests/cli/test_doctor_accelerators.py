@@ -7,8 +7,9 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from kvtier import accelerators
 from kvtier.main import main
-from kvtier_core.transfer import KVLayout, accelerators, selftest
+from kvtier_core.transfer import KVLayout, selftest
 from tests.transfer.kv import said_to_be_on_a_gpu
 from tests.transfer.simgpu.gpu import GPU
 from tests.transfer.simgpu.liars import OneBit

@@ -45,7 +45,8 @@ class Engine:
         self.asked: list[dict[str, Any]] = []
         self.ended_early = queue.Queue[int]()
 
-    def generate(self, prompt_ids, *, max_tokens, salt=None, on_token=None):
+    def generate(self, prompt_ids, *, max_tokens, salt=None, on_token=None, choose=None):
+        assert choose is None
         self.asked.append({"prompt": bytes(prompt_ids).decode(), "max_tokens": max_tokens, "salt": salt})
         token_ids: list[int] = []
         for token in self.answer[:max_tokens]:
@@ -213,10 +214,10 @@ def test_the_model_is_listed(served):
         ("/v1/completions", b'"' + b"x" * (5 << 20) + b'"', 413, None, "larger than 4 MiB"),
         (
             "/v1/completions",
-            {"prompt": "x", "temperature": 0.7},
+            {"prompt": "x", "frequency_penalty": 0.7},
             400,
             None,
-            "temperature=0.7 can't be served",
+            "frequency_penalty=0.7 can't be served",
         ),
         (
             "/v1/completions",

@@ -18,7 +18,7 @@ def test_what_a_client_may_say_is_read():
             "stream": True,
             "stream_options": {"include_usage": True},
             "cache_salt": "me",
-            "temperature": 0.0,
+            "temperature": 0.7,
             "n": 1,
             "logprobs": None,
             "seed": 7,
@@ -27,13 +27,15 @@ def test_what_a_client_may_say_is_read():
         "tiny",
     )
     assert (asked.prompt, asked.max_tokens, asked.stops, asked.salt) == ("x", 5, ("a", "b"), "me")
+    assert (asked.temperature, asked.top_p, asked.seed) == (0.7, 0.5, 7)
     assert asked.is_streamed
     assert asked.wants_usage
     assert not asked.is_chat
 
 
 def test_without_a_word_a_text_gets_sixteen_tokens_and_a_chat_what_there_is_room_for():
-    assert read_completion(TEXT, "tiny").max_tokens == 16
+    asked = read_completion(TEXT, "tiny")
+    assert (asked.max_tokens, asked.temperature, asked.top_p, asked.seed) == (16, 0.0, 1.0, None)
     chat = read_chat({**CHAT, "temperature": 0}, "tiny")
     assert (chat.max_tokens, chat.stops, chat.salt, chat.is_chat) == (None, (), None, True)
     assert read_chat({**CHAT, "max_completion_tokens": 3}, "tiny").max_tokens == 3
@@ -54,7 +56,14 @@ def test_without_a_word_a_text_gets_sixteen_tokens_and_a_chat_what_there_is_room
         ({"n": True}, "n"),
         ({"logprobs": 0}, "logprobs"),
         ({"echo": True}, "echo"),
-        ({"temperature": 1}, "temperature"),
+        ({"temperature": 2.1}, "temperature"),
+        ({"temperature": -1}, "temperature"),
+        ({"temperature": True}, "temperature"),
+        ({"temperature": float("nan")}, "temperature"),
+        ({"top_p": 1.5}, "top_p"),
+        ({"top_p": "1"}, "top_p"),
+        ({"seed": 0.5}, "seed"),
+        ({"seed": 1 << 64}, "seed"),
         ({"presence_penalty": 0.1}, "presence_penalty"),
         ({"logit_bias": {"1": 5}}, "logit_bias"),
         ({"min_p": 0.1}, "min_p"),

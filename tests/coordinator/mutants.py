@@ -306,9 +306,9 @@ MUTANTS: Sequence[Mutant] = (
     ),
     _m(
         "a request tries what it could not load for ever",
-        "coordinator.tier_answers:TierAnswers._without_lost",
-        "reason if until > now else answer",
-        "answer",
+        "coordinator.tier_answers:TierAnswers._known",
+        "reason if until > now else answers[index]",
+        "answers[index]",
         partial(
             test_promotions.test_k6_o1_however_soon_a_lost_key_may_be_asked_for_again_no_request_waits_for_it_twice,
             0.0,

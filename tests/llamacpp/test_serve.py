@@ -64,8 +64,11 @@ def test_a_restarted_server_restores_the_prompt_and_gives_the_same_answer(model,
         assert chunks[-1].usage.prompt_tokens_details.cached_tokens == cached
         text = client.completions.create(model=model.stem, prompt=MANUAL, max_tokens=4)
         assert text.usage.completion_tokens == 4
-        with pytest.raises(openai.BadRequestError, match="temperature=0.5 can't be served"):
-            _chat(client, model, temperature=0.5)
+        drawn = [_chat(client, model, temperature=1.5, seed=seed) for seed in (3, 3, 4)]
+        texts = [one.choices[0].message.content for one in drawn]
+        assert texts[0] == texts[1] != texts[2]
+        with pytest.raises(openai.BadRequestError, match="presence_penalty=0.5 can't be served"):
+            _chat(client, model, presence_penalty=0.5)
         with pytest.raises(openai.NotFoundError):
             client.completions.create(model="other", prompt="x")
 

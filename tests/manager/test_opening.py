@@ -148,8 +148,34 @@ def test_c30_whatever_a_tiers_constructor_raises_names_the_tier(make_bench, erro
     def prepare(tier):
         raise error
 
-    with pytest.raises(TierOpenError, match="'one'.*test-dist 9.9.*could not be built"):
+    with pytest.raises(TierOpenError, match="'one'.*test-dist 9.9.*could not open"):
         make_bench(prepare=prepare)
+
+
+def test_a_constructor_that_raises_is_tried_again_as_an_open_is(make_bench):
+    built = []
+
+    def prepare(tier):
+        built.append(tier)
+        if len(built) == 1:
+            raise OSError("no")
+
+    bench = make_bench(prepare=prepare, open_retry=0.05)
+    bench.until(lambda: bench.manager.figures()["tiers"]["one"]["serving"])
+    assert len(built) == 2
+
+
+def test_a_tier_that_can_not_have_a_thread_is_named_and_is_down(make_bench, monkeypatch):
+    start = threading.Thread.start
+
+    def refuse(thread):
+        if thread.name == "kvtier-one":
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    with pytest.raises(TierOpenError, match="'one'.*could not open: can't start new thread"):
+        make_bench()
 
 
 def test_a_tier_that_never_opened_does_not_hold_up_the_shutdown(make_bench):

@@ -3,6 +3,7 @@
 import argparse
 import json
 import sys
+import xml.etree.ElementTree as ET
 from pathlib import Path
 
 import pytest
@@ -119,6 +120,36 @@ def test_i21_blocks_that_do_not_come_back_are_no_measure(bench, install_tier, fa
     said = r"0 of \d blocks were (loaded|stored)|tier 'cold' could not be measured: OSError: refused"
     with pytest.raises(KvtierError, match=said):
         bench("type = 'fake'", f"fail = '{fail}'")
+
+
+def test_i21_bench_draws_what_it_measured(bench, tmp_path):
+    pytest.importorskip("matplotlib", reason="kvtier-testing[svg] is not installed here")
+    root = tmp_path / "root"
+    root.mkdir()
+    lines = ("type = 'disk'", f"root = '{root}'", "min_free = 0", "capacity = '256MiB'")
+    out = bench(*lines, arguments=("--json", "--svg", str(tmp_path / "out.svg")))
+    assert_measured(out, "tier alone", "bare")
+    picture = ET.parse(tmp_path / "out.svg").getroot()
+    assert picture.tag.endswith("}svg")
+    shown = [element.text for element in picture.iter() if element.text and element.text.strip()]
+    medians = json.loads(out)["results"]
+    assert {"Tier cold: 1.0 MiB a pass, median and range of 1", "store, MB/s", "load, MB/s"} <= set(shown)
+    assert {"kvtier", "tier alone", "bare", "128KiB", "1MiB"} <= set(shown)
+    bars = [found["mb_per_s"] for name, found in medians.items() if not name.startswith("bare")]
+    numbers = [int(text) for text in shown if text.isdigit()]
+    assert len(bars) == 8
+    assert all(min(abs(bar - number) for number in numbers) < 1 for bar in bars)
+
+
+def test_i21_bench_without_a_library_that_draws_measures_nothing(bench, monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(ConfigError, match=r"pip install 'kvtier-testing\[svg\]'"):
+        bench("type = 'memory'", arguments=("--svg", str(tmp_path / "out.svg")))
+
+
+def test_i21_bench_without_a_place_for_its_picture_measures_nothing(bench, tmp_path):
+    with pytest.raises(ConfigError, match=f"there is no directory {tmp_path / 'absent'}"):
+        bench("type = 'memory'", arguments=("--svg", str(tmp_path / "absent/out.svg")))
 
 
 def test_i21_the_file_beside_a_tier_is_not_in_its_directory(tmp_path):

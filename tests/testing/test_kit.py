@@ -100,6 +100,13 @@ def test_i21_where_a_tier_raises_its_line_comes_before_the_advice(said, name):
     )
 
 
+@pytest.mark.parametrize("name", ["BlockingHangsInLoad", "BlockingHangsInOpen", "HookSpecsHangsInLookup"])
+def test_i21_where_a_call_hangs_the_rule_is_that_it_returns(said, name):
+    message = said[f"Test{name}"]
+    assert "\n  Rule C31: Each call of a tier returns or raises." in message
+    assert "\n  What to do: Give every call of the storage's client a timeout" in message
+
+
 def test_i21_there_are_mutants_enough_at_both_levels():
     levels = Counter(mutant.level for mutant in MUTANTS)
     assert sum(levels.values()) >= 60

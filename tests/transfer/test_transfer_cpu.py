@@ -386,12 +386,12 @@ def test_job_ids_must_grow_also_past_those_of_an_earlier_device(
     make_device: MakeDevice, device: CPUDevice, pool: Pool, small: list[torch.Tensor]
 ) -> None:
     device.submit(STORE, 5, one([0], [0]))
-    with pytest.raises(ValueError, match="store job 5 must be above the last one, 5"):
+    with pytest.raises(ValueError, match="store job 5 of worker 0 is not above its last, 5"):
         device.submit(STORE, 5, one([0], [0]))
     assert device.wait(STORE, [5], TIMEOUT_S)
     assert device.shutdown(TIMEOUT_S)
     restarted = make_device(KVLayout(small), pool)
-    with pytest.raises(ValueError, match="store job 4 must be above the last one, 5"):
+    with pytest.raises(ValueError, match="store job 4 of worker 0 is not above its last, 5"):
         restarted.submit(STORE, 4, one([0], [0]))
     restarted.submit(LOAD, 1, one([0], [0]))
     assert restarted.wait(LOAD, [1], TIMEOUT_S)

@@ -24,7 +24,7 @@ from kvtier_core.manager.port import TierHome, TierPort
 from kvtier_core.manager.presence import PresenceSet
 from kvtier_core.tier_settings import TierSettings
 from kvtier_core.transfer.waiting import bounded
-from kvtier_core.values import JobResult, PoolView, TierEvent, TierJob
+from kvtier_core.values import JobResult, TierEvent, TierJob
 
 _MAX_RETIRED = 4
 """Earlier instances (one a reset) that may still have calls running: each keeps its threads."""
@@ -48,10 +48,6 @@ class BlockingTier(TierPort):
         """When the life thread looks at deadlines next."""
 
     # -- for any thread
-
-    def start(self, pool: PoolView | None) -> None:  # noqa: ARG002 - blocks come as memoryviews
-        """As ``TierPort.start``; the tier is made when it is opened."""
-        self._start_thread()
 
     def submit(self, kind: JobKind, job: TierJob) -> None:
         """As ``TierPort.submit``. Never waits for I/O."""

@@ -357,14 +357,14 @@ class CloseNeedsOpen(Folder):
         self.files.clear()
 
 
-@killed_by(CLOSED, "3 more of each: ", patience_s=HANGS)
+@killed_by(CLOSED, "opened and closed 3 times, the tier left 3 of each: ", patience_s=HANGS)
 class LeavesFiles(Folder):
     def open(self):
         super().open()
         self.file = (self.settings.root / "log").open("w")
 
 
-@killed_by(CLOSED, "3 more of each: thread heartbeat", patience_s=HANGS)
+@killed_by(CLOSED, "the tier left 3 of each: thread heartbeat", patience_s=HANGS)
 class LeavesThreads(MemoryTier):
     def open(self):
         threading.Thread(target=threading.Event().wait, name="heartbeat", daemon=True).start()

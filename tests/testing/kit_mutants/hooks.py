@@ -462,7 +462,7 @@ class ShutdownNeedsOpen(FaultyTier):
         self.thread.join(timeout_s)
 
 
-@killed_by("test_c34_what_was_opened_is_closed", "3 more of each: thread poller", patience_s=HANGS)
+@killed_by("test_c34_what_was_opened_is_closed", "left 3 of each: thread poller", patience_s=HANGS)
 class LeavesThreads(FaultyTier):
     @hookimpl
     def on_open(self, pool):

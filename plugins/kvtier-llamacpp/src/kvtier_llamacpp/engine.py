@@ -1,4 +1,4 @@
-"""An engine for one caller at a time: greedy generation in llama.cpp whose KV comes from and goes to kvtier's tiers.
+"""An engine for one caller at a time: generation in llama.cpp whose KV comes from and goes to kvtier's tiers.
 
 llama.cpp keeps its KV to itself, so a block passes through memory of ours on its way between it and the pool. Whatever
 the tiers do, the answer is the model's: what can't be loaded is computed.
@@ -41,6 +41,10 @@ _STORE_PATIENCE_S = 2.0
 _MOST_TOKENS = 1 << 24
 """More than any model has, and what llama.cpp can count."""
 _log = logging.getLogger("kvtier.llamacpp")
+
+
+def _likeliest(logits: NDArray[np.float32]) -> int:
+    return int(logits.argmax())
 
 
 class Engine:
@@ -163,12 +167,14 @@ class Engine:
         hints: Hints | None = None,
         ignore_eos: bool = False,
         on_token: Callable[[int], bool | None] | None = None,
+        choose: Callable[[NDArray[np.float32]], int] | None = None,
     ) -> Generation[NDArray[np.float32]]:
-        """Complete *prompt_ids* greedily with up to *max_tokens* tokens, the end token included if it comes.
+        """Complete *prompt_ids* with up to *max_tokens* tokens, the end token included if it comes.
 
         *salt* keeps requests apart: cached blocks are shared only between requests of one salt. *hints* say what will
         become of its blocks, and change no answer. *on_token* is called with every token, on the caller's thread; the
-        answer ends there if it returns ``True``.
+        answer ends there if it returns ``True``. *choose* picks each token by its logits ``(vocab,)``, which are its
+        own to change; unset, the likeliest.
 
         Raises ``LlamaError`` when the prompt is empty, does not fit, has a token that the model does not know, or the
         engine is busy; ``ClosedError`` when it was closed. Cost: a forward pass over the tokens not cached, then one a
@@ -176,20 +182,21 @@ class Engine:
         """
         started = time.perf_counter()
         tokens = self._model.check_tokens(prompt_ids)
+        choose = choose or _likeliest
         self._check(tokens, max_tokens)
         with self._request(tokens, salt, hints) as request_id:
             hit_tokens = self._restore(request_id, len(tokens))
             load_s = time.perf_counter() - started
             first_logits = self._prefill(request_id, tokens, hit_tokens)
             ttft_s = time.perf_counter() - started
-            token_ids = [int(first_logits.argmax())]
+            token_ids = [choose(first_logits.copy())]
             while True:
                 is_enough = on_token is not None and on_token(token_ids[-1]) is True
                 has_ended = is_enough or (not ignore_eos and self._model.is_end(token_ids[-1]))
                 if has_ended or len(token_ids) == max_tokens:
                     break
                 self._session.append(request_id, token_ids[-1:])
-                token_ids.append(int(self._context.decode(token_ids[-1:]).argmax()))
+                token_ids.append(choose(self._context.decode(token_ids[-1:])))
             self._hand_on(request_id, _STORE_PATIENCE_S)
             return Generation(
                 token_ids=tuple(token_ids),

@@ -23,7 +23,7 @@ from kvtier_core.manager.presence import PresenceSet, ReportedContents
 from kvtier_core.policies import PolicyFactory
 from kvtier_core.tier_settings import TierSettings
 from kvtier_core.values import JobResult, TierContext, TierEvent, TierJob
-from kvtier_testing.calling import CallThread
+from kvtier_testing.calling import CallThread, HangError
 from kvtier_testing.lent import Rows
 from kvtier_testing.raised import note_raised
 
@@ -147,8 +147,7 @@ class _PortBackend:
             try:
                 event = self._events.get(timeout=self._patience_s)
             except Empty:
-                text = f"the tier's constructor, open or scan did not return within {self._patience_s:g} s"
-                raise AssertionError(text) from None
+                raise HangError("the tier's constructor, open or scan", self._patience_s) from None
         if isinstance(event, OpenFailed):
             error = TierOpenError(event.error)
             error.is_explained = event.is_explained

@@ -17,6 +17,16 @@ THREAD_NAME = "kvtier-kit-calls"
 _Orders = SimpleQueue[Callable[[], None] | None]
 
 
+class HangError(AssertionError):
+    """A call of the tier did not return. Whatever rule was tried, this one is broken."""
+
+    rule = "Rule C31: Each call of a tier returns or raises. One that hangs takes a thread from the tier for good."
+    advice = "Give every call of the storage's client a timeout, and hold no lock while another thread is waited for."
+
+    def __init__(self, what: str, seconds: float) -> None:
+        super().__init__(f"{what} did not return within {seconds:g} s")
+
+
 class CallThread:
     """One thread for the calls of one tier, made one at a time. A call that hangs keeps the thread and no test.
 
@@ -42,10 +52,7 @@ class CallThread:
         self._orders.put(partial(_answer, answer, work))
         if not wait([answer], self._patience_s + more_s).done:
             self._hangs_in = what
-            raise AssertionError(
-                f"{what} did not return within {self._patience_s + more_s:g} s: give every call of the storage's "
-                "client a timeout, and hold no lock while another thread is waited for"
-            )
+            raise HangError(what, self._patience_s + more_s)
         return answer.result()
 
 

@@ -56,18 +56,20 @@ def assert_each(got: Sequence[object], expected: Sequence[object], what: str) ->
     assert len(got) == len(expected), f"{what}: {len(got)} of them, not {len(expected)}"
     wrong = [index for index, pair in enumerate(zip(got, expected, strict=True)) if pair[0] != pair[1]]
     assert not wrong, (
-        f"{what}: {len(wrong)} of {len(expected)} are wrong, "
-        f"first number {wrong[0]}: {_difference(got[wrong[0]], expected[wrong[0]])}"
+        f"{what}: {len(wrong)} of {len(expected)} are wrong; "
+        f"number {wrong[0]} {_difference(got[wrong[0]], expected[wrong[0]])}"
     )
 
 
 def _difference(got: object, expected: object) -> str:
+    if isinstance(expected, bytes | bytearray) and got is None:
+        return "is not there"
     if not isinstance(got, bytes | bytearray) or not isinstance(expected, bytes | bytearray):
-        return f"{_short(got)}, not {_short(expected)}"
+        return f"is {_short(got)}, and has to be {_short(expected)}"
     if len(got) != len(expected):
-        return f"{len(got)} bytes, not {len(expected)}"
+        return f"has {len(got)} bytes of {len(expected)}"
     offset = next(index for index, pair in enumerate(zip(got, expected, strict=True)) if pair[0] != pair[1])
-    return f"its bytes differ from byte {offset} of {len(expected)} on"
+    return f"has other bytes, from byte {offset} of {len(expected)} on"
 
 
 def _short(value: object) -> str:

@@ -66,7 +66,7 @@ class TierFixtures:
 
     @pytest.fixture
     def tier_settings(self) -> Mapping[str, object]:
-        """The tier's own settings."""
+        """The tier's own settings, of a storage that is empty when a test begins: all tests use the same keys."""
         return {}
 
     @pytest.fixture

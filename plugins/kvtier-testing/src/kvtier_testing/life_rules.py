@@ -40,7 +40,7 @@ class LifeRules(TierFixtures):
     def test_c52_the_constructor_does_no_io(
         self, construct: Callable[[CallThread], Any], info: TierInfo
     ) -> None:
-        """A constructor opens nothing: the core builds all tiers before it opens any, and gives ``open`` its time.
+        """A constructor opens nothing: what may fail or take its time belongs to ``open``, which is tried again.
 
         Move what connects, makes directories or writes files to ``open`` or ``on_open``.
         """
@@ -107,7 +107,7 @@ class LifeRules(TierFixtures):
             time.sleep(_LOOK_S)  # a server in this process may close its end of a connection a little later
         leaks = [what for what, count in left.items() if count >= _CYCLES]
         assert not leaks, (
-            f"after {_CYCLES} times open and close there are {_CYCLES} more of each: {', '.join(leaks)}"
+            f"opened and closed {_CYCLES} times, the tier left {_CYCLES} of each: {', '.join(leaks)}"
         )
 
     @rule

@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable
 from typing import ParamSpec
 
+from kvtier_testing.calling import HangError
 from kvtier_testing.raised import forget_raised, told, where_raised
 
 _P = ParamSpec("_P")
@@ -31,6 +32,8 @@ def rule(test: Callable[_P, None]) -> Callable[_P, None]:
 
 def _explain(name: str, doc: str, error: Exception) -> str:
     text = str(error) if isinstance(error, AssertionError) else f"the tier raised {told(error)}"
+    if isinstance(error, HangError):
+        return f"{text}\n  {error.rule}\n  What to do: {error.advice}"
     numbers = ", ".join(number.upper() for number in _NUMBER.findall(name))
     words, _, advice = map(_flat, doc.partition("\n\n"))
     if (where := where_raised(text)) is not None:

@@ -92,7 +92,7 @@ class StorageRules(TierFixtures):
         assert not loaded.result.failed, f"a load beside the writer failed: {loaded.result.error}"
         for key, row in loaded.rows.items():
             assert maker.proves(key, row), (
-                f"a block that is being stored for the {newest}. time was read half-written"
+                f"a block was read half-written, while it was stored (round {newest} of {_ROUNDS})"
             )
 
     def _wait_until(self, is_so: Callable[[], bool], otherwise: str) -> None:

@@ -1,4 +1,4 @@
-"""An engine for one caller at a time: greedy generation whose KV comes from and goes to kvtier's tiers.
+"""An engine for one caller at a time: generation whose KV comes from and goes to kvtier's tiers.
 
 Decides who may use it when, and which models and prompts it takes. Whatever the tiers do, the answer is the model's:
 what can't be loaded is computed.
@@ -15,7 +15,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from transformers import PreTrainedModel
 
 from kvtier_core import ClosedError, ConfigError, Settings, load_settings
@@ -34,6 +36,10 @@ from kvtier_transformers.state_bytes import StateWatch
 from kvtier_transformers.support import check_generates, check_length, check_model
 
 _log = logging.getLogger("kvtier.transformers")
+
+
+def _next(logits: torch.Tensor, choose: Callable[[NDArray[np.float32]], int] | None) -> int:
+    return int(logits.argmax()) if choose is None else choose(logits.float().cpu().numpy())
 
 
 class Engine:
@@ -127,12 +133,14 @@ class Engine:
         hints: Hints | None = None,
         ignore_eos: bool = False,
         on_token: Callable[[int], bool | None] | None = None,
+        choose: Callable[[NDArray[np.float32]], int] | None = None,
     ) -> Generation[torch.Tensor]:
-        """Complete *prompt_ids* greedily with up to *max_tokens* tokens, the end token included if it comes.
+        """Complete *prompt_ids* with up to *max_tokens* tokens, the end token included if it comes.
 
         *salt* keeps requests apart: cached blocks are shared only between requests of one salt. *hints* say what will
         become of its blocks, and change no answer. *on_token* is called with every token, on the caller's thread; the
-        answer ends there if it returns ``True``.
+        answer ends there if it returns ``True``. *choose* picks each token by its logits ``(vocab,)``, which are its
+        own to change; unset, the likeliest.
 
         Raises ``CacheError`` when the prompt is empty or does not fit, the engine is busy, or the model has changed;
         ``ClosedError`` also when another thread closes the engine, and in a forked child; ``UnsupportedModelError`` for
@@ -154,7 +162,7 @@ class Engine:
             )
             computing = time.perf_counter()
             first_logits = decoder.prefill(prompt.token_ids)
-            token_ids = [int(first_logits.argmax())]  # also waits for a device that computes by itself
+            token_ids = [_next(first_logits, choose)]  # also waits for a device that computes by itself
             seconds = time.perf_counter() - computing - running.seconds_handing_on
             self._learn_cost(len(prompt.token_ids) - hit_tokens, seconds)
             ttft_s = time.perf_counter() - started
@@ -165,7 +173,7 @@ class Engine:
                 if has_ended or len(token_ids) == max_tokens:
                     break
                 self._session.append(request_id, token_ids[-1:])
-                token_ids.append(int(decoder.step(token_ids[-1]).argmax()))
+                token_ids.append(_next(decoder.step(token_ids[-1]), choose))
             return Generation(
                 token_ids=tuple(token_ids),
                 finish_reason="stop" if has_ended else "length",

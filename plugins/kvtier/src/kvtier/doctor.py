@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
+from kvtier.accelerators import AcceleratorReport, examine_accelerators
 from kvtier.examination import TierReport, examine_tier
 from kvtier_core.errors import ConfigError
 from kvtier_core.settings import load_settings
-from kvtier_core.transfer import AcceleratorReport, examine_accelerators
 from kvtier_core.units import parse_duration
 
 help = "Try every accelerator, and every configured tier with one block of its own; say what to do where one fails."  # noqa: A001 - the command protocol

@@ -7,13 +7,17 @@ function that takes a path and returns a ``Model``. Only the chosen engine's pac
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from kvtier_core import KvtierError, Settings
 from kvtier_core.engine import Generation
 from kvtier_core.errors import PluginError
 from kvtier_core.plugins.discovery import CERTIFY_GROUP, ENGINE_GROUP, Offer, find_offers, pick, usable_names
 from kvtier_core.suggest import did_you_mean
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 _FLUSH_TIMEOUT_S = 300.0
 _OUR_DISTRIBUTIONS = {
@@ -36,8 +40,12 @@ class Engine(Protocol):
         max_tokens: int,
         salt: str | None = None,
         on_token: Callable[[int], bool | None] | None = None,
+        choose: "Callable[[NDArray[np.float32]], int] | None" = None,
     ) -> Generation[Any]:
-        """Complete a prompt greedily. *on_token* gets every token, and ends the answer by ``True``."""
+        """Complete a prompt. *on_token* gets every token, and ends the answer by ``True``.
+
+        *choose* picks each token by its logits ``(vocab,)``, which are its own to change; unset, the likeliest.
+        """
         ...
 
     def flush(self, timeout_s: float) -> bool:

@@ -5,7 +5,7 @@ import json
 import secrets
 import statistics
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from kvtier_core.masking import mask_text
 from kvtier_core.settings import load_settings
 from kvtier_core.units import format_size
 from kvtier_testing.arguments import add_tier, size
+from kvtier_testing.bench import picture
 from kvtier_testing.bench.contenders import ThroughKvtier, TierAlone
 from kvtier_testing.bench.measuring import Passes, measure, ratio, summarize_passes
 from kvtier_testing.bench.plain_file import Bare
@@ -51,6 +52,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="rounds after the first, which warms up (default 3)",
     )
+    parser.add_argument(
+        "--svg",
+        type=Path,
+        metavar="FILE",
+        help="also draw the result into FILE; needs kvtier-testing[svg]",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -61,10 +68,13 @@ def run(args: argparse.Namespace) -> int:
     tier = ConfiguredTier(load_settings(file=args.config), args.tier, _PATIENCE_S)
     if args.rounds < 1:
         raise ConfigError("--rounds must be at least 1")
+    if args.svg:
+        picture.require(args.svg)
     sizes = {name: _SIZES[name] for name in args.sizes}
     _require_room(tier, args.bytes, max(sizes.values()))
     token = secrets.token_hex(6)
     results: dict[str, object] = {}
+    rates: dict[str, dict[tuple[str, str], list[float]]] = {}
     ratios: dict[str, float] = {}
     left: dict[str, str] = {}
     for name, row_bytes in sizes.items():
@@ -76,6 +86,7 @@ def run(args: argparse.Namespace) -> int:
             contenders.append(TierAlone(tier, alone, row_bytes))
         measured = _measure(tier, rows, contenders, args.rounds, left)
         results |= summarize_passes(name, measured, rows)
+        rates[name] = _rates(measured, rows)
         others = {other for other, _ in measured} - {ThroughKvtier.name}
         ratios |= {
             f"{what}_{name}_vs_{other}": ratio(measured, what, other, ThroughKvtier.name)
@@ -83,7 +94,7 @@ def run(args: argparse.Namespace) -> int:
             for what in ("store", "load")
         }
         if not args.json:
-            _print_size(name, measured, rows)
+            _print_size(name, rates[name])
     if args.json:
         found = {"tier": args.tier, "bytes": args.bytes, "rounds": args.rounds, "ratios": ratios}
         print(json.dumps({**found, "results": results, "left_behind": left}, indent=2))
@@ -92,6 +103,9 @@ def run(args: argparse.Namespace) -> int:
             print("bare: plain calls to one file beside the tier's directory, from as many threads")
         for line in describe_left(left, f"kvtier-bench-{token}"):
             print(line)
+    if args.svg:
+        title = f"Tier {args.tier}: {format_size(args.bytes)} a pass, median and range of {args.rounds}"
+        picture.draw(args.svg, title, rates, Bare.name)
     return 0
 
 
@@ -142,17 +156,18 @@ def _place_beside(settings: Any) -> Path | None:  # noqa: ANN401 - a tier's sett
     return path.parent if path.parent.stat().st_dev == path.stat().st_dev else None
 
 
-def _print_size(name: str, measured: Passes, rows: Rows) -> None:
-    for (contender, what), passes in sorted(
-        measured.items(), key=lambda item: (item[0][1] == "load", item[0])
-    ):
-        rates = sorted(rows.total_bytes / one.seconds / 1e6 for one in passes)
+def _rates(measured: Passes, rows: Rows) -> dict[tuple[str, str], list[float]]:
+    """MB/s of each round, sorted; stores first."""
+    return {
+        way: sorted(rows.total_bytes / one.seconds / 1e6 for one in measured[way])
+        for way in sorted(measured, key=lambda way: (way[1] == "load", way))
+    }
+
+
+def _print_size(size: str, rates: Mapping[tuple[str, str], Sequence[float]]) -> None:
+    for (contender, what), found in rates.items():
         print(
-            f"{name:>6}  {what:<5}  {contender:<10}  {statistics.median(rates):7.0f} MB/s"
-            f"  ({_between(rates)})",
+            f"{size:>6}  {what:<5}  {contender:<10}  {statistics.median(found):7.0f} MB/s"
+            f"  ({found[0]:.0f} to {found[-1]:.0f})",
             flush=True,
         )
-
-
-def _between(rates: Sequence[float]) -> str:
-    return f"{rates[0]:.0f} to {rates[-1]:.0f}"

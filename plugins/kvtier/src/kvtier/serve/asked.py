@@ -27,25 +27,34 @@ _SERVED: Mapping[str, Sequence[object]] = {
     "presence_penalty": (0,),
     "response_format": ({"type": "text"},),
     "suffix": ("",),
-    "temperature": (0,),
     "tool_choice": ("none",),
     "tools": ([],),
     "top_logprobs": (0,),
 }
-"""Options that change an answer, and the values with which it is the greedy one that is given here."""
+"""Options that change an answer, and the values with which it is the one that is given here."""
 _WITHOUT_EFFECT = {
     "metadata",
     "parallel_tool_calls",
     "prompt_cache_key",
     "safety_identifier",
-    "seed",
     "service_tier",
     "store",
-    "top_p",
     "user",
 }
-"""Options that change nothing in a greedy answer."""
-_READ = {"cache_salt", "max_tokens", "model", "stop", "stream", "stream_options"}
+"""Options that change nothing in an answer."""
+_READ = {
+    "cache_salt",
+    "max_tokens",
+    "model",
+    "seed",
+    "stop",
+    "stream",
+    "stream_options",
+    "temperature",
+    "top_p",
+}
+_HOTTEST = 2
+_MOST_SEED = 1 << 63
 Body = Mapping[str, Any]
 
 
@@ -74,6 +83,10 @@ class Asked:
     """A text, or the messages of a conversation."""
     max_tokens: int | None
     """``None``: as many as there is room for."""
+    temperature: float
+    """0: the likeliest token each time."""
+    top_p: float
+    seed: int | None
     stops: tuple[str, ...]
     salt: str | None
     is_streamed: bool
@@ -130,8 +143,7 @@ def _options(body: object, model: str, more: set[str]) -> Body:
         served = _SERVED.get(name)
         if served is not None and not any(_is_same(value, one) for one in served):
             raise RefusedError(
-                f"{name}={reprlib.repr(value)} can't be served, since answers here are greedy texts: leave it out, or "
-                f"send {' or '.join(map(repr, served))}",
+                f"{name}={reprlib.repr(value)} can't be served: leave it out, or send {' or '.join(map(repr, served))}",
                 param=name,
             )
         if served is None and name not in _WITHOUT_EFFECT | _READ | more:
@@ -150,6 +162,13 @@ def _asked(options: Body, prompt: str | tuple[Mapping[str, str], ...], max_token
         or (max_tokens is not None and max_tokens < 1)
     ):
         raise RefusedError("max_tokens must be a whole number of at least 1", param="max_tokens")
+    seed = options.get("seed")
+    if (
+        isinstance(seed, bool)
+        or not isinstance(seed, int | None)
+        or not -_MOST_SEED <= (seed or 0) < _MOST_SEED
+    ):
+        raise RefusedError("seed must be a whole number of at most 64 bits", param="seed")
     stops = options.get("stop", [])
     stops = [stops] if isinstance(stops, str) else stops
     if not (
@@ -168,11 +187,21 @@ def _asked(options: Body, prompt: str | tuple[Mapping[str, str], ...], max_token
     return Asked(
         prompt=prompt,
         max_tokens=max_tokens,
+        temperature=_number(options, "temperature", 0.0, _HOTTEST),
+        top_p=_number(options, "top_p", 1.0, 1),
+        seed=seed,
         stops=tuple(stops),
         salt=None if salt is None else _text(salt, "cache_salt"),
         is_streamed=is_streamed,
         wants_usage=_flag(stream_options, "include_usage"),
     )
+
+
+def _number(options: Body, name: str, default: float, most: int) -> float:
+    value = options.get(name, default)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= most:
+        raise RefusedError(f"{name} must be a number from 0 to {most}", param=name)
+    return float(value)
 
 
 def _flag(options: Body, name: str) -> bool:

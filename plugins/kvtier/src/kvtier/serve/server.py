@@ -21,6 +21,7 @@ from aiohttp.log import server_logger
 from kvtier.engines import Engine, Model
 from kvtier.serve.answers import AnswerText, Form
 from kvtier.serve.asked import Asked, RefusedError, read_chat, read_completion
+from kvtier.serve.sampling import Sampler
 from kvtier_core import KvtierError
 from kvtier_core.engine import Generation
 
@@ -149,6 +150,7 @@ class Server:
         """On the engine's thread: the answer, piece by piece to *send*, until nobody wants it."""
         text = AnswerText(asked.stops)
         answer: list[int] = []
+        choose = Sampler(asked.temperature, asked.top_p, asked.seed) if asked.temperature else None
 
         def on_token(token_id: int) -> bool:
             answer.append(token_id)
@@ -156,7 +158,7 @@ class Server:
             return text.is_stopped or is_unwanted()
 
         generation = self._engine.generate(
-            token_ids, max_tokens=max_tokens, salt=asked.salt, on_token=on_token
+            token_ids, max_tokens=max_tokens, salt=asked.salt, on_token=on_token, choose=choose
         )
         send(text.grow(self._model.detokenize(answer), is_last=True))
         return generation

@@ -4,15 +4,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from kvtier_core.transfer.choice import open_device
-from kvtier_core.transfer.layout import PROOF_BYTES, KVLayout
-from kvtier_core.transfer.pool import Pool, PoolGeometry
-from kvtier_core.transfer.rounds import SelfTestError
+from kvtier_core.proof import row_bytes_for
+from kvtier_core.transfer import KVLayout, Pool, PoolGeometry, SelfTestError, open_device
 
 if TYPE_CHECKING:
     import torch
 
-    from kvtier_core.transfer.selftest import SelfTestReport
+    from kvtier_core.transfer import SelfTestReport
 
 _TENSORS = 4
 _BLOCKS = 32
@@ -60,9 +58,9 @@ def _examine(device: "torch.device", name: str) -> AcceleratorReport:
 
 
 def _try(layout: KVLayout) -> "SelfTestReport":
-    from kvtier_core.transfer.selftest import self_test  # noqa: PLC0415 - brings in torch
+    from kvtier_core.transfer import self_test  # noqa: PLC0415 - brings in torch
 
-    row_bytes = -(-(max(layout.payload_bytes) + PROOF_BYTES) // 4096) * 4096
+    row_bytes = row_bytes_for(max(layout.payload_bytes))
     with Pool.create(PoolGeometry(num_rows=_NUM_ROWS, row_bytes=row_bytes)) as pool:
         device = open_device(layout, pool)
         try:
