@@ -69,7 +69,7 @@ def _moved(name: str) -> Any:  # noqa: ANN401 - any public name
     for audience in _AUDIENCES:
         module = import_module(f"kvtier_core.{audience}")
         if name in module.__all__:
-            text = f"kvtier_core.{name} is kvtier_core.{audience}.{name} now; the old name ends with kvtier-core 0.2"
+            text = f"kvtier_core.{name} is kvtier_core.{audience}.{name} now; the old name ends with kvtier-core 2.0"
             warnings.warn(text, DeprecationWarning, stacklevel=3)
             return getattr(module, name)
     raise AttributeError(f"module 'kvtier_core' has no attribute {name!r}")

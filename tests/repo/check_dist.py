@@ -56,7 +56,9 @@ def check_metadata(path: Path, metadata: bytes) -> None:
     needs = fields.get_all("Requires-Dist", [])
     core = [need for need in needs if need.startswith("kvtier-core")]
     assert core or name == "kvtier-core", f"{path.name} does not need kvtier-core"
-    assert all("<0.2" in need and ">=0.1" in need for need in core), f"{path.name} needs {core}"
+    assert all(">=0.9" in need and ("<2" in need or "<0.10" in need) for need in core), (
+        f"{path.name} needs {core}"
+    )
     if name in {
         "kvtier-llamacpp",
         "kvtier-sglang",

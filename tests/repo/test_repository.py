@@ -71,7 +71,28 @@ def test_every_dependency_has_a_lowest_version_that_minimums_can_try(path):
     for need in itertools.chain(project["dependencies"], *extras):
         assert ">=" in need, need
         if need.startswith("kvtier"):
-            assert need.endswith(">=0.1,<0.2")
+            assert need.endswith(f">=0.9,{'<2' if _keeps_to_v1(path) else '<0.10'}")
+
+
+def _keeps_to_v1(path: Path) -> bool:
+    """Whether it imports nothing of the core but what v1 holds still: docs/reference/versions.md."""
+    sources = [file.read_text() for file in (path.parent / "src").rglob("*.py")]
+    imported = {
+        name
+        for text in sources
+        for name in re.findall(r"^\s*(?:from|import) (kvtier_core[\w.]*)", text, re.MULTILINE)
+    }
+    return imported <= {"kvtier_core", "kvtier_core.tier", "kvtier_core.policies"}
+
+
+def test_a_new_tier_needs_the_core_as_ours_do():
+    template = (ROOT / "plugins/kvtier/src/kvtier/new_tier/templates/pyproject.toml.in").read_text()
+    assert re.findall(r'"(kvtier-[a-z]+>.*?)"', template) == ["kvtier-core>=0.9,<2", "kvtier-testing>=0.9,<2"]
+
+
+def test_all_distributions_have_one_version():
+    """One tag releases them all."""
+    assert len({_project(path)["version"] for path in PROJECTS}) == 1
 
 
 def test_constraints_pin_torch_once():
