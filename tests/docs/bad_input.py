@@ -157,7 +157,11 @@ COMMAND_LINE = [
         title="an engine that nobody offers",
         command="kvtier certify --engine vlm --model model",
         status=2,
-        says=("unknown engine 'vlm'", "did you mean 'vllm'?", "there are llama.cpp, transformers, vllm"),
+        says=(
+            "unknown engine 'vlm'",
+            "did you mean 'vllm'?",
+            "there are llama.cpp, sglang, transformers, vllm",
+        ),
     ),
     Case(
         title="an engine that runs no prompts",

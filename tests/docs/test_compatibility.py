@@ -31,7 +31,7 @@ def test_a_release_that_the_plugin_refuses_is_said_to_be_refused(release, verdic
         "what": {"names": 3},
         "date": "2026-11-30",
     }
-    text = page([one], ("0.32",), "transformers>=4", ("2026.10",))
+    text = page([one], ("0.32",), "transformers>=4", ("2026.10",), ("0.5.23",))
     assert text.startswith(HEAD)
     assert f"| vllm | {release} | {expected} | - | names: 3 (2026-11-30) |" in text
     assert "other than 0.32" in text

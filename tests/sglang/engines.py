@@ -2,14 +2,44 @@
 
 import hashlib
 import os
-import time
+import signal
+import subprocess
+import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from importlib.util import find_spec
+from multiprocessing import Pipe
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 PAGE = 16
 SITE = Path(__file__).parent / "site"
+OPTIONS = {
+    "device": "cpu",
+    "attention_backend": "torch_native",
+    "dtype": "float32",
+    "page_size": PAGE,
+    "max_running_requests": 4,
+    "disable_overlap_schedule": True,
+    "disable_cuda_graph": True,
+}
+"""SGLang's arguments on a CPU."""
+ARGUMENTS = {
+    **OPTIONS,
+    "max_total_tokens": 4096,
+    "skip_tokenizer_init": True,
+    "skip_server_warmup": True,
+    "random_seed": 1,
+    "log_level": "info",
+}
+"""And those of most tests."""
+needs_sglang = pytest.mark.skipif(
+    find_spec("sglang") is None,
+    reason="needs SGLang, which has an environment of its own: nox -s sglang",
+)
 
 
 @dataclass(frozen=True)
@@ -21,92 +51,110 @@ class Answer:
     cached: int
 
 
-def _go_on(*_signal: object) -> None:
-    """SGLang kills the process that ends one of two engines when it takes that for a crash: the tests go on."""
-
-
 class Engine:
-    """SGLang with kvtier; *arguments* are further ones of SGLang's."""
+    """SGLang with kvtier in a process of its own; *arguments* are further ones of SGLang's."""
 
-    def __init__(self, model: Path, *, config: Path | None = None, **arguments: object) -> None:
-        from sglang import Engine as SGLang
-
-        linker = {"linker": "KvtierLinker", "linker_module_path": "kvtier_sglang"}
-        if config is not None:
-            arguments |= {
-                "enable_unified_cache_external_linker": True,
-                "unified_cache_external_linker_backend": "dynamic",
-                "unified_cache_external_linker_config": {
-                    **linker,
-                    "linker_extra_config": {"kvtier_config": str(config)},
-                },
-            }
-        self._engine = SGLang(
-            **{
-                "model_path": str(model),
-                "device": "cpu",
-                "attention_backend": "torch_native",
-                "dtype": "float32",
-                "page_size": PAGE,
-                "max_total_tokens": 4096,
-                "max_running_requests": 4,
-                "skip_tokenizer_init": True,
-                "disable_overlap_schedule": True,
-                "disable_cuda_graph": True,
-                "skip_server_warmup": True,
-                "random_seed": 1,
-                "log_level": "info",
-                "custom_sigquit_handler": _go_on,
-                **arguments,
-            }
-        )
+    def __init__(self, model: Path, log: Path, *, config: Path | None = None, **arguments: object) -> None:
+        self._log = log
+        self._connection, theirs = Pipe()
+        with theirs, log.open("wb") as output:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "tests.sglang.program", str(theirs.fileno())],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                env={**os.environ, **environment()},
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,  # so that all that the engine starts can be killed with it
+            )
+        try:
+            self._connection.send({**ARGUMENTS, **linker(config), "model_path": str(model), **arguments})
+            self._receive()
+        except BaseException:
+            self.close()
+            raise
 
     def ask(self, *prompts: Sequence[int], tokens: int = 8, **more: Any) -> list[Answer]:
         """Greedy answers to prompts that are sent together."""
-        found = self._engine.generate(
-            input_ids=[list(prompt) for prompt in prompts],
-            sampling_params={"temperature": 0, "max_new_tokens": tokens, "ignore_eos": True},
-            return_logprob=True,
-            **more,
-        )
+        found = self._call("ask", [list(prompt) for prompt in prompts], tokens, more)
         return [
             Answer(
-                [token for _, token, _ in item["meta_info"]["output_token_logprobs"]],
-                [logprob for logprob, _, _ in item["meta_info"]["output_token_logprobs"]],
-                item["meta_info"]["cached_tokens"],
+                [token for _, token, _ in item["output_token_logprobs"]],
+                [logprob for logprob, _, _ in item["output_token_logprobs"]],
+                item["cached_tokens"],
             )
             for item in found
         ]
 
     def flush(self) -> None:
         """Empty the device's cache, once SGLang is idle."""
-        deadline = time.monotonic() + 60
-        while not self._engine.flush_cache().success:
-            assert time.monotonic() < deadline, "SGLang did not become idle"
-            time.sleep(0.05)
+        self._call("flush")
 
     def update_weights(self, model: Path, **more: Any) -> None:
         """Load other weights from disk."""
-        success, message, *_ = self._engine.loop.run_until_complete(
-            self._engine.tokenizer_manager.update_weights_from_disk(_update(model, **more), None)
-        )
-        assert success, message
+        self._call("update_weights", str(model), more)
+
+    def figures(self) -> Mapping[str, Any]:
+        """What kvtier counts."""
+        found: Mapping[str, Any] = self._call("figures")
+        return found
+
+    def log(self) -> str:
+        """What SGLang has said so far."""
+        return self._log.read_text(errors="replace")
 
     def close(self) -> None:
-        """End all of its processes."""
-        self._engine.shutdown()
+        """Kill all of its processes, as SGLang's own shutdown does. Twice is fine."""
+        if self._process.returncode is None:  # until it is waited for, its number is no other's
+            with suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+        self._connection.close()
+
+    def _call(self, method: str, *arguments: object) -> Any:
+        self._connection.send((method, arguments))
+        return self._receive()
+
+    def _receive(self) -> Any:
+        try:
+            return self._connection.recv()
+        except (EOFError, ConnectionResetError):
+            raise AssertionError(f"SGLang has ended; its log ends:\n{self.log()[-6000:]}") from None
 
 
-def _update(model: Path, **more: Any) -> Any:
-    from sglang.srt.managers.io_struct import UpdateWeightFromDiskReqInput
-
-    return UpdateWeightFromDiskReqInput(model_path=str(model), load_format="auto", **more)
+def linker(config: Path | None) -> Mapping[str, object]:
+    """SGLang's arguments for kvtier with the settings in *config*; none without."""
+    if config is None:
+        return {}
+    options = {
+        "linker": "KvtierLinker",
+        "linker_module_path": "kvtier_sglang",
+        "linker_extra_config": {"kvtier_config": str(config)},
+    }
+    return {
+        "enable_unified_cache_external_linker": True,
+        "unified_cache_external_linker_backend": "dynamic",
+        "unified_cache_external_linker_config": options,
+    }
 
 
 def environment() -> Mapping[str, str]:
-    """What SGLang's processes need: the engine for CPUs, and the stand-ins."""
-    path = [str(SITE), *filter(None, [os.environ.get("PYTHONPATH")])]
-    return {"SGLANG_USE_CPU_ENGINE": "1", "PYTHONPATH": os.pathsep.join(path)}
+    """What SGLang's processes need: the engine for CPUs, the stand-ins, and this process's path. SGLang is there."""
+    path = [str(SITE), *filter(None, sys.path)]
+    return {
+        "PYTHONPATH": os.pathsep.join(path),
+        "SGLANG_DISABLED_MODEL_ARCHS": ",".join(_other_models()),
+        "SGLANG_USE_CPU_ENGINE": "1",
+    }
+
+
+def _other_models() -> list[str]:
+    """The modules of models that no test has: each process of SGLang's would import all of them, 250 by now."""
+    spec = find_spec("sglang")
+    assert spec is not None
+    assert spec.submodule_search_locations
+    modules = Path(spec.submodule_search_locations[0], "srt/models").glob("*.py")
+    return sorted({module.stem for module in modules} - {"llama"})
 
 
 def prompt(name: str, count: int, vocab: int = 256) -> list[int]:

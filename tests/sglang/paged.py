@@ -48,11 +48,10 @@ class Engine:
             for layer, buffer in enumerate(self.buffers)
         )
 
-    def store(self, names: Sequence[str], numbers: Sequence[int]) -> bool | None:
-        """Compute and offer the pages, and wait for the answer; ``None`` where they were not taken."""
+    def store(self, names: Sequence[str], numbers: Sequence[int]) -> bool:
+        """Compute and offer the pages, and wait for the answer."""
         self.write(names, numbers)
-        if not self.cache.store(names, numbers):
-            return None
+        self.cache.store(names, numbers)
         while not self.cache.poll():
             pass
         return self.cache.pop_stored()

@@ -1,7 +1,9 @@
 """Pages under SGLang's names, in a real pool with real and fault-injecting tiers: right bytes, or none."""
 
+import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -10,6 +12,7 @@ from kvtier_core.plugins import TierType
 from kvtier_core.settings import PoolSettings, Settings
 from kvtier_core.tier_settings import TierLimits, TierSettings
 from kvtier_sglang import cache as cache_module
+from kvtier_sglang.figures import Figures
 from kvtier_sglang.pages import page_layout, page_numbers
 from kvtier_testing.faulty import FaultyTier
 from tests.sglang.paged import PATIENCE_S, ROW_BYTES, Engine, chain, open_with_disk
@@ -134,7 +137,7 @@ def test_c34_after_new_weights_no_tier_answers_whatever_the_settings_say(open_on
 def test_a_reset_takes_back_what_was_offered_and_not_acknowledged(open_on_disk):
     engine, names = open_on_disk(on_reset="pool"), chain("prompt", 10)
     engine.write(names, HERE)
-    assert engine.cache.store(names, HERE)
+    engine.cache.store(names, HERE)
     engine.cache.reset(everywhere=False)
     assert engine.cache.poll() == 0
     assert engine.load("a", names, THERE) == 0
@@ -145,7 +148,7 @@ def test_offers_are_acknowledged_in_their_order(open_on_disk):
     for number in range(3):
         names = chain(f"prompt {number}", 3)
         engine.write(names, HERE[3 * number : 3 * number + 3])
-        assert engine.cache.store(names, HERE[3 * number : 3 * number + 3])
+        engine.cache.store(names, HERE[3 * number : 3 * number + 3])
     acknowledged = 0
     while acknowledged < 3:
         for _ in range(engine.cache.poll()):
@@ -158,14 +161,16 @@ def test_of_more_pages_than_the_pool_has_rows_the_first_are_kept_and_sglang_hear
     open_on_disk,
 ):
     engine, names = open_on_disk(rows=4), chain("prompt", 10)
-    assert engine.store(names, HERE) in (False, None)
+    assert not engine.store(names, HERE)
     assert 0 < engine.cache.lookup("a", names) < 10
 
 
 def test_a_tier_that_has_not_said_what_it_holds_is_waited_for_in_the_first_lookup(open_faulty, tier):
-    engine, names = open_faulty(rows=16), chain("prompt", 10)
-    assert engine.store(names, HERE)
-    _evict_pool(engine)
+    first, names = open_faulty(), chain("prompt", 10)
+    assert first.store(names, HERE)
+    assert first.cache.flush(PATIENCE_S)
+    engine = open_faulty()
+    tier[1].blocks = tier[0].blocks  # what was stored by another process
     assert engine.load("a", names, THERE) == 10
     assert engine.load("b", chain("unknown", 10), THERE) == 0
 
@@ -205,8 +210,31 @@ def test_a_tier_that_fails_costs_hits_alone(open_faulty, tier):
     assert engine.load("a", names, THERE) == 10
     tier[0].raise_in["submit_load"] = tier[0].raise_in["lookup"] = OSError("gone")
     for number in range(16):
-        assert engine.store(chain(f"other {number}", 10), HERE) is not None
+        engine.store(chain(f"other {number}", 10), HERE)
     assert engine.load("b", names, THERE) == 0
+
+
+def test_figures_count_hits_by_source_and_say_whether_all_has_settled(open_faulty, tier):
+    engine, names = open_faulty(), chain("prompt", 10)
+    tier[0].hold.add("store")
+    assert engine.store(names, HERE)
+    assert engine.load("a", names, THERE) == 10
+    assert not engine.cache.figures()["is_settled"]
+    tier[0].hold.clear()
+    tier[0].release()
+    assert engine.cache.flush(PATIENCE_S)
+    figures = engine.cache.figures()
+    assert figures["is_settled"]
+    assert figures["hit_blocks"] == {"pool": 10}
+    assert figures["tiers"]["one"]["stored_blocks"] == 10
+    said = SimpleNamespace(internal_state={"sglang": "its own"})
+    shown = Figures()
+    shown.add(said, "controller", recv_req="request")
+    assert said.internal_state == {"sglang": "its own"}
+    shown.read = engine.cache.figures
+    shown.add(said, "controller", recv_req="request")
+    assert said.internal_state == {"sglang": "its own", "kvtier": figures}
+    assert json.loads(json.dumps(figures)) == figures
 
 
 def test_requests_that_are_not_asked_for_any_more_are_forgotten(open_on_disk, monkeypatch):

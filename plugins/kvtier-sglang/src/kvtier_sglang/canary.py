@@ -65,8 +65,7 @@ def _bytes(values: torch.Tensor) -> torch.Tensor:
 def _move(cache: PageCache, stored: range, loaded: range, tokens_per_page: int) -> bool:
     names = [secrets.token_hex(32) for _ in range(_PAGES)]
     numbers = [slots.start // tokens_per_page + page for slots in (stored, loaded) for page in range(_PAGES)]
-    if not cache.store(names, numbers[:_PAGES], store_tiers=()):
-        return False
+    cache.store(names, numbers[:_PAGES], store_tiers=())
     deadline = time.monotonic() + _TIMEOUT_S
     while not cache.poll() and time.monotonic() < deadline:
         time.sleep(0.001)

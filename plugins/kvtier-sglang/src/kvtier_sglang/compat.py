@@ -14,6 +14,7 @@ _INSTALL = 'install sglang 0.5.23, such as "sglang==0.5.23", or a kvtier-sglang 
 
 _LINKER = "sglang.srt.mem_cache.unified_cache.unified_cache_linker"
 _UPDATER = "sglang.srt.managers.scheduler_components.weight_updater"
+_STATE = "sglang.srt.managers.scheduler_components.internal_state"
 SIGNATURES = {
     f"{_LINKER}:UnifiedCacheLinker.lookup": "self, rid, transfers",
     f"{_LINKER}:UnifiedCacheLinker.load": "self, rid, transfers",
@@ -39,6 +40,7 @@ SIGNATURES = {
     ),
     "sglang.srt.server_args:ServerArgs.resolve_once": "self",
     "sglang.srt.plugins.hook_registry:HookRegistry.register": "target, hook, hook_type, source",
+    f"{_STATE}:SchedulerInternalStateController.get_internal_state": "self, recv_req",
     f"{_UPDATER}:SchedulerWeightUpdaterManager.update_weights_from_disk": "self, recv_req",
     f"{_UPDATER}:SchedulerWeightUpdaterManager.update_weights_from_distributed": "self, recv_req",
     f"{_UPDATER}:SchedulerWeightUpdaterManager.update_weights_from_tensor": "self, recv_req",
@@ -54,10 +56,12 @@ NAMES = {
     "sglang.srt.mem_cache.hicache_storage:PoolTransfer": "name, device_indices, keys",
     "sglang.srt.mem_cache.unified_cache.component_type:ComponentType": "FULL",
     "sglang.srt.mem_cache.cache_init_params:CacheInitParams": (
-        "token_to_kv_pool_allocator, page_size, is_eagle, mtp_draft_device_pools, sidecar_draft_device_pools"
+        "token_to_kv_pool_allocator, page_size, tp_cache_group, attn_tp_cache_group, is_eagle, mtp_draft_device_pools, "
+        "sidecar_draft_device_pools"
     ),
     "sglang.srt.mem_cache.memory_pool:MHATokenToKVPool": "is_quantized_kv_cache",
-    "sglang.srt.plugins.hook_registry:HookType": "BEFORE",
+    "sglang.srt.managers.io_struct:GetInternalStateReqOutput": "internal_state",
+    "sglang.srt.plugins.hook_registry:HookType": "AFTER, BEFORE",
 }
 """What is read of SGLang's objects: fields, members and attributes."""
 

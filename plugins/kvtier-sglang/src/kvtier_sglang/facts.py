@@ -86,8 +86,8 @@ _ELSEWHERE = (
 )
 """Arguments by which weights, scales or code come from where kvtier does not look, or are gone when it does."""
 
-_ONE = ("tp_size", "pp_size", "dp_size", "attn_cp_size", "dcp_size", "nnodes")
-"""Sizes by which SGLang shares the work of an engine among processes."""
+_ONE = ("pp_size", "dp_size", "attn_cp_size", "dcp_size", "nnodes")
+"""Sizes by which SGLang shares the work of an engine among processes, beside tensor parallelism."""
 
 _REFUSED = {
     "enable_lora": "LoRA adapters: SGLang names them to kvtier by their paths, which says nothing of what is in them",
@@ -123,6 +123,8 @@ class EngineFacts:
     is_multimodal: bool
     is_quantized_kv: bool
     num_layers: int
+    rank: int
+    num_ranks: int
     tokens_per_page: int
     page_bytes: int
 
@@ -154,7 +156,7 @@ def _objections(facts: EngineFacts) -> Iterator[str]:
     for name in _ONE:
         size = arguments.get(name)
         if isinstance(size, int) and size > 1:
-            yield f"{name} = {size}: it was not tried with several processes"
+            yield f"{name} = {size}: of several processes only those of tensor parallelism were tried"
     for component in facts.components:
         if component != "full":
             yield f"its layers keep {component!r} in SGLang's tree, and kvtier knows full attention alone"
@@ -177,6 +179,7 @@ def make_namespace(facts: EngineFacts) -> Namespace:
         kv_dtype=facts.kv_dtype,
         tokens_per_block=facts.tokens_per_page,
         groups=(GroupSpec(layers=(f"{facts.num_layers} of full attention",), block_bytes=facts.page_bytes),),
+        parallel=(("ranks", facts.num_ranks), ("rank", facts.rank)),
         layout=" ".join([*facts.parts, facts.device, facts.kv_pool, facts.kv_layout]),
         hash_algorithm="sglang-sha256-chain-1",
     )

@@ -3,6 +3,7 @@
 import logging
 import os
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,28 @@ from kvtier_weights import changed_since, digest_weights, list_model_files, proc
 _log = logging.getLogger("kvtier.sglang")
 
 
-def read_facts(server_args: Any, components: Iterable[Any], kv_pool: Any, layout: KVLayout) -> EngineFacts:
+@dataclass(frozen=True, kw_only=True)
+class Ranks:
+    """The processes that share the heads of a model, and which of them this one is."""
+
+    group: Any
+    """``torch.distributed``'s, on the CPU; ``None`` for one process."""
+    rank: int = 0
+    size: int = 1
+
+
+def find_ranks(params: Any) -> Ranks:
+    """Those that SGLang's tree keeps in step."""
+    group = params.attn_tp_cache_group or params.tp_cache_group
+    if group is None:
+        return Ranks(group=None)
+    size = torch.distributed.get_world_size(group=group)
+    return Ranks(group=group, rank=torch.distributed.get_rank(group=group), size=size)
+
+
+def read_facts(
+    server_args: Any, components: Iterable[Any], kv_pool: Any, layout: KVLayout, ranks: Ranks
+) -> EngineFacts:
     """The facts of the engine that is being built. Raises ``OSError`` when a file of the model can't be read.
 
     Costs as ``digest_weights``.
@@ -49,6 +71,8 @@ def read_facts(server_args: Any, components: Iterable[Any], kv_pool: Any, layout
         is_quantized_kv=bool(getattr(kv_pool, "is_quantized_kv_cache", False)),
         num_layers=len(layout.groups[0].tensors) // 2,
         tokens_per_page=kv_pool.page_size,
+        rank=ranks.rank,
+        num_ranks=ranks.size,
         page_bytes=layout.groups[0].block_bytes,
     )
 

@@ -1,7 +1,10 @@
-"""``KvtierLinker``: what SGLang makes once in its scheduler's process, and asks about the pages that its device lacks.
+"""``KvtierLinker``: what SGLang makes in each scheduler's process, and asks about the pages that its device lacks.
 
 Translates between SGLang's calls and ``PageCache``. A load is over when ``load`` answers: SGLang aborts requests whose
 load fails later, and computes those whose load was refused.
+
+With tensor parallelism each rank has a scheduler, a linker and a part of every page. SGLang keeps its trees the same in
+all ranks: they ask the same in the same order, and have to get the same answers.
 """
 
 import logging
@@ -23,7 +26,8 @@ from kvtier_sglang.cache import PageCache
 from kvtier_sglang.canary import check_pages
 from kvtier_sglang.changes import CHANGES
 from kvtier_sglang.facts import check_engine, make_namespace
-from kvtier_sglang.inspection import read_facts
+from kvtier_sglang.figures import FIGURES
+from kvtier_sglang.inspection import find_ranks, read_facts
 from kvtier_sglang.options import load_options
 from kvtier_sglang.pages import page_layout, page_numbers
 
@@ -67,7 +71,8 @@ class KvtierLinker(UnifiedCacheLinker):
         settings = load_options(extra_config or {})
         kv_pool = params.token_to_kv_pool_allocator.get_kvcache()
         layout = _layout(kv_pool, params.page_size)
-        facts = read_facts(server_args, components, kv_pool, layout)
+        self._ranks = find_ranks(params)
+        facts = read_facts(server_args, components, kv_pool, layout, self._ranks)
         check_engine(facts)
         namespace = make_namespace(facts)
         self._tokens_per_page = params.page_size
@@ -80,6 +85,7 @@ class KvtierLinker(UnifiedCacheLinker):
         self.forward_stream = forward_stream
         self.layer_done_counter = _NothingToWaitFor()
         self.pools = {PoolName.KV: kv_pool}
+        FIGURES.read = self._cache.figures
         if nothing := why_nothing_lasts(settings, "linker_extra_config's kvtier_config"):
             _log.warning("%s", nothing)
         _log.info(
@@ -100,10 +106,10 @@ class KvtierLinker(UnifiedCacheLinker):
 
     def load(self, rid: str, transfers: list[PoolTransfer]) -> bool:
         """Load the pages into the slots of the request, or refuse."""
-        if not self._is_right:
-            return False
         (pages,) = transfers
-        return self._cache.load(rid, _names(pages), self._numbers(pages))
+        return self._in_all_ranks(
+            self._is_right and self._cache.load(rid, _names(pages), self._numbers(pages))
+        )
 
     def cancel_queued_load(self, rid: str) -> bool:  # noqa: ARG002 - the interface's
         """No load is queued, and the slots may be given to others."""
@@ -122,7 +128,8 @@ class KvtierLinker(UnifiedCacheLinker):
         if not self._is_right:
             return False
         (pages,) = transfers
-        return self._cache.store(_names(pages), self._numbers(pages))
+        self._cache.store(_names(pages), self._numbers(pages))
+        return True
 
     def num_completed_offloads(self) -> int:
         """How many offloads can be acknowledged. SGLang asks once a step."""
@@ -144,6 +151,14 @@ class KvtierLinker(UnifiedCacheLinker):
         self._cache.flush(_CLOSE_TIMEOUT_S / 2)
         if not self._cache.close(deadline - time.monotonic()):
             _log.warning("a tier did not shut down in %g s: the pool stays mapped", _CLOSE_TIMEOUT_S)
+
+    def _in_all_ranks(self, is_so: bool) -> bool:  # noqa: FBT001 - the one thing that is asked
+        """Whether it is so in every rank. Waits for the others."""
+        if self._ranks.size == 1:
+            return is_so
+        answer = torch.tensor([int(is_so)])
+        torch.distributed.all_reduce(answer, op=torch.distributed.ReduceOp.MIN, group=self._ranks.group)
+        return bool(answer.item())
 
     def _numbers(self, pages: PoolTransfer) -> Sequence[int]:
         assert pages.device_indices is not None, "a transfer without slots"

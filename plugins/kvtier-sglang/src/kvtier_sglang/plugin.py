@@ -1,19 +1,23 @@
 """What SGLang calls in each of its processes (entry point ``sglang.srt.plugins``).
 
-It hooks the calls that change weights, and turns the linker on where ``KVTIER_CONFIG`` names a settings file.
+It hooks the calls that change weights, adds kvtier's figures to what SGLang says of itself, and turns the linker on
+where ``KVTIER_CONFIG`` names a settings file.
 """
 
 import logging
 import os
+from collections.abc import Mapping
 from typing import Any
 
 from kvtier_core import PluginError
 from kvtier_sglang.changes import CHANGES
 from kvtier_sglang.compat import check_sglang
+from kvtier_sglang.figures import FIGURES
 
 _log = logging.getLogger("kvtier.sglang")
 
 _UPDATER = "sglang.srt.managers.scheduler_components.weight_updater.SchedulerWeightUpdaterManager"
+_STATE = "sglang.srt.managers.scheduler_components.internal_state.SchedulerInternalStateController"
 CHANGING = (
     "begin_weight_update",
     "end_weight_update",
@@ -24,7 +28,7 @@ CHANGING = (
     "update_weights_from_tensor",
 )
 """SGLang's methods that change weights."""
-LINKER = {
+LINKER: Mapping[str, Any] = {
     "enable_unified_cache_external_linker": True,
     "unified_cache_external_linker_backend": "dynamic",
     "unified_cache_external_linker_config": {"linker": "KvtierLinker", "linker_module_path": "kvtier_sglang"},
@@ -54,6 +58,7 @@ def register() -> None:
 
     for method in CHANGING:
         HookRegistry.register(f"{_UPDATER}.{method}", CHANGES.note, HookType.BEFORE)
+    HookRegistry.register(f"{_STATE}.get_internal_state", FIGURES.add, HookType.AFTER)
     HookRegistry.register("sglang.srt.server_args.ServerArgs.resolve_once", _turn_on, HookType.BEFORE)
     CHANGES.is_watched = True
 

@@ -23,6 +23,7 @@ _FLUSH_TIMEOUT_S = 300.0
 _OUR_DISTRIBUTIONS = {
     CERTIFY_GROUP: {
         "llama.cpp": "kvtier-llamacpp",
+        "sglang": "kvtier-sglang",
         "transformers": "kvtier-transformers",
         "vllm": "kvtier-vllm",
     },

@@ -46,7 +46,7 @@ def _options(text: str) -> dict[str, Any]:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
     parser.add_argument(
-        "--engine", required=True, metavar="NAME", help="llama.cpp, transformers, vllm, or a plugin's"
+        "--engine", required=True, metavar="NAME", help="llama.cpp, sglang, transformers, vllm, or a plugin's"
     )
     parser.add_argument(
         "--model",
@@ -76,7 +76,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=_options,
         default={},
         metavar="JSON",
-        help="the engine's own options, as a JSON object: for vllm the arguments of LLM",
+        help="the engine's own options, as a JSON object: for vllm the arguments of LLM, for sglang of Engine",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object, alone on the last line")
 
