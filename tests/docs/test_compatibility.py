@@ -12,7 +12,7 @@ def test_the_page_is_up_to_date():
 
 def test_every_engine_was_validated_in_a_release_that_kvtier_takes():
     validated = {one["engine"] for one in read() if one["verdict"] == "validated"}
-    assert validated == {"llama.cpp", "transformers", "vllm"}
+    assert validated == {"llama.cpp", "sglang", "transformers", "vllm"}
 
 
 @pytest.mark.parametrize(
