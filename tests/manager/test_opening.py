@@ -67,6 +67,8 @@ def test_c26_it_hears_of_the_requests_that_are_still_running_before_any_job(make
     for request in ("over", "running"):
         bench.new(request)
     bench.manager.request_finished("over")
+    port = bench.manager._tiers.ports["one"]
+    bench.until(lambda: list(port._unheard) == ["running"])  # the end passes two threads
     open_at_last(bench)
     bench.store("running", 1)
     bench.settle()
