@@ -17,7 +17,7 @@ from kvtier_valkey.faults import ServerRefusedError, ServerSilentError
 from kvtier_valkey.location import Location
 
 _PARTS = 512
-"""Pieces of memory that one system call sends, below the kernel's 1,024."""
+"""Pieces of memory that one system call moves, below the kernel's 1,024."""
 
 
 class Link:
@@ -47,10 +47,10 @@ class Link:
         except BlockingIOError:
             raise TimeoutError from None
 
-    def receive(self, into: memoryview, *, whole: bool) -> int:
-        """Receive into a beginning of *into*: what is there, or *whole* unless that takes too long. 0 at the end."""
+    def receive(self, parts: Sequence[memoryview], *, whole: bool) -> int:
+        """Receive into a beginning of *parts*: what is there, or *whole* unless that takes too long. 0 at the end."""
         try:
-            return self._sock.recv_into(into, 0, socket.MSG_WAITALL if whole else 0)
+            return self._sock.recvmsg_into(parts[:_PARTS], 0, socket.MSG_WAITALL if whole else 0)[0]
         except BlockingIOError:
             raise TimeoutError from None
 
@@ -84,9 +84,9 @@ class TlsLink(Link):
         """As ``Link.send``, one part at most."""
         return self._sock.send(parts[0])
 
-    def receive(self, into: memoryview, *, whole: bool) -> int:  # noqa: ARG002 - as far as it has come
-        """As ``Link.receive``; what is there."""
-        return self._sock.recv_into(into)
+    def receive(self, parts: Sequence[memoryview], *, whole: bool) -> int:  # noqa: ARG002 - as far as it has come
+        """As ``Link.receive``; what is there, of one part at most."""
+        return self._sock.recv_into(parts[0])
 
     @property
     def is_quiet(self) -> bool:

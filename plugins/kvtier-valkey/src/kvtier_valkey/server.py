@@ -32,9 +32,9 @@ class Server:
         self._context: ssl.SSLContext | None = None
 
     def ask(
-        self, commands: Sequence[Part], replies: Sequence[Callable[[Wire], _T]], seconds: float
+        self, commands: Sequence[Part], read: Callable[[Wire], Iterator[_T]], count: int, seconds: float
     ) -> list[_T | OSError]:
-        """Send all *commands*, and read the *replies* in order, within *seconds*.
+        """Send all *commands*, and *read* so many replies in order, within *seconds*.
 
         After a fault the replies that were not read are that fault; those before it count.
         """
@@ -42,15 +42,15 @@ class Server:
         try:
             with self._wire(seconds) as wire:
                 wire.send(commands)
-                for read in replies:
-                    answers.append(read(wire))  # noqa: PERF401 - those before a fault count
+                for answer in read(wire):
+                    answers.append(answer)  # noqa: PERF402 - those before a fault count
         except OSError as error:
-            answers += [error] * (len(replies) - len(answers))
+            answers += [error] * (count - len(answers))
         return answers
 
     def ask_one(self, words: Sequence[bytes], read: Callable[[Wire], _T | OSError], seconds: float) -> _T:
         """Send one command, and read its reply within *seconds*. Raises a refusal."""
-        (answer,) = self.ask([command(*words)], [read], seconds)
+        (answer,) = self.ask([command(*words)], lambda wire: iter((read(wire),)), 1, seconds)
         if isinstance(answer, OSError):
             raise answer
         return answer

@@ -10,7 +10,6 @@ Connections are ``Server``'s, the protocol ``Wire``'s. What leaves a full server
 
 import json
 from collections.abc import Sequence
-from functools import partial
 from typing import TypeVar
 
 from kvtier_core import TierOpenError
@@ -19,7 +18,7 @@ from kvtier_valkey.faults import NotABlockError, ServerFullError, ServerRefusedE
 from kvtier_valkey.server import Server
 from kvtier_valkey.settings import ValkeySettings
 from kvtier_valkey.suitability import read_info, risk_of, why_not
-from kvtier_valkey.wire import SILENCE_S, Part, Wire, command, set_command
+from kvtier_valkey.wire import SILENCE_S, Part, Wire, of_each, set_command
 
 _T = TypeVar("_T")
 
@@ -85,13 +84,13 @@ class ValkeyTier(BlockTier):
 
     def contains(self, keys: Sequence[OffloadKey]) -> Sequence[bool | Exception]:
         """Which of *keys* are stored, whole; in one round trip."""
-        names = self._names(keys)
+        names, size = self._names(keys), self.context.row_bytes
         answers = self._server.ask(
-            [b"".join(command(b"STRLEN", name) for name in names)],
-            [Wire.number] * len(keys),
+            [of_each(b"STRLEN", names)],
+            lambda wire: wire.numbers(len(names), size),
+            len(names),
             self.settings.limits.lookup_timeout,
         )
-        size = self.context.row_bytes
         return [
             answer if isinstance(answer, OSError) else answer == size for answer in _named(names, answers)
         ]
@@ -135,8 +134,9 @@ class ValkeyTier(BlockTier):
         """Fill each from the socket; False for a block that is absent or of another size."""
         names = self._names(keys)
         answers = self._server.ask(
-            [b"".join(command(b"GET", name) for name in names)],
-            [partial(Wire.fill, into=into) for into in intos],
+            [of_each(b"GET", names)],
+            lambda wire: wire.fill(intos),
+            len(names),
             self.settings.limits.load_timeout,
         )
         return _named(names, answers)
@@ -150,7 +150,10 @@ class ValkeyTier(BlockTier):
         parts: list[Part] = []
         for name, value in zip(names, values, strict=True):
             parts += (set_command(name, len(value), self._options), value, self._after_value)
-        return self._server.ask(parts, [Wire.done] * len(names), self.settings.limits.store_timeout)
+        count = len(names)
+        return self._server.ask(
+            parts, lambda wire: wire.all_done(count), count, self.settings.limits.store_timeout
+        )
 
     def _unlink(self, names: Sequence[bytes]) -> None:
         self._server.ask_one((b"UNLINK", *names), Wire.number, self.settings.limits.store_timeout)

@@ -5,11 +5,17 @@ later reply could be that of an earlier command.
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from itertools import repeat
+from typing import TypeVar
 
 from kvtier_valkey.faults import ServerLostError, ServerRefusedError, ServerSilentError, refusal
+from kvtier_valkey.frames import Frames
 from kvtier_valkey.link import Link, seconds_to
+
+_T = TypeVar("_T")
+_U = TypeVar("_U")
 
 SILENCE_S = 5.0
 """A server that neither sends nor takes a byte for so long is taken for dead."""
@@ -29,6 +35,12 @@ def command(*words: bytes) -> bytes:
     return b"".join([b"*%d\r\n" % len(words), *(b"$%d\r\n%b\r\n" % (len(word), word) for word in words)])
 
 
+def of_each(word: bytes, names: Sequence[bytes]) -> bytes:
+    """For each of *names* the command that has it as its one argument."""
+    begin = b"*2\r\n$%d\r\n%b\r\n" % (len(word), word)
+    return b"".join([b"%b$%d\r\n%b\r\n" % (begin, len(name), name) for name in names])
+
+
 def set_command(name: bytes, size: int, options: int) -> bytes:
     """The beginning of ``SET name VALUE`` with so many words behind it, up to the *size* bytes of its value."""
     return b"*%d\r\n$3\r\nSET\r\n$%d\r\n%b\r\n$%d\r\n" % (3 + options, len(name), name, size)
@@ -42,7 +54,7 @@ class Wire:
         self._address = address
         self._buffer = bytearray(_LINE)
         self._view = memoryview(self._buffer)
-        self._begin = self._end = 0  # what has been received and not read yet
+        self._begin = self._end = 0  # in the buffer: what has been received and not read yet
         self._is_refused = False
         self._deadline = 0.0
         self._longest = 0.0
@@ -96,21 +108,63 @@ class Wire:
         line = self._line()
         return self._digits(line) if line[:1] == b":" else self._refused(line)
 
-    def fill(self, into: memoryview) -> bool | OSError:
-        """Read a reply that is a value: True where it fills *into*, False where it is absent or of another size."""
-        line = self._line()
-        if line == b"$-1":
-            return False
-        if line[:1] != b"$":
-            return self._refused(line)
-        size = self._digits(line)
-        fits = size == len(into)
-        if fits:
-            self._read(into)
-        else:
-            self._skip(size)
-        self._end_of_value()
-        return fits
+    def all_done(self, count: int) -> Iterator[OSError | None]:
+        """As ``done``, so many times."""
+        return self._mostly(b"+OK\r\n", None, self.done, count)
+
+    def numbers(self, count: int, usual: int) -> Iterator[int | OSError]:
+        """As ``number``, so many times; fast where most are the *usual* one."""
+        return self._mostly(b":%d\r\n" % usual, usual, self.number, count)
+
+    def _mostly(self, usual: bytes, meaning: _T, read: Callable[[], _U], count: int) -> Iterator[_T | _U]:
+        """*count* replies, one by one but for those that are *usual* and came together."""
+        while count:
+            come = min(count, (self._end - self._begin) // len(usual))
+            if come and self._buffer.startswith(usual * come, self._begin):
+                self._begin += come * len(usual)
+                yield from repeat(meaning, come)
+            else:
+                come = 1
+                yield read()
+            count -= come
+
+    def fill(self, intos: Sequence[memoryview]) -> Iterator[bool | OSError]:
+        """Read replies that are values: True for one that fills its place, False if it is absent or of another size.
+
+        Where a reply has not come yet, the memory behind its place may be written to.
+        """
+        filled = 0
+        while filled < len(intos):
+            line = self._line()
+            if line[:1] != b"$":
+                filled += 1
+                yield self._refused(line)
+            elif line == b"$-1":
+                filled += 1
+                yield False
+            elif (size := self._digits(line)) != len(intos[filled]):
+                filled += 1
+                self._skip(size)
+                self._end_of_value()
+                yield False
+            else:
+                frames = Frames(intos[filled:])
+                yield from self._fill(frames)
+                filled += frames.filled
+
+    def _fill(self, frames: Frames) -> Iterator[bool]:
+        """Receive a value whose head was read, and in the same calls those behind it that begin as they should."""
+        self._begin += frames.take(self._view[self._begin : self._end])
+        told = 0
+        while True:
+            yield from repeat(True, frames.filled - told)
+            told = frames.filled
+            if frames.is_over:
+                break
+            frames.came(self._receive(frames.left(), whole=frames.is_in_value))
+        if surplus := frames.surplus():
+            self._keep(surplus + self._view[self._begin : self._end])
+            self._end_of_value()
 
     def text(self) -> bytes | OSError:
         """Read a reply that is a short value, or a refusal."""
@@ -176,7 +230,7 @@ class Wire:
         into[:done] = self._view[self._begin : self._begin + done]
         self._begin += done
         while done < len(into):
-            done += self._receive(into[done:], whole=True)
+            done += self._receive([into[done:]], whole=True)
 
     def _skip(self, count: int) -> None:
         while count:
@@ -187,14 +241,22 @@ class Wire:
             count -= passed
 
     def _receive_more(self) -> None:
-        left = self._end - self._begin
-        self._view[:left] = bytes(self._view[self._begin : self._end])
-        self._begin, self._end = 0, left
-        if left == _LINE:
+        left = bytes(self._view[self._begin : self._end])
+        if len(left) >= _LINE:
             raise ServerLostError(f"{self._address} sent a line without an end")
-        self._end += self._receive(self._view[left:], whole=False)
+        self._keep(left)
+        self._end += self._receive([self._view[len(left) :]], whole=False)
 
-    def _receive(self, into: memoryview, *, whole: bool) -> int:
+    def _keep(self, data: bytes) -> None:
+        """These bytes have been received and not been read yet."""
+        size = max(_LINE, len(data))
+        if size != len(self._buffer):
+            self._buffer = bytearray(size)
+            self._view = memoryview(self._buffer)
+        self._view[: len(data)] = data
+        self._begin, self._end = 0, len(data)
+
+    def _receive(self, into: Sequence[memoryview], *, whole: bool) -> int:
         count = self._moved(partial(self._link.receive, into, whole=whole))
         if not count:
             if self._buffer[self._begin : self._end].startswith(_TLS_ALERT):
