@@ -1,4 +1,4 @@
-"""Replies of a Valkey server to many questions at once: however they are cut, each row has its own bytes, or is none."""
+"""A Valkey server's replies to many questions at once: however they are cut, each row has its own bytes, or none."""
 
 import random
 import socket
@@ -11,6 +11,7 @@ import pytest
 pytest.importorskip("valkey")
 
 from kvtier_valkey.faults import ServerLostError, ServerRefusedError
+from kvtier_valkey.frames import Frames
 from kvtier_valkey.link import Link
 from kvtier_valkey.wire import Wire
 
@@ -57,11 +58,14 @@ def read(wire: Wire, rows: Sequence[bytearray]) -> tuple[list[object], OSError |
 
 def conversation(rng: random.Random, count: int) -> tuple[list[bytes], list[object], list[bytes | None]]:
     """Replies, what each means, and what is in the row behind it where it is filled."""
-    replies, meanings, values = [], [], []
+    replies: list[bytes] = []
+    meanings: list[object] = []
+    values: list[bytes | None] = []
     for _ in range(count):
         if rng.random() < 0.7:
-            values.append(rng.randbytes(SIZE))
-            replies.append(_HEAD + values[-1] + b"\r\n")
+            value = rng.randbytes(SIZE)
+            values.append(value)
+            replies.append(_HEAD + value + b"\r\n")
             meanings.append(True)
         else:
             reply, meaning = rng.choice(list(OTHERS.items()))
@@ -151,6 +155,23 @@ def test_i19_rows_that_have_come_are_received_together():
         answers, fault = read(begun(link), [bytearray(SIZE) for _ in range(30)])
         assert (answers, fault) == ([True] * 30, None)
         assert link.calls <= 4
+
+
+def test_i19_a_thousand_absent_blocks_are_not_each_prepared_for_all_others(monkeypatch):
+    made = []
+
+    def counted(values: Sequence[memoryview]) -> Frames:
+        made.append(len(values))
+        return Frames(values)
+
+    monkeypatch.setattr("kvtier_valkey.wire.Frames", counted)
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        theirs.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
+        theirs.sendall(b"$-1\r\n" * 1000)
+        answers, fault = read(begun(Link(ours)), [bytearray(SIZE)] * 1000)
+        assert (answers, fault) == ([False] * 1000, None)
+        assert sum(made) < 1000
 
 
 def test_i19_usual_answers_and_others_are_told_apart():

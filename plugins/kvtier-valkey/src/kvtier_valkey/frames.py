@@ -9,38 +9,45 @@ from itertools import chain
 _END = b"\r\n"
 
 
-def head(value: memoryview) -> bytes:
+def head_of(value: memoryview) -> bytes:
     """What comes before a value of this size."""
     return b"$%d\r\n" % len(value)
 
 
 class Frames:
-    """Places for *values*, of which the first one's head has been read.
+    r"""Places for *values*, each of which is the next reply, if it is there and of this size.
 
-    Between two values come the end of one and the head of the next. They are received beside the values, and compared:
-    a reply that is no value, or one of another size, ends it.
+    ::
+
+        $4096\r\n VALUE \r\n$4096\r\n VALUE ... \r\n
+
+    What stands between the values is received beside them, and compared. The first bytes that differ end it.
     """
 
     def __init__(self, values: Sequence[memoryview]) -> None:
-        self._expected = [*(_END + head(value) for value in values[1:]), _END]
+        heads = [head_of(value) for value in values]
+        self._expected = [heads[0], *(_END + head for head in heads[1:]), _END]
         gaps = [memoryview(bytearray(len(gap))) for gap in self._expected]
-        self._parts = list(chain.from_iterable(zip(values, gaps, strict=True)))
+        self._parts = [*chain.from_iterable(zip(gaps, values, strict=False)), gaps[-1]]
         self._at = self._within = 0
         """The part that comes next, and how much of it has come."""
         self._behind = 0
         """Bytes that came behind a gap that is not as expected."""
         self.is_over = False
         """Whether all has come, or something else."""
-        self._pass_whole()  # a value may be empty
+        self.is_broken = False
+        """Whether a value did not end where it should have."""
 
     @property
     def is_in_value(self) -> bool:
         """Whether all of ``left`` is sure to come."""
-        return self._at % 2 == 0
+        return self._at % 2 == 1
 
     def left(self) -> list[memoryview]:
         """Where the next bytes belong: the rest of a value and its end, else all that may come."""
-        following = [self._parts[self._at + 1][: len(_END)]] if self.is_in_value else self._parts[self._at + 1 :]
+        following = (
+            [self._parts[self._at + 1][: len(_END)]] if self.is_in_value else self._parts[self._at + 1 :]
+        )
         return [self._parts[self._at][self._within :], *following]
 
     def take(self, data: memoryview) -> int:
@@ -56,34 +63,34 @@ class Frames:
 
     def came(self, count: int) -> None:
         """So many bytes came where ``left`` said."""
-        while count:
+        while count and not self.is_over:
             part = self._parts[self._at]
             step = min(count, len(part) - self._within)
             self._within += step
             count -= step
             if not self.is_in_value:
-                expected = self._expected[self._at // 2]
-                if bytes(part[: self._within]) != expected[: self._within]:
-                    self.is_over, self._behind = True, count
-                    return
-            self._pass_whole()
+                self._compare(bytes(part[: self._within]), count)
+            while not self.is_over and self._within == len(self._parts[self._at]):  # twice for an empty value
+                self._at, self._within = self._at + 1, 0
+                self.is_over = self._at == len(self._parts)
 
-    def _pass_whole(self) -> None:
-        while self._at < len(self._parts) and self._within == len(self._parts[self._at]):
-            self._at, self._within = self._at + 1, 0
-        self.is_over = self._at == len(self._parts)
+    def _compare(self, gap: bytes, behind: int) -> None:
+        if gap != self._expected[self._at // 2][: self._within]:
+            self.is_over, self._behind = True, behind
+            self.is_broken = self._at > 0 and not gap.startswith(_END)
 
     @property
     def filled(self) -> int:
         """How many values have come, each with its end."""
-        is_ended = not self.is_in_value and bytes(self._parts[self._at][: self._within]).startswith(_END)
-        return self._at // 2 + is_ended
+        if self.is_in_value or not self._at:
+            return self._at // 2
+        return self._at // 2 - (not bytes(self._parts[self._at][: self._within]).startswith(_END))
 
     def surplus(self) -> bytes:
-        """What came behind the last value, its end included; nothing if that was the end of all."""
+        """What came behind the last value that was filled and is no head of the next."""
         if self._at == len(self._parts):
             return b""
-        surplus = [bytes(self._parts[self._at][: self._within])]
+        surplus = [bytes(self._parts[self._at][len(_END) if self._at else 0 : self._within])]
         for part in self._parts[self._at + 1 :]:
             surplus.append(bytes(part[: self._behind]))
             self._behind -= len(surplus[-1])

@@ -11,7 +11,7 @@ from itertools import repeat
 from typing import TypeVar
 
 from kvtier_valkey.faults import ServerLostError, ServerRefusedError, ServerSilentError, refusal
-from kvtier_valkey.frames import Frames
+from kvtier_valkey.frames import Frames, head_of
 from kvtier_valkey.link import Link, seconds_to
 
 _T = TypeVar("_T")
@@ -24,6 +24,8 @@ _LINE = 4096
 _MOST_BYTES = 1 << 20
 """Of a text or a name."""
 _MOST_NAMES = 1 << 20
+_TOGETHER = 64
+"""Values received together: enough that what a call costs is nothing beside them."""
 _END = b"\r\n"
 _TLS_ALERT = b"\x15\x03"
 
@@ -135,25 +137,21 @@ class Wire:
         """
         filled = 0
         while filled < len(intos):
-            line = self._line()
-            if line[:1] != b"$":
-                filled += 1
-                yield self._refused(line)
-            elif line == b"$-1":
-                filled += 1
-                yield False
-            elif (size := self._digits(line)) != len(intos[filled]):
-                filled += 1
-                self._skip(size)
-                self._end_of_value()
-                yield False
-            else:
-                frames = Frames(intos[filled:])
+            if self._may_fit(intos[filled]):
+                frames = Frames(intos[filled : filled + _TOGETHER])
                 yield from self._fill(frames)
                 filled += frames.filled
+            else:
+                filled += 1
+                yield self._no_fit()
+
+    def _may_fit(self, into: memoryview) -> bool:
+        """Whether what has come of the next reply agrees with the head of a value of this size."""
+        head = head_of(into)
+        return head.startswith(self._buffer[self._begin : min(self._end, self._begin + len(head))])
 
     def _fill(self, frames: Frames) -> Iterator[bool]:
-        """Receive a value whose head was read, and in the same calls those behind it that begin as they should."""
+        """Receive values as long as they fit; one call receives all of them that have come."""
         self._begin += frames.take(self._view[self._begin : self._end])
         told = 0
         while True:
@@ -162,9 +160,20 @@ class Wire:
             if frames.is_over:
                 break
             frames.came(self._receive(frames.left(), whole=frames.is_in_value))
+        if frames.is_broken:
+            raise self._too_long()
         if surplus := frames.surplus():
             self._keep(surplus + self._view[self._begin : self._end])
+
+    def _no_fit(self) -> bool | OSError:
+        """Read a reply that is no value, or one of another size, or a refusal."""
+        line = self._line()
+        if line[:1] != b"$":
+            return self._refused(line)
+        if line != b"$-1":
+            self._skip(self._digits(line))
             self._end_of_value()
+        return False
 
     def text(self) -> bytes | OSError:
         """Read a reply that is a short value, or a refusal."""
@@ -203,7 +212,10 @@ class Wire:
 
     def _end_of_value(self) -> None:
         if self._line():
-            raise ServerLostError(f"{self._address} sent a value that is longer than it said")
+            raise self._too_long()
+
+    def _too_long(self) -> OSError:
+        return ServerLostError(f"{self._address} sent a value that is longer than it said")
 
     def _refused(self, line: bytes) -> OSError:
         if line[:1] != b"-":
