@@ -160,6 +160,8 @@ def _read_toml(file: Path) -> dict[str, Any]:
         problem = f"can't read the configuration {os.fspath(file)}: {error.strerror or error}"
     except tomllib.TOMLDecodeError as error:
         problem = _toml_problem(file, str(error))
+    except RecursionError:
+        problem = f"{os.fspath(file)}: not valid TOML: nested too deep"
     except UnicodeDecodeError as error:
         problem = f"{os.fspath(file)} is not UTF-8 text (byte {error.start}), so it can't be TOML"
     raise ConfigError(problem)  # outside the handlers: the caught error quotes the file, secrets included

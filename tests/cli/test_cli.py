@@ -3,6 +3,7 @@ import logging
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -301,3 +302,27 @@ def test_a_reader_that_goes_away_is_no_traceback(tmp_path):
     finally:
         os.close(write_end)
     assert (done.returncode, done.stderr) == (1, "")
+
+
+def test_an_output_that_has_no_room_is_one_message(tmp_path):
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "kvtier.main", "list"],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+            cwd=tmp_path,
+        )
+    assert done.returncode == 1
+    assert done.stderr == (
+        "kvtier: error: [Errno 28] No space left on device: see that what it writes to, the output too, can be written "
+        "(kvtier --debug COMMAND shows where)\n"
+    )
+
+
+def test_an_output_that_was_closed_costs_the_output_alone(tmp_path):
+    command = f"exec {sys.executable} -m kvtier.main new-tier tape >&-"
+    done = subprocess.run(["sh", "-c", command], stderr=subprocess.PIPE, text=True, check=False, cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert (tmp_path / "kvtier-tape" / "pyproject.toml").exists()

@@ -54,6 +54,16 @@ def test_i21_what_can_be_no_tier_types_name_is_refused(name, capsys):
     assert "is no name for a tier type: use lower case letters" in capsys.readouterr().err
 
 
+def test_i21_a_name_that_a_package_has_already_is_refused(tmp_path, capsys, site):
+    site.install("other-tape", {"kvtier.tiers.v1": {"tape": "other:Tape"}}, {})
+    for name, package in (("disk", "kvtier-disk"), ("testing", "kvtier-testing"), ("tape", "other-tape")):
+        assert main(["new-tier", name, "--into", str(tmp_path)]) == USAGE
+        said = capsys.readouterr().err
+        assert f"{package} " in said
+        assert "is installed already, and it would " in said
+    assert list(tmp_path.glob("kvtier-*")) == []
+
+
 def test_i21_what_is_there_is_not_written_over(tmp_path, capsys):
     (tmp_path / "kvtier-tape").mkdir()
     assert main(["new-tier", "tape", "--into", str(tmp_path)]) == USAGE

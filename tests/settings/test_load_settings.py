@@ -358,6 +358,9 @@ def test_c53_a_file_that_is_not_toml_is_named_with_the_line(config, tmp_path):
     latin = tmp_path / "latin.toml"
     latin.write_bytes(b"# caf\xe9")
     assert "not UTF-8" in _refused(file=latin)
+    assert re.search(
+        r"kvtier\.toml: not valid TOML: nested too deep", _refused(file=config("a = " + "[" * 100_000))
+    )
     assert str(tmp_path) in _refused(file=tmp_path)
 
 

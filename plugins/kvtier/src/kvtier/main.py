@@ -38,16 +38,16 @@ USAGE = 2
 INTERRUPTED = 130
 _SIGNALS = (signal.SIGTERM, signal.SIGHUP)
 _USER_ERRORS = (ConfigError, PluginError, UnsupportedModelError)
+_WHAT_TO_DO = (
+    "see that what it writes to, the output too, can be written (kvtier --debug COMMAND shows where)"
+)
 _LEVELS = ("debug", "info", "warning", "error")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; *argv* is what follows ``kvtier`` (``sys.argv`` when ``None``). Returns the exit status."""
     debug = False
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(
-            errors="backslashreplace"
-        )  # as stderr is: what can't be shown is no reason to stop
+    _prepare_output()
     try:
         parser = _parser()
         options = parser.parse_args(argv)
@@ -69,11 +69,29 @@ def main(argv: Sequence[str] | None = None) -> int:
         with contextlib.suppress(OSError):  # the terminal may be what went
             print("kvtier: terminated", file=sys.stderr)
         return 128 + end.number
-    except BrokenPipeError:
-        # The reader went away (``kvtier list | head``). Keep the interpreter's last flush from complaining about it.
-        with contextlib.suppress(OSError):
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except OSError as error:
+        _give_output_up()
+        is_unread = isinstance(error, BrokenPipeError)  # the reader went away (``kvtier list | head``)
+        if debug and not is_unread:
+            raise
+        if not is_unread:
+            print(f"kvtier: error: {mask_text(str(error))}: {_WHAT_TO_DO}", file=sys.stderr)
         return FAILURE
+
+
+def _prepare_output() -> None:
+    if sys.stdout is None:  # closed before the start: a file that is opened would get its number
+        sys.stdout = Path(os.devnull).open("w")  # noqa: SIM115 - for as long as the process lives
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(
+            errors="backslashreplace"
+        )  # as stderr is: what can't be shown is no reason to stop
+
+
+def _give_output_up() -> None:
+    """Keep the interpreter's last flush of the output from complaining about it again."""
+    with contextlib.suppress(OSError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 class _Terminated(BaseException):

@@ -1,10 +1,13 @@
 """``kvtier new-tier NAME``: writes the package of a new tier type, which can be installed and passes its tests."""
 
 import argparse
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from kvtier.new_tier.render import LICENCES, distribution_of, is_name, render
 from kvtier_core.errors import ConfigError
+from kvtier_core.hookspecs import TIER_GROUP
+from kvtier_core.plugins.discovery import find_offers
 
 help = "Write a package for a new tier type: a tier that works, its tests, and all that a distribution needs."  # noqa: A001 - the command protocol
 
@@ -36,6 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Write the files. Raises ``ConfigError`` when there is something of that name already."""
+    _check_free(args.name)
     place: Path = args.into / distribution_of(args.name)
     try:
         place.mkdir(parents=True)
@@ -53,3 +57,21 @@ def run(args: argparse.Namespace) -> int:
         ) from error
     print(f"{place} has a tier that works. Next: cd {place}; pip install --editable .; python -m pytest")
     return 0
+
+
+def _check_free(name: str) -> None:
+    """Refuse a name with which the new package would take another's place when it is installed."""
+    named = [offer.origin for offer in find_offers(TIER_GROUP) if offer.name == name]
+    if named:
+        raise ConfigError(
+            f"a tier type {name!r} of {named[0]} is installed already, and it would be offered twice: choose "
+            "another name"
+        )
+    distribution = distribution_of(name)
+    try:
+        found = version(distribution)
+    except PackageNotFoundError:
+        return
+    raise ConfigError(
+        f"{distribution} {found} is installed already, and it would be replaced: choose another name"
+    )
