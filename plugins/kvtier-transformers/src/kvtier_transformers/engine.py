@@ -154,11 +154,9 @@ class Engine:
         with self._running([prompt], max_tokens - 1, salt, hints) as running:
             (request_id,), hit_tokens = running.ids, running.hit_tokens
             load_s = time.perf_counter() - started
+            hand_on = partial(self._hand_on, running)
             decoder = GreedyDecoder(
-                self._model,
-                running.cache,
-                chunk_tokens=self._chunk_tokens,
-                on_progress=partial(self._hand_on, running),
+                self._model, running.cache, chunk_tokens=self._chunk_tokens, on_progress=hand_on
             )
             computing = time.perf_counter()
             first_logits = decoder.prefill(prompt.token_ids)
