@@ -27,9 +27,14 @@ class Breaker:
         self._max_pause = max_pause_s
         self._until = 0.0
 
+    @property
+    def is_closed(self) -> bool:
+        """Whether the tier is in the path: no failures in a row, or fewer than it takes."""
+        return self.state is BreakerState.CLOSED
+
     def allows(self, now: float) -> bool:
         """Whether a job may go now."""
-        return self.state is BreakerState.CLOSED or (self.state is BreakerState.OPEN and now >= self._until)
+        return self.is_closed or (self.state is BreakerState.OPEN and now >= self._until)
 
     def submitted(self) -> None:
         """A job went. While the breaker was open, it is the probe."""

@@ -16,7 +16,7 @@ from kvtier_core.coordinator.tier_record import TierRecord
 from kvtier_core.keys import OffloadKey
 from kvtier_core.values import MissReason
 
-_NOT_STORED = MissReason.NOT_STORED
+_NOT_STORED, _TIER_FAILED = MissReason.NOT_STORED, MissReason.TIER_FAILED
 _TELLING = (MissReason.INTEGRITY, MissReason.TIER_FAILED, MissReason.TIER_SLOW)
 """Reasons worth more than "not stored", most telling first."""
 
@@ -57,6 +57,15 @@ class TierAnswers:
                 if unknown := tier.presence.not_asked(keys[:end], answers[:end]):
                     job = state.submit(JobKind.LOOKUP, request, tier, unknown, (), now, is_prefix=ends)
                     tier.presence.ask(job.keys, job.id)
+            if not all(tier.lookups.breaker.is_closed for tier in tiers):
+                # A tier that is asked again after failures may be silent still: no request waits for its answer.
+                known = [
+                    answers
+                    if tier.lookups.breaker.is_closed
+                    else [answer or _TIER_FAILED for answer in answers]
+                    for tier, answers in zip(tiers, known, strict=True)
+                ]
+                verdicts = self._merge(tiers, known, keys, now)
         if is_prefix:
             for index, verdict in enumerate(verdicts):
                 if isinstance(verdict, MissReason):
@@ -102,7 +111,7 @@ class TierAnswers:
             refused = set(tier.presence.not_asked(keys, answers))
             for index, key in enumerate(keys):
                 if key in refused:
-                    answers[index] = MissReason.TIER_FAILED
+                    answers[index] = _TIER_FAILED
         return answers
 
     @staticmethod
@@ -113,7 +122,7 @@ class TierAnswers:
         for tier, answers in zip(tiers, known, strict=True):
             mine = cast("list[Verdict]", answers)
             if True in answers:
-                there: Verdict = tier.name if tier.may_promote(now) else MissReason.TIER_FAILED
+                there: Verdict = tier.name if tier.may_promote(now) else _TIER_FAILED
                 mine = [there if answer is True else answer for answer in answers]
             verdicts = mine if verdicts is None else list(map(_first_of, verdicts, mine))
         return [_NOT_STORED] * len(keys) if verdicts is None else verdicts

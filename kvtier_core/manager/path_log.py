@@ -5,7 +5,6 @@ An engine sees misses and time of a faulty tier; this says which tier it is, and
 
 from collections.abc import Mapping
 
-from kvtier_core.coordinator.breaker import BreakerState
 from kvtier_core.coordinator.tier_record import TierRecord
 from kvtier_core.manager.guard import Guard
 
@@ -27,7 +26,7 @@ class PathLog:
         for name, tier in tiers.items():
             guard, services = self._guards[name], dict(zip(_KINDS, tier.services, strict=True))
             late = tier.counters.timeouts
-            out = [k for k, service in services.items() if service.breaker.state is not BreakerState.CLOSED]
+            out = [k for k, service in services.items() if not service.breaker.is_closed]
             owing = [kind for kind in ("lookups", "stores") if services[kind].owes]
             was_late, was_out, was_owing = self._seen.get(name, (0, [], []))
             self._seen[name] = late, out, owing

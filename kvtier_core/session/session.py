@@ -49,6 +49,8 @@ class EngineSession:
         """Blocks stored by one device transfer at most, so that a small pool takes a part rather than nothing."""
         self._requests: dict[str, Request] = {}
         self._transfers = Transfers(manager, device)
+        self._waited_in_vain = False
+        """The last wait for tiers that are behind brought no room, and there was none since."""
         self._closing = False
         self._closed = False
         self._process = os.getpid()
@@ -172,10 +174,11 @@ class EngineSession:
         """The KV of the first *num_tokens* tokens is in the device blocks *block_ids*: store the blocks that are new.
 
         Waits up to *wait_s* for tiers that are behind, so that a pool not much larger than the prompt does not make
-        them leave blocks out. The blocks must not be rewritten before ``wait_stored``. Blocks that find no room in the
-        pool, or whose device store failed, are offered again by the next call. Nothing is stored when a reset came
-        since the request's first lookup: its KV may be that of other weights. Where a tier gets the whole request,
-        loaded blocks are offered as well. Raises ``ValueError`` when there are fewer device blocks than whole blocks.
+        them leave blocks out. After a wait in vain there is none until they have caught up. The blocks must not be
+        rewritten before ``wait_stored``. Blocks that find no room in the pool, or whose device store failed, are
+        offered again by the next call. Nothing is stored when a reset came since the request's first lookup: its KV may
+        be that of other weights. Where a tier gets the whole request, loaded blocks are offered as well. Raises
+        ``ValueError`` when there are fewer device blocks than whole blocks.
         """
         self._poll()
         request = self._request(request_id)
@@ -211,8 +214,11 @@ class EngineSession:
             begin = end
 
     def _wait_for_store_room(self, blocks: int, deadline: float) -> None:
-        while self._manager.store_room < blocks and (left := deadline - time.monotonic()) > 0:
+        while (is_short := self._manager.store_room < blocks) and not self._waited_in_vain:
+            if (left := deadline - time.monotonic()) <= 0:
+                break
             self.wait(left)
+        self._waited_in_vain = is_short
 
     def end(self, request_id: str) -> None:
         """The request is done. Its device blocks may be reused after ``wait_stored``."""

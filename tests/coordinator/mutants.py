@@ -576,6 +576,13 @@ MUTANTS: Sequence[Mutant] = (
         test_faults.test_c31_the_pauses_of_a_breaker_grow_to_their_limit_and_start_anew_after_a_success,
     ),
     _m(
+        "a request waits for a lookup that is a probe",
+        "coordinator.tier_answers:TierAnswers.judge",
+        "not all(tier.lookups.breaker.is_closed for tier in tiers)",
+        "False",
+        test_faults.test_c31_a_lookup_that_is_a_probe_is_waited_for_by_nobody_and_brings_the_tier_back,
+    ),
+    _m(
         "break-even is decided the wrong way round",
         "coordinator.break_even:BreakEven._is_loss",
         "load_s <= self.patience_s(name, groups, end)",

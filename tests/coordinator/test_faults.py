@@ -173,9 +173,10 @@ def test_c31_k3_o4_what_a_tier_leaves_unanswered_costs_the_engine_no_time(monkey
 # -- the breaker in the path
 
 
-def state(world: World) -> BreakerState:
-    """The state of the load breaker of tier "a"."""
-    return world.coordinator.state.tiers["a"].loads.breaker.state
+def state(world: World, kind: JobHook = JobHook.LOAD) -> BreakerState:
+    """The state of the breaker of tier "a" for lookups or loads."""
+    tier = world.coordinator.state.tiers["a"]
+    return (tier.lookups if kind is JobHook.LOOKUP else tier.loads).breaker.state
 
 
 def fail_loads(world: World, keys: str) -> None:
@@ -207,6 +208,23 @@ def test_c31_while_a_probe_is_out_nothing_else_goes():
     world.advance(1.0)
     start_load(world, "r", "b")
     assert world.lookup("w", make_keys("c")).reason is MissReason.TIER_FAILED
+
+
+def test_c31_a_lookup_that_is_a_probe_is_waited_for_by_nobody_and_brings_the_tier_back():
+    world = world_behind("abc", 4, TierScript.limited("a", breaker_failures=1, breaker_pause_s=1.0))
+    world.new_request("first", "second", "third")
+    assert list(world.lookup("r", make_keys("a")).states) == [RETRY]
+    world.advance(2.0)
+    assert state(world, JobHook.LOOKUP) is BreakerState.OPEN
+    world.advance(1.0)
+    for request in ("first", "second"):
+        found = world.lookup(request, make_keys("b"))
+        assert (list(found.states), found.reason) == ([MISS], MissReason.TIER_FAILED)
+        assert state(world, JobHook.LOOKUP) is BreakerState.PROBING
+        assert len(world.jobs(JobHook.LOOKUP)) == 2, "the silent one and the probe"
+    world.answer(world.jobs(JobHook.LOOKUP)[-1])
+    assert state(world, JobHook.LOOKUP) is BreakerState.CLOSED
+    assert world.fetch("third", make_keys("b")).hits == 1
 
 
 def test_c31_a_tier_that_answers_lookups_and_stalls_on_loads_is_taken_out():
@@ -265,6 +283,9 @@ def test_c31_a_reset_while_a_probe_is_out_does_not_shut_the_tier_out_for_ever(ki
     world.put("w", make_keys("c"))
     world.reset(tiers=False)
     world.advance(60.0)
+    if kind is JobHook.LOOKUP:  # of which the first is the next probe
+        assert world.fetch("r", make_keys("c")).reason is MissReason.TIER_FAILED
+        world.answer_all(JobHook.LOOKUP)
     assert world.fetch("r", make_keys("c")).hits == 1
 
 

@@ -1,5 +1,6 @@
 """A session whose KV is on the simulated GPU: the device is tested first, and serves then."""
 
+import gc
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -14,7 +15,8 @@ from tests.transfer.simgpu.mutants import MUTANTS
 
 
 def _pools() -> int:
-    """How many are mapped in this process: tests before may have left one for good."""
+    """How many are mapped in this process: tests before may have left one for good, or garbage that goes meanwhile."""
+    gc.collect()
     return Path("/proc/self/maps").read_text().count("memfd:kvtier-pool")
 
 

@@ -4,6 +4,7 @@ import math
 import os
 import threading
 import time
+from functools import partial
 
 import pytest
 
@@ -367,6 +368,42 @@ def test_c28_a_pool_not_much_larger_than_the_prompt_stores_all_of_it_when_the_en
         left_out[wait_s] = tier["dropped_blocks"]
     assert left_out[PATIENCE_S] == 0
     assert left_out[0.0] > 0
+
+
+def test_c28_an_engine_waits_once_for_a_tier_that_is_behind_until_that_has_caught_up(
+    make_toy, tiers, monkeypatch
+):
+    toy = make_toy(num_rows=18)
+    session = toy.session
+    waits: list[str] = []
+    wait = session.wait
+
+    def note_wait(request: str, timeout_s: float) -> None:
+        waits.append(request)
+        wait(timeout_s)
+
+    def offer(request: str, wait_s: float) -> None:
+        tokens = [1000 * int(request) + position for position in range(4 * 8 + 1)]
+        session.begin(request, tokens)
+        with monkeypatch.context() as patched:
+            patched.setattr(session, "wait", partial(note_wait, request))
+            session.computed(request, len(tokens), list(range(9)), wait_s=wait_s)
+        assert session.wait_stored(request, PATIENCE_S)
+        session.end(request)
+
+    tiers["one"].hold.add("store")
+    for request in ("1", "2", "3"):
+        offer(request, 0.2)
+    assert set(waits) == {"1"}
+    tiers["one"].hold.clear()
+    tiers["one"].release()
+    assert session.flush(PATIENCE_S)
+    tiers["one"].hold.add("store")
+    offer("4", 0.2)
+    assert set(waits) == {"1", "4"}
+    tiers["one"].hold.clear()
+    tiers["one"].release()
+    assert session.flush(PATIENCE_S)
 
 
 def test_c31_a_hung_tier_holds_up_an_engine_that_waits_no_longer_than_it_said(make_toy, tiers):
