@@ -214,11 +214,15 @@ class EngineSession:
             begin = end
 
     def _wait_for_store_room(self, blocks: int, deadline: float) -> None:
-        while (is_short := self._manager.store_room < blocks) and not self._waited_in_vain:
-            if (left := deadline - time.monotonic()) <= 0:
-                break
+        may_wait = not self._waited_in_vain
+        while (
+            (is_short := self._manager.store_room < blocks)
+            and may_wait
+            and (left := deadline - time.monotonic()) > 0
+        ):
             self.wait(left)
-        self._waited_in_vain = is_short
+            self._waited_in_vain = True
+        self._waited_in_vain = is_short and self._waited_in_vain
 
     def end(self, request_id: str) -> None:
         """The request is done. Its device blocks may be reused after ``wait_stored``."""
