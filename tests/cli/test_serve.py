@@ -6,7 +6,9 @@ import json
 import queue
 import re
 import socket
+import struct
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from typing import Any
@@ -339,6 +341,21 @@ def test_an_answer_that_its_client_no_longer_wants_ends(served, is_streamed):
     assert served.engine.ended_early.get(timeout=60) < len(served.engine.answer)
     served.engine.between = lambda _: None
     assert served.ask("/v1/completions", {"prompt": "y"})[0] == 200
+
+
+def test_clients_that_reset_their_connection_leave_nothing_in_the_log(served, caplog):
+    served.engine.answer, served.engine.between = b"x" * 50, lambda _: time.sleep(0.0002)
+    body = json.dumps({"prompt": "x", "stream": True}).encode()
+    said = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body)
+    for number in range(40):
+        with socket.create_connection(("127.0.0.1", served.port), timeout=60) as client:
+            client.sendall(said)
+            client.recv(300)
+            time.sleep(number * 0.0002)
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    while served.ask("/health")[1]["waiting"]:
+        pass
+    assert [record.getMessage() for record in caplog.records if record.levelname != "DEBUG"] == []
 
 
 def test_a_server_that_is_to_end_gives_the_answer_under_way_first():

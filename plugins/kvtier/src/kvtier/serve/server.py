@@ -90,7 +90,8 @@ class Server:
             answer = _Answer(self._engine_thread, partial(self._generate, asked, token_ids, max_tokens))
             async with aclosing(answer.pieces()) as pieces:
                 if asked.is_streamed:
-                    return await _stream(request, form, answer, pieces, with_usage=asked.wants_usage)
+                    events = _events(request, form, answer, pieces, with_usage=asked.wants_usage)
+                    return await _stream(request, events)
                 text = "".join([piece async for piece in pieces])
                 return web.json_response(form.whole(text, answer.generation))
 
@@ -198,30 +199,38 @@ class _Answer:
             running.cancel()
 
 
-async def _stream(
-    request: web.Request, form: Form, answer: _Answer, pieces: AsyncIterator[str], *, with_usage: bool
-) -> web.StreamResponse:
-    """Send the answer as server-sent events."""
+async def _stream(request: web.Request, events: AsyncGenerator[bytes, None]) -> web.StreamResponse:
+    """Send *events* as long as somebody takes them."""
     response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
-    await response.prepare(request)
+    try:
+        await response.prepare(request)
+        async with aclosing(events):
+            async for event in events:
+                await response.write(event)
+    except ConnectionError as error:
+        _log.debug("%s %s: the client went away: %s", request.method, request.path, error)
+    return response
 
-    async def send(chunk: dict[str, Any]) -> None:
-        await response.write(b"data: " + json.dumps(chunk).encode() + b"\n\n")
 
+async def _events(
+    request: web.Request, form: Form, answer: _Answer, pieces: AsyncIterator[str], *, with_usage: bool
+) -> AsyncGenerator[bytes, None]:
+    """The answer as server-sent events. A failure is the last of them."""
     for chunk in form.begin():
-        await send(chunk)
+        yield _event(chunk)
     try:
         async for piece in pieces:
-            await send(form.chunk(piece))
-    except ConnectionError:
-        raise  # nobody is there to be told
+            yield _event(form.chunk(piece))
     except Exception as error:  # noqa: BLE001 - too late for a status, whatever it is
-        await send(_refusal(request, error).as_json())
-        return response
+        yield _event(_refusal(request, error).as_json())
+        return
     for chunk in form.end(answer.generation, with_usage=with_usage):
-        await send(chunk)
-    await response.write(b"data: [DONE]\n\n")
-    return response
+        yield _event(chunk)
+    yield b"data: [DONE]\n\n"
+
+
+def _event(chunk: dict[str, Any]) -> bytes:
+    return b"data: " + json.dumps(chunk).encode() + b"\n\n"
 
 
 async def _body(request: web.Request) -> bytes:
