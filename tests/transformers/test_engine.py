@@ -190,6 +190,26 @@ def test_the_end_token_ends_the_completion(model, settings, monkeypatch):
     assert ignored.finish_reason == "length"
 
 
+def test_choose_picks_each_token_by_logits_that_are_its_own(model, settings):
+    prompt = tokens(50)
+    expected, first = plain(model, prompt, 1)
+    seen = []
+
+    def least_likely(logits):
+        seen.append(logits.copy())
+        picked = int(logits.argmin())
+        logits[:] = 0.0
+        return picked
+
+    with open_engine(model, settings) as engine:
+        chosen = engine.generate(prompt, max_tokens=3, choose=least_likely)
+        again = engine.generate(prompt, max_tokens=1)
+    assert chosen.token_ids == tuple(int(logits.argmin()) for logits in seen)
+    assert torch.equal(chosen.first_logits, torch.from_numpy(seen[0]))
+    assert torch.allclose(chosen.first_logits, first, atol=1e-3)
+    assert again.token_ids == expected
+
+
 def test_the_end_token_may_have_the_id_0(settings):
     model, prompt = tiny_model(), tokens(50)
     model.generation_config.eos_token_id = 0

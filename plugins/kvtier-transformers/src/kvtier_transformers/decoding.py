@@ -1,4 +1,4 @@
-"""Greedy decoding in steps that the caller can see: prefill in chunks, then token by token.
+"""Decoding in steps that the caller can see: prefill in chunks, then token by token.
 
 Decides nothing about caches: it works on any transformers cache and calls back after every forward pass, so that the
 engine and the plain baseline run the very same computation.

@@ -39,7 +39,7 @@ _log = logging.getLogger("kvtier.transformers")
 
 
 def _next(logits: torch.Tensor, choose: Callable[[NDArray[np.float32]], int] | None) -> int:
-    return int(logits.argmax()) if choose is None else choose(logits.float().cpu().numpy())
+    return int(logits.argmax()) if choose is None else choose(logits.float().cpu().numpy().copy())
 
 
 class Engine:
