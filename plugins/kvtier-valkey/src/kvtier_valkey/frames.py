@@ -91,7 +91,8 @@ class Frames:
         if self._at == len(self._parts):
             return b""
         surplus = [bytes(self._parts[self._at][len(_END) if self._at else 0 : self._within])]
+        behind = self._behind
         for part in self._parts[self._at + 1 :]:
-            surplus.append(bytes(part[: self._behind]))
-            self._behind -= len(surplus[-1])
+            surplus.append(bytes(part[:behind]))
+            behind -= len(surplus[-1])
         return b"".join(surplus)

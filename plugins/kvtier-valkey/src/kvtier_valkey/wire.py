@@ -133,7 +133,7 @@ class Wire:
     def fill(self, intos: Sequence[memoryview]) -> Iterator[bool | OSError]:
         """Read replies that are values: True for one that fills its place, False if it is absent or of another size.
 
-        Where a reply has not come yet, the memory behind its place may be written to.
+        A place that is not filled may have other bytes than before.
         """
         filled = 0
         while filled < len(intos):
