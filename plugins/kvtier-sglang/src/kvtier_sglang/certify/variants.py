@@ -1,6 +1,6 @@
 """Changes what SGLang is started with, as its users do: what was computed before must not be reused.
 
-Decides nothing about kvtier. Every change shows in the answers.
+Decides nothing about kvtier. Every change shows in the answers, but for that of the number of ranks.
 """
 
 import json
