@@ -316,8 +316,8 @@ def test_an_output_that_has_no_room_is_one_message(tmp_path):
         )
     assert done.returncode == 1
     assert done.stderr == (
-        "kvtier: error: [Errno 28] No space left on device: see that what it writes to, the output too, can be written "
-        "(kvtier --debug COMMAND shows where)\n"
+        "kvtier: error: [Errno 28] No space left on device: see that what it reads can be read and what it "
+        "writes to, the output too, can be written (kvtier --debug COMMAND shows where)\n"
     )
 
 

@@ -39,7 +39,8 @@ INTERRUPTED = 130
 _SIGNALS = (signal.SIGTERM, signal.SIGHUP)
 _USER_ERRORS = (ConfigError, PluginError, UnsupportedModelError)
 _WHAT_TO_DO = (
-    "see that what it writes to, the output too, can be written (kvtier --debug COMMAND shows where)"
+    "see that what it reads can be read and what it writes to, the output too, can be written (kvtier --debug COMMAND "
+    "shows where)"
 )
 _LEVELS = ("debug", "info", "warning", "error")
 
