@@ -18,6 +18,21 @@ _MATRIX = 2
 _WORKERS = 2
 
 
+Start = tuple[Path, dict[str, Any]]
+"""A model's directory, and what an engine is started with beside it."""
+
+
+def other_dtype(model: Path, options: dict[str, Any], workplace: Path) -> Start:  # noqa: ARG001 - as other changes
+    """*options* with another ``dtype``."""
+    other = "bfloat16" if options.get("dtype") == "float32" else "float32"
+    return model, {**options, "dtype": other}
+
+
+def other_weights(model: Path, options: dict[str, Any], workplace: Path) -> Start:
+    """As ``copy_with_other_weights``, in *workplace*."""
+    return copy_with_other_weights(model, workplace / "model"), options
+
+
 def other_rotary_base(config: Any) -> dict[str, Any]:  # noqa: ANN401 - transformers' configuration
     """The ``rope_parameters`` of *config* with twice the base; of several kinds of layers, those of each.
 

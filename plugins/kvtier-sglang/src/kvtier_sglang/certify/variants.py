@@ -11,43 +11,31 @@ from typing import Any
 from transformers import AutoConfig
 
 from kvtier_core import UnsupportedModelError
-from kvtier_weights.variants import check_two_workers, copy_with_other_weights, other_rotary_base
-
-_Start = tuple[Path, dict[str, Any]]
-"""A model's directory, and the arguments of ``Engine``."""
+from kvtier_weights.variants import Start, check_two_workers, other_dtype, other_rotary_base, other_weights
 
 
-def _rope(model: Path, options: dict[str, Any], workplace: Path) -> _Start:  # noqa: ARG001 - as the others
+def _rope(model: Path, options: dict[str, Any], workplace: Path) -> Start:  # noqa: ARG001 - as the others
     other = other_rotary_base(AutoConfig.from_pretrained(model, local_files_only=True))
     overrides = {**json.loads(options.get("json_model_override_args", "{}")), "rope_parameters": other}
     return model, {**options, "json_model_override_args": json.dumps(overrides)}
 
 
-def _dtype(model: Path, options: dict[str, Any], workplace: Path) -> _Start:  # noqa: ARG001 - as the others
-    other = "bfloat16" if options.get("dtype") == "float32" else "float32"
-    return model, {**options, "dtype": other}
-
-
-def _weights(model: Path, options: dict[str, Any], workplace: Path) -> _Start:
-    return copy_with_other_weights(model, workplace / "model"), options
-
-
-def _ranks(model: Path, options: dict[str, Any], workplace: Path) -> _Start:  # noqa: ARG001 - as the others
+def _ranks(model: Path, options: dict[str, Any], workplace: Path) -> Start:  # noqa: ARG001 - as the others
     if options.get("tp_size", 1) != 1:
         raise UnsupportedModelError("the model as it is has several ranks already")
     ranks = check_two_workers(AutoConfig.from_pretrained(model, local_files_only=True))
     return model, {**options, "tp_size": ranks}
 
 
-_CHANGES: Mapping[str, Callable[[Path, dict[str, Any], Path], _Start]] = {
+_CHANGES: Mapping[str, Callable[[Path, dict[str, Any], Path], Start]] = {
     "rope": _rope,
-    "dtype": _dtype,
-    "weights": _weights,
+    "dtype": other_dtype,
+    "weights": other_weights,
     "tp2": _ranks,
 }
 
 
-def change(what: str, model: Path, options: dict[str, Any], workplace: Path) -> _Start:
+def change(what: str, model: Path, options: dict[str, Any], workplace: Path) -> Start:
     """The start of SGLang with that changed. *workplace* is a directory that may be written.
 
     Raises ``UnsupportedModelError`` where the model or the machine can't have it.

@@ -10,42 +10,30 @@ from typing import Any
 from transformers import AutoConfig
 
 from kvtier_core import UnsupportedModelError
-from kvtier_weights.variants import check_two_workers, copy_with_other_weights, other_rotary_base
-
-_Start = tuple[Path, dict[str, Any]]
-"""A model's directory, and the arguments of ``LLM``."""
+from kvtier_weights.variants import Start, check_two_workers, other_dtype, other_rotary_base, other_weights
 
 
-def _rope(model: Path, options: dict[str, Any], workplace: Path) -> _Start:  # noqa: ARG001 - as the others
+def _rope(model: Path, options: dict[str, Any], workplace: Path) -> Start:  # noqa: ARG001 - as the others
     other = other_rotary_base(AutoConfig.from_pretrained(model, local_files_only=True))
     return model, {**options, "hf_overrides": {"rope_parameters": other}}
 
 
-def _dtype(model: Path, options: dict[str, Any], workplace: Path) -> _Start:  # noqa: ARG001 - as the others
-    other = "bfloat16" if options.get("dtype") == "float32" else "float32"
-    return model, {**options, "dtype": other}
-
-
-def _weights(model: Path, options: dict[str, Any], workplace: Path) -> _Start:
-    return copy_with_other_weights(model, workplace / "model"), options
-
-
-def _workers(model: Path, options: dict[str, Any], workplace: Path) -> _Start:  # noqa: ARG001 - as the others
+def _workers(model: Path, options: dict[str, Any], workplace: Path) -> Start:  # noqa: ARG001 - as the others
     if options.get("tensor_parallel_size", 1) != 1:
         raise UnsupportedModelError("the model as it is has several workers already")
     workers = check_two_workers(AutoConfig.from_pretrained(model, local_files_only=True))
     return model, {**options, "tensor_parallel_size": workers}
 
 
-_CHANGES: Mapping[str, Callable[[Path, dict[str, Any], Path], _Start]] = {
+_CHANGES: Mapping[str, Callable[[Path, dict[str, Any], Path], Start]] = {
     "rope": _rope,
-    "dtype": _dtype,
-    "weights": _weights,
+    "dtype": other_dtype,
+    "weights": other_weights,
     "tp2": _workers,
 }
 
 
-def change(what: str, model: Path, options: dict[str, Any], workplace: Path) -> _Start:
+def change(what: str, model: Path, options: dict[str, Any], workplace: Path) -> Start:
     """The start of vLLM with that changed. *workplace* is a directory that may be written.
 
     Raises ``UnsupportedModelError`` where the model or the machine can't have it.
