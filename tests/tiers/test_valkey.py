@@ -4,7 +4,6 @@ import re
 import time
 
 import pytest
-from pydantic import ValidationError
 
 pytest.importorskip("valkey")
 
@@ -14,7 +13,7 @@ from kvtier_core.errors import TierOpenError
 from kvtier_testing import TierTests
 from kvtier_testing.driving import PATIENCE_S
 from kvtier_testing.rows import RowMaker, similar_keys
-from kvtier_valkey import ValkeySettings, ValkeyTier
+from kvtier_valkey import ValkeyTier
 from tests.tiers.engine import TierEngine
 from tests.tiers.ports import free_ports
 from tests.tiers.tls_proxy import TlsProxy
@@ -362,52 +361,9 @@ def test_i19_tls_is_spoken_and_the_server_is_checked(server, make_tier, tmp_path
         assert load(unchecked, [A], large) == [True]
 
 
-# Settings.
-
-
-@pytest.mark.parametrize(
-    ("settings", "says"),
-    [
-        ({"url": "localhost:6379"}, "url must begin with redis://"),
-        ({"url": "http://localhost"}, "url must begin with redis://"),
-        ({"url": "redis-cluster://a:1"}, "clusters are not followed; name one server.*or a proxy"),
-        ({"url": "redis+cluster://a:1,b:2"}, "clusters are not followed"),
-        ({"url": "redis+sentinel://a:1,b:2"}, "url names no primary: write redis.sentinel://"),
-        ({"url": "redis+sentinel://a:1,b..c:2/main"}, "the host is no name"),
-        ({"url": "redis+sentinel://a:1,b:x/main"}, "host and port can't be told apart"),
-        ({"url": "unix+sentinel:///a"}, "url must begin with redis://"),
-        ({"url": "redis://"}, "url names no server"),
-        ({"url": "unix://"}, "url names no socket"),
-        ({"url": "redis://a:1,b:2"}, "url names several servers"),
-        ({"url": "redis://:pass/word@a:1"}, "host and port can't be told apart.*%2F"),
-        (
-            {"url": "redis://a?decode_responses=yes"},
-            "no option decode_responses of redis://; there are db, password",
-        ),
-        ({"url": "redis://a?ssl_cert_reqs=none"}, "no option ssl_cert_reqs of redis://"),
-        ({"url": "rediss://a?ssl_ca_cert=x"}, "no option ssl_ca_cert of rediss://; .*ssl_ca_certs"),
-        ({"url": "redis://a..b"}, "the host is no name"),
-        ({"url": "rediss://.a"}, "the host is no name"),
-        ({"url": f"redis://{'a' * 64}.b"}, "the host is no name"),
-        ({"url": "redis://a/x"}, "the database must be a number"),
-        ({"url": "redis://a/-1"}, "the database must be a number"),
-        ({"url": "redis://a/1/2"}, "the database must be a number"),
-        ({"url": "redis://a?db=1.5"}, "the database must be a number"),
-        ({"url": "redis://a/99999999999999999999"}, "the database must be a number"),
-        ({"url": "redis://a?db=1&db=2"}, "option db is there 2 times"),
-        ({"url": "rediss://a?ssl_cert_reqs=no"}, "option ssl_cert_reqs must be required or optional or none"),
-        ({"url": "rediss://a?ssl_keyfile=k"}, "ssl_keyfile needs ssl_certfile"),
-        ({"url": "redis://a", "prefix": ""}, "prefix"),
-    ],
-)
-def test_i19_settings_that_cannot_be_meant_are_refused(settings, says):
-    with pytest.raises(ValidationError, match=says) as caught:
-        ValkeySettings.model_validate({"type": "valkey", **settings})
-    assert "pass" not in caught.value.errors()[0]["msg"].replace("password", "")
-
-
-def test_i19_no_repr_holds_a_password():
-    settings = ValkeySettings.model_validate(
-        {"type": "valkey", "url": f"redis://me:{PASSWORD}@host", "password": "pass-word", "username": "u-ser"}
-    )
-    assert not [secret for secret in (PASSWORD, "pass-word", "u-ser") if secret in repr(settings)]
+def test_i19_an_ipv6_address_in_brackets_is_connected_to(make_server, make_tier):
+    server = make_server(bind="127.0.0.1 ::1")
+    tier = make_tier(f"redis://[::1]:{server.port}")
+    assert store(tier, [A]) == [True]
+    with pytest.raises(TierOpenError, match=r" \[::1\]:1: .*refused"):
+        make_tier("redis://[::1]:1")

@@ -3,15 +3,18 @@
 Decides by the text alone: no I/O. No message repeats the URL, which may hold a password.
 """
 
+import ipaddress
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from urllib.parse import parse_qs, unquote, urlsplit
+from urllib.parse import parse_qs, unquote
 
 _SCHEMES = ("redis", "rediss", "unix", "valkey", "valkeys")
 _TLS_SCHEMES = ("rediss", "valkeys")
 _SENTINEL = "+sentinel"
 _PORT = 6379
 _SENTINEL_PORT = 26379
+_MOST_PORT = 65535
 _OPTIONS = {"db": None, "password": None}
 _SENTINEL_OPTIONS = {"sentinel_password": None}
 _TLS_OPTIONS = {
@@ -26,6 +29,8 @@ _TLS_OPTIONS = {
 """By name, the values that each may have; ``None`` for any."""
 _MOST_DIGITS = 9
 """Of a database's number: no server has so many."""
+_SERVER = re.compile(r"(?:\[(?P<address>[^\[\]]*)\]|(?P<name>[^\[\]:]*))(?::(?P<port>[0-9]*))?")
+_BARE_ADDRESS = re.compile(r"[0-9A-Fa-f.]*:[0-9A-Fa-f.]*:[0-9A-Fa-f.:]*(?:%\w+(?::\d+)?)?")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,12 +56,14 @@ class Location:
         """As messages name the server."""
         if self.sentinels:
             return f"{self.service} (of the sentinels {', '.join(one.address for one in self.sentinels)})"
-        return self.path or f"{self.host}:{self.port}"
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return self.path or f"{host}:{self.port}"
 
 
 def parse_url(url: str) -> Location:
     """What *url* says. Raises ``ValueError`` with what to write instead."""
-    scheme = url.partition("://")[0].lower()
+    scheme, separator, rest = url.strip().partition("://")
+    scheme = scheme.lower()
     if "cluster" in scheme:
         raise ValueError(
             "url: clusters are not followed; name one server of its own, or a proxy before the cluster, as "
@@ -64,33 +71,30 @@ def parse_url(url: str) -> Location:
         )
     has_sentinels = scheme.endswith(_SENTINEL)
     scheme = scheme.removesuffix(_SENTINEL)
-    if "://" not in url or scheme not in _SCHEMES or (has_sentinels and scheme == "unix"):
+    if not separator or scheme not in _SCHEMES or (has_sentinels and scheme == "unix"):
         raise ValueError(
             "url must begin with redis:// or valkey://, rediss:// or valkeys:// (TLS), redis+sentinel://, or unix:// "
             "(a socket's path)"
         )
-    try:
-        parts = urlsplit(url)
-        servers = _servers(parts.netloc.rpartition("@")[2], _SENTINEL_PORT if has_sentinels else _PORT)
-    except ValueError:  # its text may repeat a part of the password
-        raise ValueError(
-            "url: host and port can't be told apart; write / and @ in a password as %2F and %40, or set password"
-        ) from None
+    if "#" in rest:
+        raise ValueError("url: nothing is read behind #; write it as %23 in a password or a path")
+    place = re.split("[/?]", rest, maxsplit=1)[0]
+    path, _, query = rest.removeprefix(place).partition("?")
+    login, _, place = place.rpartition("@")
     known = {
         **_OPTIONS,
         **(_SENTINEL_OPTIONS if has_sentinels else {}),
         **(_TLS_OPTIONS if scheme in _TLS_SCHEMES else {}),
     }
-    options = _options(scheme, parts.query, known)
-    path, database = unquote(parts.path), options.pop("db", "")
-    username, _, password = (unquote(word) for word in parts.netloc.rpartition("@")[0].partition(":"))
+    options = _options(scheme, query, known)
+    path, database = unquote(path), options.pop("db", "")
+    username, _, password = (unquote(word) for word in login.partition(":"))
     password = options.pop("password", password)
     if scheme == "unix":
-        if not path:
-            raise ValueError("url names no socket: write unix:///PATH")
+        if place or not path:
+            raise ValueError("url names no socket: write unix:///PATH, with three slashes")
         return Location(path=path, database=_database(database), username=username, password=password)
-    for host, _ in servers:
-        _check_host(host)
+    servers = [_server(one, _SENTINEL_PORT if has_sentinels else _PORT) for one in place.split(",")]
     service, _, number = path.strip("/").partition("/") if has_sentinels else ("", "", path.strip("/"))
     sentinel_password = options.pop("sentinel_password", "")
     tls = options if scheme in _TLS_SCHEMES else None
@@ -111,10 +115,33 @@ def parse_url(url: str) -> Location:
     return replace(found, host=servers[0][0], port=servers[0][1])
 
 
-def _servers(text: str, port: int) -> list[tuple[str, int]]:
-    """Hosts and ports, as in ``a:1,b``. Raises ``ValueError``."""
-    each = [urlsplit(f"//{server}") for server in text.split(",")]
-    return [(one.hostname or "", one.port or port) for one in each]
+def _server(text: str, port: int) -> tuple[str, int]:
+    """Host and port, as in ``a:1``, ``a`` or ``[::1]:1``. Raises ``ValueError``, which repeats no password."""
+    if _BARE_ADDRESS.fullmatch(text):
+        raise ValueError("url: write an IPv6 address in brackets, as in redis://[::1]:6379")
+    found = _SERVER.fullmatch(text)
+    if found is None:
+        raise ValueError(
+            "url: host and port can't be told apart; write / and @ in a password as %2F and %40, or set password"
+        )
+    host = (found["name"] or "").lower()
+    if found["address"] is None:
+        _check_host(host)
+    else:
+        host = _ipv6(unquote(found["address"]))
+    if not found["port"]:
+        return host, port
+    if len(found["port"]) > len(str(_MOST_PORT)) or not 0 < int(found["port"]) <= _MOST_PORT:
+        raise ValueError(f"url: a port is a number from 1 to {_MOST_PORT}")
+    return host, int(found["port"])
+
+
+def _ipv6(text: str) -> str:
+    try:
+        ipaddress.IPv6Address(text)
+    except ValueError:
+        raise ValueError("url: in brackets belongs an IPv6 address, as in redis://[::1]:6379") from None
+    return text
 
 
 def _check_host(host: str) -> None:
