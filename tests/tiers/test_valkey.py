@@ -16,7 +16,6 @@ from kvtier_testing.rows import RowMaker, similar_keys
 from kvtier_valkey import ValkeyTier
 from tests.tiers.engine import TierEngine
 from tests.tiers.ports import free_ports
-from tests.tiers.tls_proxy import TlsProxy
 from tests.tiers.valkey_server import KEYS, MAKER, PASSWORD, Sentinel, ValkeyServer, load, program, store
 
 if program() is None:
@@ -298,14 +297,6 @@ def test_i19_a_server_that_cannot_save_says_so_with_what_to_do(make_server, make
         make_tier(server.url)
 
 
-def test_i19_a_port_that_speaks_no_tls_or_only_tls_is_told(server, make_tier, tmp_path, monkeypatch):
-    monkeypatch.setattr("kvtier_valkey.server.SILENCE_S", 0.5)
-    with pytest.raises(TierOpenError, match="if it speaks no TLS, begin url with redis://"):
-        make_tier(f"rediss://127.0.0.1:{server.port}")
-    with TlsProxy(server.port, tmp_path) as proxy, pytest.raises(TierOpenError, match="(TLS|ssl_)"):
-        make_tier(f"redis://localhost:{proxy.port}")
-
-
 def test_i19_a_replica_and_a_node_of_a_cluster_are_refused_by_name(make_server, make_tier, server):
     replica = make_server(replicaof=f"127.0.0.1 {server.port}")
     with pytest.raises(TierOpenError, match="is a replica.*set url to its primary"):
@@ -343,22 +334,6 @@ def test_i19_sentinels_lead_to_the_primary_also_when_it_has_become_another(make_
 def second_has(second, key):
     with second.client() as client:
         return client.get(b"kvtier:space:" + key) if client.info()["role"] == "master" else None
-
-
-def test_i19_tls_is_spoken_and_the_server_is_checked(server, make_tier, tmp_path):
-    with TlsProxy(server.port, tmp_path) as proxy:
-        url = f"rediss://localhost:{proxy.port}?ssl_ca_certs={proxy.certificate}"
-        large = RowMaker("space", 1_000_000)
-        tier = make_tier(url, maker=large)
-        assert store(tier, KEYS, large) == [True] * 6
-        assert load(tier, KEYS, large) == [True] * 6
-        assert list(tier.contains([*KEYS, *similar_keys(2, seed=1)])) == [True] * 6 + [False] * 2
-        with pytest.raises(TierOpenError, match="(?i)certificate verify failed"):
-            make_tier(f"rediss://localhost:{proxy.port}")
-        with pytest.raises(TierOpenError, match="(?i)certificate.*127.0.0.1"):  # it names localhost alone
-            make_tier(url.replace("localhost:", "127.0.0.1:"))
-        unchecked = make_tier(f"rediss://127.0.0.1:{proxy.port}?ssl_cert_reqs=none", maker=large)
-        assert load(unchecked, [A], large) == [True]
 
 
 def test_i19_an_ipv6_address_in_brackets_is_connected_to(make_server, make_tier):

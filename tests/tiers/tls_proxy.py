@@ -1,4 +1,4 @@
-"""Speaks TLS on loopback for a server that does not: with a certificate for ``localhost`` that it made itself."""
+"""Speaks TLS on loopback for a server that does not: with a certificate that it made itself."""
 
 import contextlib
 import datetime as dt
@@ -6,6 +6,7 @@ import select
 import socket
 import ssl
 import threading
+import time
 from pathlib import Path
 from typing import Self
 
@@ -16,13 +17,27 @@ from cryptography.x509.oid import NameOID
 
 
 class TlsProxy:
-    """Use it as a context manager. ``certificate`` is the file that a client has to trust."""
+    """Use it as a context manager. ``certificate`` is the file that a client has to trust.
 
-    def __init__(self, to_port: int, directory: Path) -> None:
+    It is for the host *name*, and valid for *hours*, from the first to the second from now on. It is signed by itself,
+    or by an authority of which nothing else is known. It is shown *pause_s* after a client has connected.
+    """
+
+    def __init__(
+        self,
+        to_port: int,
+        directory: Path,
+        *,
+        name: str = "localhost",
+        hours: tuple[float, float] = (-1, 24),
+        has_authority: bool = False,
+        pause_s: float = 0.0,
+    ) -> None:
         self._to_port = to_port
-        self.certificate = directory / "localhost.pem"
-        key = directory / "localhost.key"
-        _make_certificate(self.certificate, key)
+        self._pause_s = pause_s
+        self.certificate = directory / "server.pem"
+        key = directory / "server.key"
+        _make_certificate(self.certificate, key, name, hours, has_authority=has_authority)
         self._context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         self._context.load_cert_chain(self.certificate, key)
         self._listener = socket.create_server(("127.0.0.1", 0))
@@ -45,6 +60,7 @@ class TlsProxy:
                 threading.Thread(target=self._serve, args=(client,), daemon=True).start()
 
     def _serve(self, plain: socket.socket) -> None:
+        time.sleep(self._pause_s)
         with (
             contextlib.suppress(OSError),
             plain,
@@ -72,21 +88,23 @@ def _pass_on(client: ssl.SSLSocket, server: socket.socket) -> None:
             client.setblocking(False)
 
 
-def _make_certificate(certificate: Path, key_file: Path) -> None:
+def _make_certificate(
+    certificate: Path, key_file: Path, name: str, hours: tuple[float, float], *, has_authority: bool
+) -> None:
     key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "localhost")])
+    signer = ec.generate_private_key(ec.SECP256R1()) if has_authority else key
     now = dt.datetime.now(dt.UTC)
     made = (
         x509.CertificateBuilder()
-        .subject_name(name)
-        .issuer_name(name)
+        .subject_name(_called(name))
+        .issuer_name(_called("authority" if has_authority else name))
         .public_key(key.public_key())
         .serial_number(x509.random_serial_number())
-        .not_valid_before(now - dt.timedelta(hours=1))
-        .not_valid_after(now + dt.timedelta(days=1))
-        .add_extension(x509.SubjectAlternativeName([x509.DNSName("localhost")]), critical=False)
-        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
-        .sign(key, hashes.SHA256())
+        .not_valid_before(now + dt.timedelta(hours=hours[0]))
+        .not_valid_after(now + dt.timedelta(hours=hours[1]))
+        .add_extension(x509.SubjectAlternativeName([x509.DNSName(name)]), critical=False)
+        .add_extension(x509.BasicConstraints(ca=not has_authority, path_length=None), critical=True)
+        .sign(signer, hashes.SHA256())
     )
     certificate.write_bytes(made.public_bytes(serialization.Encoding.PEM))
     key_file.write_bytes(
@@ -96,3 +114,7 @@ def _make_certificate(certificate: Path, key_file: Path) -> None:
             serialization.NoEncryption(),
         )
     )
+
+
+def _called(name: str) -> x509.Name:
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])

@@ -4,6 +4,7 @@ Decides by the server's codes alone; no I/O. No text holds a secret: a server th
 and those are cut off.
 """
 
+import ssl
 from collections.abc import Mapping
 from typing import TypeVar
 
@@ -37,6 +38,21 @@ _ADVICE = {
     "WRONGTYPE ": "another program uses this name: set another prefix",
 }
 """What to do, by the beginning of a refusal."""
+_UNKNOWN_AUTHORITY = "name the file of the authority that signed it: ssl_ca_certs=FILE in url"
+_OTHER_NAME = (
+    "write the host in url as the certificate has it, or leave its name unchecked: ssl_check_hostname=false"
+)
+_CERTIFICATE_ADVICE = {
+    9: "it is too early for it: see the clocks of both machines",
+    10: "renew it",
+    18: _UNKNOWN_AUTHORITY,
+    19: _UNKNOWN_AUTHORITY,
+    20: _UNKNOWN_AUTHORITY,
+    21: _UNKNOWN_AUTHORITY,
+    62: _OTHER_NAME,
+    64: _OTHER_NAME,
+}
+"""What to do, by OpenSSL's number of what is wrong with a certificate."""
 
 
 class ServerLostError(ConnectionError):
@@ -73,6 +89,17 @@ def refusal(address: str, line: str) -> OSError:
     advice = _by_beginning(_ADVICE, line)
     text = f"{address} answered: {said}" + (f"; {advice}" if advice else "")
     return (_by_beginning(_CLASSES, line) or ServerRefusedError)(text)
+
+
+def tls_refusal(address: str, error: ssl.SSLError) -> ServerRefusedError:
+    """The server and this machine did not agree on how to encrypt."""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        advice = _CERTIFICATE_ADVICE.get(error.verify_code, "see the ssl_ options of url")
+        what = error.verify_message.rstrip(".")
+        return ServerRefusedError(f"{address}: its certificate is not accepted: {what}; {advice}")
+    return ServerRefusedError(
+        f"{address}: {error}; check that the server speaks TLS at this port, and the ssl_ options of url"
+    )
 
 
 def _by_beginning(table: Mapping[str, _T], line: str) -> _T | None:

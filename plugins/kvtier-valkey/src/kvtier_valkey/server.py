@@ -11,8 +11,8 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import TypeVar
 
+from kvtier_valkey.connecting import connect, tls_context
 from kvtier_valkey.faults import ServerLostError, ServerRefusedError, ServerSilentError, masked
-from kvtier_valkey.link import connect, tls_context
 from kvtier_valkey.location import Location
 from kvtier_valkey.wire import SILENCE_S, Part, Wire, command
 

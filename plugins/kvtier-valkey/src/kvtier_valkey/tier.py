@@ -184,4 +184,7 @@ def _what_to_do(error: OSError) -> str:
     """A refusal says it itself."""
     if isinstance(error, ServerRefusedError):
         return ""
-    return "; check that the server runs, and that url with its ssl_ options leads to it"
+    return (
+        "; check that the server runs, and that url leads to it: rediss:// with its ssl_ options where it speaks TLS, "
+        "redis:// where not"
+    )
