@@ -1,6 +1,7 @@
 """Real SGLang on a CPU: engines with kvtier, started in processes of their own, and what they answer."""
 
 import hashlib
+import json
 import os
 import signal
 import subprocess
@@ -90,6 +91,10 @@ class Engine:
         """Empty the device's cache, once SGLang is idle."""
         self._call("flush")
 
+    def clear_storage(self) -> None:
+        """Have HiCache's storage forget all."""
+        self._call("clear_storage")
+
     def update_weights(self, model: Path, **more: Any) -> None:
         """Load other weights from disk."""
         self._call("update_weights", str(model), more)
@@ -135,6 +140,28 @@ def linker(config: Path | None) -> Mapping[str, object]:
         "enable_unified_cache_external_linker": True,
         "unified_cache_external_linker_backend": "dynamic",
         "unified_cache_external_linker_config": options,
+    }
+
+
+def hicache(config: Path, layout: str = "layer_first") -> Mapping[str, Any]:
+    """SGLang's arguments for HiCache that stores in kvtier. It has every page stored, and waits for what it loads."""
+    options = {
+        "backend_name": "kvtier",
+        "module_path": "kvtier_sglang",
+        "class_name": "KvtierHiCache",
+        "interface_v1": 1,
+        "kvtier_config": str(config),
+        "prefetch_threshold": PAGE,
+    }
+    return {
+        "enable_hierarchical_cache": True,
+        "hicache_ratio": 2.0,
+        "hicache_io_backend": "direct",
+        "hicache_mem_layout": layout,
+        "hicache_write_policy": "write_through",
+        "hicache_storage_backend": "dynamic",
+        "hicache_storage_backend_extra_config": json.dumps(options),
+        "hicache_storage_prefetch_policy": "wait_complete",
     }
 
 

@@ -9,12 +9,16 @@ import torch
 from kvtier_core.engine import GroupSpec, Namespace, open_parts
 from kvtier_core.proof import row_bytes_for
 from kvtier_core.settings import Settings, load_settings
+from kvtier_core.transfer import KVLayout
 from kvtier_sglang.cache import PageCache
 from kvtier_sglang.pages import page_layout
 
 TOKENS = 4
 PAGES = 64
 PATIENCE_S = 20.0
+HERE = list(range(1, 11))
+THERE = list(range(20, 30))
+"""Numbers of ten pages each."""
 ROW_BYTES = row_bytes_for(TOKENS * 16 * 4 * 6)
 
 
@@ -23,16 +27,7 @@ class Engine:
 
     def __init__(self, settings: Settings, weights: str = "w") -> None:
         self.buffers = [torch.zeros(PAGES * TOKENS, 2, 8) for _ in range(6)]
-        layout = page_layout(self.buffers, TOKENS)
-        namespace = Namespace(
-            model="toy",
-            kv_dtype="float32",
-            tokens_per_block=TOKENS,
-            groups=(GroupSpec(layers=("all",), block_bytes=layout.payload_bytes[0]),),
-            layout="toy",
-            weights_digest=weights,
-        )
-        self.cache = PageCache(open_parts(settings, namespace, layout), TOKENS)
+        self.cache = open_cache(settings, page_layout(self.buffers, TOKENS), weights)
 
     def write(self, names: Sequence[str], numbers: Sequence[int]) -> None:
         """Compute: fill the pages *numbers* with what their names stand for."""
@@ -65,6 +60,19 @@ class Engine:
         return found
 
 
+def open_cache(settings: Settings, layout: KVLayout, weights: str = "w") -> PageCache:
+    """A cache behind the memory that *layout* describes."""
+    namespace = Namespace(
+        model="toy",
+        kv_dtype="float32",
+        tokens_per_block=TOKENS,
+        groups=(GroupSpec(layers=("all",), block_bytes=layout.payload_bytes[0]),),
+        layout="toy",
+        weights_digest=weights,
+    )
+    return PageCache(open_parts(settings, namespace, layout), TOKENS)
+
+
 def open_with_disk(place: Path, *, rows: int = 64, on_reset: str = "all", weights: str = "w") -> Engine:
     """An engine with a pool of so many *rows*, and a disk tier in *place*."""
     file = place / "kvtier.toml"
@@ -81,6 +89,14 @@ def chain(prompt: str, count: int) -> list[str]:
     while len(names) < count:
         names.append(hashlib.sha256(names[-1].encode()).hexdigest())
     return names
+
+
+def evict_pool(engine: Engine) -> None:
+    """Push everything out of the pool, once the tiers have it."""
+    assert engine.cache.flush(PATIENCE_S)
+    for number in range(16):
+        assert engine.store(chain(f"other {number}", 10), HERE)
+        assert engine.cache.flush(PATIENCE_S)
 
 
 def _content(name: str, layer: int) -> torch.Tensor:

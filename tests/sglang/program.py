@@ -36,6 +36,11 @@ class Served:
             assert time.monotonic() < deadline, "SGLang did not become idle"
             time.sleep(0.05)
 
+    def clear_storage(self) -> None:
+        """Have HiCache's storage forget all."""
+        manager = self._engine.tokenizer_manager
+        assert self._engine.loop.run_until_complete(manager.clear_hicache_storage()).success
+
     def update_weights(self, model: str, more: dict[str, Any]) -> None:
         """Load other weights from disk."""
         from sglang.srt.managers.io_struct import UpdateWeightFromDiskReqInput

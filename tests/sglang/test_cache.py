@@ -1,82 +1,14 @@
 """Pages under SGLang's names, in a real pool with real and fault-injecting tiers: right bytes, or none."""
 
 import json
-from collections.abc import Callable, Iterator
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 
-from kvtier_core.plugins import TierType
-from kvtier_core.settings import PoolSettings, Settings
-from kvtier_core.tier_settings import TierLimits, TierSettings
-from kvtier_sglang import cache as cache_module
 from kvtier_sglang.figures import Figures
 from kvtier_sglang.pages import page_layout, page_numbers
-from kvtier_testing.faulty import FaultyTier
-from tests.sglang.paged import PATIENCE_S, ROW_BYTES, Engine, chain, open_with_disk
-
-HERE = list(range(1, 11))
-THERE = list(range(20, 30))
-
-Open = Callable[..., Engine]
-
-
-@pytest.fixture
-def open_on_disk(tmp_path: Path) -> Iterator[Open]:
-    opened: list[Engine] = []
-
-    def open_one(**options) -> Engine:
-        opened.append(open_with_disk(tmp_path, **options))
-        return opened[-1]
-
-    yield open_one
-    for engine in opened:
-        engine.cache.close(PATIENCE_S)
-
-
-@pytest.fixture
-def tier() -> list[FaultyTier]:
-    """The fault-injecting tier, once it is open."""
-    return []
-
-
-@pytest.fixture
-def open_faulty(tier: list[FaultyTier], monkeypatch: pytest.MonkeyPatch) -> Iterator[Open]:
-    class Registered(FaultyTier):
-        def __init__(self, settings, context):
-            super().__init__(settings, context)
-            tier.append(self)
-
-    opened: list[Engine] = []
-
-    def open_one(*, rows: int = 64, load_patience_s: float = PATIENCE_S, **limits: float) -> Engine:
-        monkeypatch.setattr(cache_module, "_ANSWER_PATIENCE_S", PATIENCE_S)
-        monkeypatch.setattr(cache_module, "_LOAD_PATIENCE_S", load_patience_s)
-        kind = TierType(name="faulty", cls=Registered, distribution="test", version="1")
-        settings = Settings(
-            pool=PoolSettings(capacity=rows * ROW_BYTES),
-            tiers={"one": TierSettings(type="faulty", limits=TierLimits(**limits))},
-            tier_types={"one": kind},
-        )
-        opened.append(Engine(settings))
-        return opened[-1]
-
-    yield open_one
-    for each in tier:
-        each.hold.clear()
-        each.raise_in.clear()
-    for engine in opened:
-        engine.cache.close(PATIENCE_S)
-
-
-def _evict_pool(engine: Engine) -> None:
-    """Push everything out of the pool, once the tiers have it."""
-    assert engine.cache.flush(PATIENCE_S)
-    for number in range(16):
-        assert engine.store(chain(f"other {number}", 10), HERE)
-        assert engine.cache.flush(PATIENCE_S)
+from tests.sglang.paged import HERE, PATIENCE_S, THERE, chain, evict_pool
 
 
 def test_pages_come_from_the_pool_and_in_a_new_process_from_disk(open_on_disk):
@@ -178,7 +110,7 @@ def test_a_tier_that_has_not_said_what_it_holds_is_waited_for_in_the_first_looku
 def test_wrong_bytes_of_a_tier_are_never_loaded(open_faulty, tier):
     engine, names = open_faulty(rows=16), chain("prompt", 10)
     assert engine.store(names, HERE)
-    _evict_pool(engine)
+    evict_pool(engine)
     tier[0].corrupt = True
     assert engine.load("a", names, THERE) == 0
     tier[0].corrupt = False
@@ -192,7 +124,7 @@ def test_a_load_that_comes_too_late_is_refused_and_nothing_more_is_promised_unti
     others = chain("others", 10)
     assert engine.store(names, HERE)
     assert engine.store(others, HERE)
-    _evict_pool(engine)
+    evict_pool(engine)
     tier[0].hold.add("load")
     assert engine.load("a", names, THERE) == 0
     assert engine.cache.lookup("b", names) == 0

@@ -3,21 +3,16 @@
 Its processes take a while to import, so each engine is asked many things.
 """
 
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.plugins.distributions import Site
-from tests.sglang.engines import PAGE, Answer, Engine, needs_sglang, prompt, save_model
+from tests.sglang.asking import LONG, WHOLE, restore, store
+from tests.sglang.engines import PAGE, Engine, needs_sglang, prompt, save_model
 
 pytestmark = [needs_sglang, pytest.mark.timeout(1500)]
-LONG = 400
-WHOLE = (LONG - 1) // PAGE * PAGE
-"""The tokens of a prompt of LONG that can be restored."""
-BLOCKS = LONG // PAGE
-PATIENCE_S = 120.0
 
 
 @pytest.fixture(scope="module")
@@ -69,35 +64,8 @@ def controlled(place: Path, model: Path) -> Iterator[tuple[Engine, Path]]:
     engine.close()
 
 
-def _count(root: Path) -> int:
-    return sum(file.stat().st_size > 4096 for file in root.rglob("*") if file.is_file())
-
-
-def _store(engine: Engine, root: Path, name: str) -> Answer:
-    """Ask a prompt for the first time, and wait until the tier has it."""
-    before = _count(root)
-    [answer] = engine.ask(prompt(name, LONG))
-    assert answer.cached == 0
-    deadline = time.monotonic() + PATIENCE_S
-    while _count(root) < before + BLOCKS:
-        assert time.monotonic() < deadline, f"{_count(root) - before} of {BLOCKS} blocks were stored"
-        time.sleep(0.05)
-    return answer
-
-
-def _restore(engine: Engine, name: str) -> Answer:
-    """Ask a prompt again, with nothing in SGLang's cache and the pool, until a tier answers."""
-    deadline = time.monotonic() + PATIENCE_S
-    while True:
-        engine.flush()
-        [answer] = engine.ask(prompt(name, LONG))
-        if answer.cached == WHOLE:
-            return answer
-        assert time.monotonic() < deadline, f"{answer.cached} of {WHOLE} tokens were restored"
-
-
 def test_a_flushed_prompt_is_restored_from_disk_and_answered_as_from_sglangs_own_cache(on_disk, place):
-    first = _store(on_disk, place / "blocks", "a")
+    first = store(on_disk, place / "blocks", "a")
     [own] = on_disk.ask(prompt("a", LONG))
     assert own.cached == WHOLE
     on_disk.flush()
@@ -108,7 +76,7 @@ def test_a_flushed_prompt_is_restored_from_disk_and_answered_as_from_sglangs_own
 
 
 def test_prompts_that_share_a_beginning_share_its_pages_and_salts_keep_them_apart(on_disk, place):
-    _store(on_disk, place / "blocks", "shared")
+    store(on_disk, place / "blocks", "shared")
     on_disk.flush()
     begun = prompt("shared", 10 * PAGE)
     [longer] = on_disk.ask([*begun, *prompt("else", 50)])
@@ -119,7 +87,7 @@ def test_prompts_that_share_a_beginning_share_its_pages_and_salts_keep_them_apar
 
 
 def test_prompts_that_come_together_are_all_restored(on_disk, place):
-    first = [_store(on_disk, place / "blocks", f"together {number}") for number in range(3)]
+    first = [store(on_disk, place / "blocks", f"together {number}") for number in range(3)]
     on_disk.flush()
     answers = on_disk.ask(*(prompt(f"together {number}", LONG) for number in range(3)))
     assert [answer.tokens for answer in answers] == [answer.tokens for answer in first]
@@ -128,7 +96,7 @@ def test_prompts_that_come_together_are_all_restored(on_disk, place):
 
 def test_flipped_bits_on_disk_cost_hits_and_no_token(on_disk, place):
     known = set((place / "blocks").rglob("*"))
-    first = _store(on_disk, place / "blocks", "flipped")
+    first = store(on_disk, place / "blocks", "flipped")
     for file in set((place / "blocks").rglob("*")) - known:
         if file.is_file() and file.stat().st_size > 4096:
             data = bytearray(file.read_bytes())
@@ -143,7 +111,7 @@ def test_flipped_bits_on_disk_cost_hits_and_no_token(on_disk, place):
 def test_a_new_process_restores_and_after_new_weights_nothing_of_the_old_answers(
     on_disk, place, model, config, monkeypatch
 ):
-    first = _store(on_disk, place / "blocks", "new")
+    first = store(on_disk, place / "blocks", "new")
     monkeypatch.setenv("KVTIER_CONFIG", str(config))  # which turns kvtier on, without an argument
     engine = Engine(model, place / "new.log")
     try:
@@ -155,7 +123,7 @@ def test_a_new_process_restores_and_after_new_weights_nothing_of_the_old_answers
         assert changed.cached == 0
         assert changed.tokens != first.tokens
         engine.ask(prompt("others", LONG))
-        _restore(engine, "others")
+        restore(engine, "others")
         engine.flush()
         engine.update_weights(model, flush_cache=False)
         assert engine.ask(prompt("others", LONG))[0].cached == 0  # the tier has it, of the weights before
@@ -169,20 +137,20 @@ def test_a_new_process_restores_and_after_new_weights_nothing_of_the_old_answers
 
 def test_a_wrong_bit_of_a_tier_costs_hits_and_no_token(controlled):
     engine, root = controlled
-    first = _store(engine, root, "wrong")
-    assert _restore(engine, "wrong").tokens == first.tokens
+    first = store(engine, root, "wrong")
+    assert restore(engine, "wrong").tokens == first.tokens
     engine.flush()
     (root / "flip").touch()
     [again] = engine.ask(prompt("wrong", LONG))
     (root / "flip").unlink()
     assert (again.tokens, again.cached) == (first.tokens, 0)
-    assert _restore(engine, "wrong").tokens == first.tokens
+    assert restore(engine, "wrong").tokens == first.tokens
 
 
 def test_a_tier_that_fails_costs_hits_and_no_token(controlled):
     engine, root = controlled
-    first = _store(engine, root, "failing")
-    _restore(engine, "failing")
+    first = store(engine, root, "failing")
+    restore(engine, "failing")
     engine.flush()
     (root / "fail").touch()
     [again] = engine.ask(prompt("failing", LONG))
@@ -192,12 +160,12 @@ def test_a_tier_that_fails_costs_hits_and_no_token(controlled):
 
 def test_a_tier_that_hangs_holds_no_request_up(controlled):
     engine, root = controlled
-    first = _store(engine, root, "hanging")
-    _restore(engine, "hanging")
+    first = store(engine, root, "hanging")
+    restore(engine, "hanging")
     engine.flush()
     (root / "hang").touch()
     answers = [engine.ask(prompt(name, LONG))[0] for name in ("hanging", "others", "hanging")]
     (root / "hang").unlink()
     assert [answers[0].tokens, answers[2].tokens] == [first.tokens] * 2
     assert answers[0].cached == 0
-    assert _restore(engine, "hanging").tokens == first.tokens
+    assert restore(engine, "hanging").tokens == first.tokens

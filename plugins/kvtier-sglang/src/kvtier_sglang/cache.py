@@ -26,8 +26,6 @@ _ANSWER_PATIENCE_S = 0.1
 """How long a prompt's first lookup waits for tiers that have not said what they hold. A local disk always has."""
 _LOAD_PATIENCE_S = 2.0
 """How long a load waits for tiers before the prompt is computed instead. The scheduler does nothing else meanwhile."""
-_COPY_TIMEOUT_S = 30.0
-"""A copy within memory takes milliseconds."""
 _FORGET_S = 60.0
 """A prompt that was not looked up for so long was computed, or its client is gone. SGLang does not say."""
 _log = logging.getLogger("kvtier.sglang")
@@ -53,12 +51,21 @@ class PageCache:
     """The pool and the tiers behind one engine's KV memory, which *parts* serve. It owns them."""
 
     def __init__(
-        self, parts: EngineParts, tokens_per_page: int, clock: Callable[[], float] = time.monotonic
+        self,
+        parts: EngineParts,
+        tokens_per_page: int,
+        clock: Callable[[], float] = time.monotonic,
+        *,
+        copy_timeout_s: float = 30.0,
     ) -> None:
         self._manager, self._device, self._pool = parts
         self._tokens_per_page = tokens_per_page
         self._clock = clock
-        self._piece = max(1, min(self._pool.geometry.num_rows // 8, self._manager.max_store_room))
+        self._copy_timeout_s = copy_timeout_s
+        """A copy within memory takes milliseconds."""
+        self.most_stored_at_once = max(
+            1, min(self._pool.geometry.num_rows // 8, self._manager.max_store_room)
+        )
         """Pages stored by one device transfer at most, so that a small pool takes a part rather than nothing."""
         self._numbers = count(1)
         self._asked: dict[str, _Asked] = {}
@@ -125,10 +132,10 @@ class PageCache:
         except BaseException:
             self._manager.commit_load(prepared.job_id, success=False)
             raise
-        if not self._device.wait(Direction.LOAD, [prepared.job_id], _COPY_TIMEOUT_S):
+        if not self._device.wait(Direction.LOAD, [prepared.job_id], self._copy_timeout_s):
             raise RuntimeError(
-                f"a copy of {len(keys)} pages into SGLang's KV memory did not end within {_COPY_TIMEOUT_S:g} s: start "
-                "the engine again"
+                f"a copy of {len(keys)} pages into SGLang's KV memory did not end within {self._copy_timeout_s:g} s: "
+                "start the engine again"
             )
         has_loaded = prepared.job_id in self._take_in()
         self._manager.commit_load(prepared.job_id, success=has_loaded)
@@ -150,8 +157,8 @@ class PageCache:
         keys = _keys(pages)
         offer = _Stored(keys)
         request_id = self._begin("store", len(keys), store_tiers)
-        for begin in range(0, len(keys), self._piece):
-            piece = slice(begin, begin + self._piece)
+        for begin in range(0, len(keys), self.most_stored_at_once):
+            piece = slice(begin, begin + self.most_stored_at_once)
             prepared = self._manager.reserve_store(request_id, keys[piece])
             if prepared is None:
                 break
@@ -194,6 +201,15 @@ class PageCache:
         """Acknowledge the oldest offer: whether the pool has all its pages."""
         return self._has(self._offers.popleft().keys)
 
+    def wait(self, timeout_s: float) -> None:
+        """Sleep until something happened that may change an answer, at most *timeout_s*."""
+        self._manager.wait(timeout_s)
+
+    @property
+    def store_room(self) -> int:
+        """Pages that could be stored now without any tier having to leave one out."""
+        return self._manager.store_room
+
     # -- figures
 
     @property
@@ -211,8 +227,10 @@ class PageCache:
         """Nothing stored so far answers any more; with *everywhere* whatever ``on_reset`` says."""
         self._forget(float("inf"))
         self._manager.reset_cache(everywhere=everywhere)
-        if not self._device.wait(Direction.STORE, list(self._stores), _COPY_TIMEOUT_S):
-            _log.warning("copies out of SGLang's KV memory still run %g s after a reset", _COPY_TIMEOUT_S)
+        if not self._device.wait(Direction.STORE, list(self._stores), self._copy_timeout_s):
+            _log.warning(
+                "copies out of SGLang's KV memory still run %g s after a reset", self._copy_timeout_s
+            )
         self._take_in()
         self._offers.clear()
 

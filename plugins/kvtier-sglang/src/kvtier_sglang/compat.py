@@ -4,6 +4,7 @@ SGLang's linker interface is young and has changed within weeks. A release that 
 start, by name, and not at the first request.
 """
 
+from collections.abc import Sequence
 from importlib import import_module
 
 from kvtier_core import PluginError
@@ -66,6 +67,35 @@ NAMES = {
 """What is read of SGLang's objects: fields, members and attributes."""
 
 
+_STORAGE = "sglang.srt.mem_cache.hicache_storage"
+_CONTROLLER = "sglang.srt.managers.cache_controller"
+_HOST = "sglang.srt.mem_cache.pool_host"
+HICACHE_SIGNATURES = {
+    f"{_STORAGE}:HiCacheStorage.register_mem_pool_host": "self, mem_pool_host",
+    f"{_STORAGE}:HiCacheStorage.register_mem_host_pool_v2": "self, host_pool, host_pool_name",
+    f"{_STORAGE}:HiCacheStorage.on_host_pools_registered": "self",
+    f"{_STORAGE}:HiCacheStorage.batch_exists": "self, keys, extra_info",
+    f"{_STORAGE}:HiCacheStorage.batch_get_v1": "self, keys, host_indices, extra_info",
+    f"{_STORAGE}:HiCacheStorage.batch_set_v1": "self, keys, host_indices, extra_info",
+    f"{_STORAGE}:HiCacheStorage.clear": "self",
+    f"{_CONTROLLER}:HiCacheController._page_get_zero_copy": "self, operation, hash_values, host_indices, extra_info",
+    f"{_CONTROLLER}:HiCacheController._page_set_zero_copy": "self, hash_values, host_indices, extra_info",
+    f"{_HOST}.base:HostKVCache.alloc": "self, need_size",
+    f"{_HOST}.base:HostKVCache.free": "self, indices",
+    f"{_HOST}.mha:MHATokenToKVPoolHost.get_data_page": "self, index, flat",
+    f"{_HOST}.mha:MHATokenToKVPoolHost.set_from_flat_data_page": "self, index, data_page",
+    "sglang.srt.runtime_context:get_server_args": "",
+}
+"""As ``SIGNATURES``, for a storage of HiCache's. Importing these takes longer, and only that storage needs them."""
+HICACHE_NAMES = {f"{_STORAGE}:HiCacheStorageConfig": "tp_rank, tp_size, extra_config"}
+
+
+def check_hicache() -> None:
+    """As ``check_sglang``, for a storage of HiCache's as well."""
+    check_sglang()
+    _refuse(find_differences(HICACHE_SIGNATURES, HICACHE_NAMES))
+
+
 def check_sglang() -> None:
     """Raise ``PluginError`` when the SGLang in this environment is not a supported one."""
     try:
@@ -78,7 +108,11 @@ def check_sglang() -> None:
         raise PluginError(
             f"kvtier-sglang supports SGLang {', '.join(SUPPORTED)}, and this is {version}: {_INSTALL}"
         )
-    if differences := find_differences(SIGNATURES, NAMES):
+    _refuse(find_differences(SIGNATURES, NAMES))
+
+
+def _refuse(differences: Sequence[str]) -> None:
+    if differences:
         raise PluginError(
-            f"SGLang {version} differs from what kvtier-sglang was made for: {'; '.join(differences)}: {_INSTALL}"
+            f"this SGLang differs from what kvtier-sglang was made for: {'; '.join(differences)}: {_INSTALL}"
         )

@@ -89,6 +89,17 @@ _ELSEWHERE = (
 _ONE = ("pp_size", "dp_size", "attn_cp_size", "dcp_size", "nnodes")
 """Sizes by which SGLang shares the work of an engine among processes, beside tensor parallelism."""
 
+_POOLS = frozenset(
+    {
+        ("MHATokenToKVPool", "nhd"),
+        ("MHATokenToKVPoolHost", "layer_first"),
+        ("MHATokenToKVPoolHost", "page_first"),
+        ("MHATokenToKVPoolHost", "page_first_direct"),
+        ("MHATokenToKVPoolHost", "page_head"),
+    }
+)
+"""SGLang's KV memory on the device, and HiCache's on the host, with their layouts."""
+
 _REFUSED = {
     "enable_lora": "LoRA adapters: SGLang names them to kvtier by their paths, which says nothing of what is in them",
     "lora_paths": "LoRA adapters: SGLang names them to kvtier by their paths, which says nothing of what is in them",
@@ -162,7 +173,7 @@ def _objections(facts: EngineFacts) -> Iterator[str]:
             yield f"its layers keep {component!r} in SGLang's tree, and kvtier knows full attention alone"
     if facts.is_multimodal:
         yield "it takes images or sound, which SGLang names to kvtier by 30 bits of a digest"
-    if facts.kv_pool != "MHATokenToKVPool" or facts.kv_layout != "nhd":
+    if (facts.kv_pool, facts.kv_layout) not in _POOLS:
         yield f"its KV lies in a {facts.kv_pool} with layout {facts.kv_layout!r}, which kvtier does not know"
     if facts.is_quantized_kv:
         yield "its KV has scales beside it, which kvtier does not keep"

@@ -43,7 +43,9 @@ def find_ranks(params: Any) -> Ranks:
 def read_facts(
     server_args: Any, components: Iterable[Any], kv_pool: Any, layout: KVLayout, ranks: Ranks
 ) -> EngineFacts:
-    """The facts of the engine that is being built. Raises ``OSError`` when a file of the model can't be read.
+    """The facts of the engine that is being built, whose pages are in *kv_pool*.
+
+    Raises ``OSError`` when a file of the model can't be read.
 
     Costs as ``digest_weights``.
     """
@@ -59,17 +61,17 @@ def read_facts(
         parts=(
             f"sglang {sglang_version}",
             f"torch {torch.__version__}",
-            torch.backends.cpu.get_cpu_capability(),
+            *_processor(str(arguments["device"])),
             *_other_plugins(),
         ),
         components=[str(component) for component in sorted(components)],
         kv_pool=type(kv_pool).__name__,
-        kv_layout=str(getattr(kv_pool, "kv_cache_layout", "unknown")),
+        kv_layout=str(getattr(kv_pool, "kv_cache_layout", getattr(kv_pool, "layout", "unknown"))),
         kv_dtype=str(kv_pool.dtype).removeprefix("torch."),
         device=layout.device.type,
         is_multimodal=bool(ModelConfig.from_server_args(server_args).is_multimodal),
         is_quantized_kv=bool(getattr(kv_pool, "is_quantized_kv_cache", False)),
-        num_layers=len(layout.groups[0].tensors) // 2,
+        num_layers=kv_pool.layer_num,
         tokens_per_page=kv_pool.page_size,
         rank=ranks.rank,
         num_ranks=ranks.size,
@@ -97,6 +99,13 @@ def _weights_digest(model: Path, arguments: Mapping[str, object]) -> str | None:
         why,
     )
     return None
+
+
+def _processor(device: str) -> list[str]:
+    """What the numbers of a computation on *device* depend on."""
+    if device == "cuda":
+        return [torch.cuda.get_device_name(), f"CUDA {torch.version.cuda}"]
+    return [torch.backends.cpu.get_cpu_capability()]
 
 
 def _other_plugins() -> list[str]:

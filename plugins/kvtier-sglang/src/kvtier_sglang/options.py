@@ -1,4 +1,4 @@
-"""What ``linker_extra_config`` may say to kvtier, checked before anything starts.
+"""What SGLang's option for a linker or a storage may say to kvtier, checked before anything starts.
 
 Decides which names are known and what kvtier's settings are made of. It opens nothing and names no SGLang type.
 """
@@ -15,8 +15,8 @@ OURS = {
 }
 
 
-def load_options(extra_config: Mapping[str, Any]) -> Settings:
-    """The settings: the table in *extra_config* over the environment over the file.
+def load_options(extra_config: Mapping[str, Any], option: str = "linker_extra_config") -> Settings:
+    """The settings: the table in *extra_config*, SGLang's *option*, over the environment over the file.
 
     Raises ``ConfigError`` that names every option it does not know, and as ``load_settings`` does.
     """
@@ -24,7 +24,7 @@ def load_options(extra_config: Mapping[str, Any]) -> Settings:
     if unknown:
         allowed = "; ".join(f"{name} ({what})" for name, what in OURS.items())
         raise ConfigError(
-            f"linker_extra_config: kvtier knows no {', '.join(map(repr, unknown))}. Allowed are: {allowed}. Settings "
+            f"{option}: kvtier knows no {', '.join(map(repr, unknown))}. Allowed are: {allowed}. Settings "
             "of pool and tiers belong into the table 'kvtier' or the file 'kvtier_config'"
         )
     file, table = extra_config.get("kvtier_config"), extra_config.get("kvtier", {})
