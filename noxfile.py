@@ -157,7 +157,8 @@ def s3(session: nox.Session) -> None:
 def mooncake(session: nox.Session) -> None:
     """Run the Mooncake tier on a real Mooncake Store, over TCP on loopback, which it starts."""
     _install_once(session, *_with_torch(TRANSFORMERS, *_group("test"), *_group("mooncake")))
-    session.run("python", "-m", "pytest", *(session.posargs or ("tests/tiers", "-k", "mooncake")))
+    tests = session.posargs or ("tests/tiers", "-k", "mooncake")
+    session.run("python", "-m", "tests.repo.verbs", session.create_tmp(), *tests)
 
 
 @nox.session(default=False, venv_backend="none", requires=["env"])

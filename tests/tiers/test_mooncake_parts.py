@@ -207,3 +207,19 @@ def test_c51_a_missing_client_is_told_with_what_to_install(monkeypatch):
     with pytest.raises(TierOpenError, match="pip install mooncake-transfer-engine") as caught:
         Client(settings, "far", Region(0, 0))
     assert str(caught.value).startswith("tier 'far' (kvtier-mooncake): ")
+
+
+def test_c51_a_missing_library_of_the_system_is_told_with_its_package(monkeypatch, tmp_path):
+    (tmp_path / "mooncake").mkdir()
+    (tmp_path / "mooncake" / "store.py").write_text(
+        "raise ImportError('libibverbs.so.1: cannot open shared object file: No such file or directory')"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    for name in [name for name in sys.modules if name.partition(".")[0] == "mooncake"]:
+        monkeypatch.delitem(sys.modules, name)
+    settings = MooncakeSettings(type="x", master_server_address=ADDRESS)
+    with pytest.raises(
+        TierOpenError, match="libibverbs.so.1: cannot open .*Debian's package libibverbs1"
+    ) as caught:
+        Client(settings, "far", Region(0, 0))
+    assert "pip install" not in str(caught.value)

@@ -129,10 +129,13 @@ def _make(settings: MooncakeSettings, where: str) -> tuple[Any, Any]:
             SoftPinAction,
         )
     except ImportError as error:
-        raise TierOpenError(
-            f"{where}: Mooncake's client can't be imported: {error}; pip install mooncake-transfer-engine, or "
-            "mooncake-transfer-engine-non-cuda where there is no CUDA (0.3.13 or newer)"
-        ) from None
+        what_to_do = (
+            "install the library that it names (libibverbs.so.1 is in Debian's package libibverbs1)"
+            if ".so" in str(error)
+            else "pip install mooncake-transfer-engine, or mooncake-transfer-engine-non-cuda where there is no CUDA "
+            "(0.3.13 or newer)"
+        )
+        raise TierOpenError(f"{where}: Mooncake's client can't be imported: {error}; {what_to_do}") from None
     config = ReplicateConfig()
     config.replica_num = settings.replica_num
     config.soft_pin_action = SoftPinAction.ENABLE if settings.with_soft_pin else SoftPinAction.PRESERVE
