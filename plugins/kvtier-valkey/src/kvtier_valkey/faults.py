@@ -19,8 +19,10 @@ _PASSING = (
 """Beginnings of refusals that end by themselves, or with another connection: behind one name the primary may change."""
 _REPEATED = ", with args beginning with"
 """Behind this a server repeats what it was sent: of AUTH, user and password."""
+_CLUSTER = "clusters are not followed: use a server of its own, or a proxy before the cluster"
 _LOGIN = "check username and password"
 _ADVICE = {
+    "ASK ": _CLUSTER,
     "DENIED ": "the server is in protected mode: give it a user or requirepass, and set password",
     "ERR AUTH ": "the server has no password: unset username and password, or give it one",
     "ERR DB index": "url names a database that the server does not have: see its setting databases",
@@ -29,7 +31,7 @@ _ADVICE = {
     "ERR unknown command": "is it a Valkey or Redis server, 6.0 or newer?",
     "ERR wrong number of arguments for 'auth'": "a server before 6.0 has no users: unset username",
     "MISCONF ": 'the server can\'t save to its disk and takes no stores meanwhile: see its log, or set save to ""',
-    "MOVED ": "clusters are not followed: use a server of its own, or a proxy before the cluster",
+    "MOVED ": _CLUSTER,
     "NOAUTH ": _LOGIN,
     "NOPERM ": "the user has to be allowed INFO and SCAN, GET, SET, STRLEN and UNLINK on keys that begin with prefix, "
     "and SELECT where url names a database",
@@ -59,6 +61,10 @@ class ServerLostError(ConnectionError):
     """The connection ended, or the server is busy with itself: the same call may well succeed in a moment."""
 
 
+class ServerConfusedError(ServerLostError):
+    """A reply answers no question: those before it may have answered others than were thought."""
+
+
 class ServerSilentError(OSError):
     """The server did not answer in time: the same call would wait as long again."""
 
@@ -85,7 +91,7 @@ _CLASSES: dict[str, type[OSError]] = {
 
 def refusal(address: str, line: str) -> OSError:
     """The error reply *line*, such as ``OOM command not allowed when used memory > 'maxmemory'.``, as a fault."""
-    said = line.partition(_REPEATED)[0]
+    said = "".join(letter if letter.isprintable() else "?" for letter in line.partition(_REPEATED)[0])
     advice = _by_beginning(_ADVICE, line)
     text = f"{address} answered: {said}" + (f"; {advice}" if advice else "")
     return (_by_beginning(_CLASSES, line) or ServerRefusedError)(text)

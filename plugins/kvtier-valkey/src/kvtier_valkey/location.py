@@ -129,11 +129,24 @@ def _server(text: str, port: int) -> tuple[str, int]:
         _check_host(host)
     else:
         host = _ipv6(unquote(found["address"]))
-    if not found["port"]:
-        return host, port
-    if len(found["port"]) > len(str(_MOST_PORT)) or not 0 < int(found["port"]) <= _MOST_PORT:
+    return host, _port(found["port"]) if found["port"] else port
+
+
+def is_place(host: str, port: str) -> bool:
+    """Whether a server can be there, by the text alone."""
+    try:
+        _check_host(host)
+        _port(port)
+    except ValueError:
+        return False
+    return True
+
+
+def _port(text: str) -> int:
+    is_number = text.isascii() and text.isdigit() and len(text) <= _MOST_DIGITS
+    if not (is_number and 0 < int(text) <= _MOST_PORT):
         raise ValueError(f"url: a port is a number from 1 to {_MOST_PORT}")
-    return host, int(found["port"])
+    return int(text)
 
 
 def _ipv6(text: str) -> str:
@@ -148,11 +161,13 @@ def _check_host(host: str) -> None:
     if not host:
         raise ValueError("url names no server: write redis://HOST:PORT")
     try:
-        host.encode("idna")
+        is_name = host.isprintable() and bool(host.encode("idna"))
     except UnicodeError:
+        is_name = False
+    if not is_name:
         raise ValueError(
             "url: the host is no name: its parts, between single dots, have 1 to 63 characters each"
-        ) from None
+        )
 
 
 def _options(scheme: str, query: str, known: Mapping[str, tuple[str, ...] | None]) -> dict[str, str]:

@@ -12,11 +12,19 @@ from dataclasses import replace
 from typing import TypeVar
 
 from kvtier_valkey.connecting import connect, tls_context
-from kvtier_valkey.faults import ServerLostError, ServerRefusedError, ServerSilentError, masked
-from kvtier_valkey.location import Location
+from kvtier_valkey.faults import (
+    ServerConfusedError,
+    ServerLostError,
+    ServerRefusedError,
+    ServerSilentError,
+    masked,
+)
+from kvtier_valkey.location import Location, is_place
 from kvtier_valkey.wire import SILENCE_S, Part, Wire, command
 
 _T = TypeVar("_T")
+Ending = tuple[bytes, Callable[[Wire], object]]
+"""A command whose reply has another form than those before it, and how it is read."""
 _KEYS_A_SCAN = b"1000"
 
 
@@ -32,18 +40,28 @@ class Server:
         self._context: ssl.SSLContext | None = None
 
     def ask(
-        self, commands: Sequence[Part], read: Callable[[Wire], Iterator[_T]], count: int, seconds: float
+        self,
+        commands: Sequence[Part],
+        read: Callable[[Wire], Iterator[_T]],
+        count: int,
+        seconds: float,
+        ending: Ending | None = None,
     ) -> list[_T | OSError]:
         """Send all *commands*, and *read* so many replies in order, within *seconds*.
 
-        After a fault the replies that were not read are that fault; those before it count.
+        After a fault the replies that were not read are that fault; those before it count. If a reply is none, or the
+        one of the *ending* is not where it should be, then all are that fault: one too many or too few shifts them.
         """
         answers: list[_T | OSError] = []
         try:
             with self._wire(seconds) as wire:
-                wire.send(commands)
+                wire.send(commands if ending is None else [*commands, ending[0]])
                 for answer in read(wire):
                     answers.append(answer)  # noqa: PERF402 - those before a fault count
+                if ending is not None:
+                    ending[1](wire)
+        except ServerConfusedError as error:
+            answers = [error] * count
         except OSError as error:
             answers += [error] * (count - len(answers))
         return answers
@@ -118,11 +136,10 @@ class Server:
             except OSError as error:
                 failed = error
                 continue
-            host, port = found[0].decode(errors="replace"), int(found[1])
-            return replace(location, host=host, port=port, sentinels=())
+            return replace(location, host=found[0], port=int(found[1]), sentinels=())
         raise failed
 
-    def _ask_sentinel(self, sentinel: Location, deadline: float) -> tuple[bytes, bytes]:
+    def _ask_sentinel(self, sentinel: Location, deadline: float) -> tuple[str, str]:
         wire = self._open(sentinel, deadline)
         try:
             wire.begin(deadline)
@@ -132,11 +149,17 @@ class Server:
             wire.close()
         if isinstance(found, OSError):
             raise found
-        if found is None or not found[1].isdigit():
+        if found is None:
             raise ServerRefusedError(
                 f"{sentinel.address} knows no primary called {self._location.service!r}: correct the name in url"
             )
-        return found
+        host, port = (word.decode(errors="replace") for word in found)
+        if not is_place(host, port):
+            raise ServerRefusedError(
+                f"{sentinel.address} says that {self._location.service!r} is at {host[:80]!r}, port {port[:80]!r}: no "
+                "server can be there; see the sentinel's configuration"
+            )
+        return host, port
 
     def _open(self, location: Location, deadline: float) -> Wire:
         try:

@@ -7,6 +7,9 @@ from collections.abc import Mapping
 
 from kvtier_core.tier import format_size
 
+_MOST_DIGITS = 20
+"""Of a size in bytes: what fits into 64 bits."""
+
 
 def read_info(text: bytes) -> Mapping[str, str]:
     """The server's answer to ``INFO``: lines such as ``role:master``."""
@@ -26,7 +29,7 @@ def why_not(info: Mapping[str, str]) -> str | None:
 def risk_of(info: Mapping[str, str], ttl: float | None) -> str | None:
     """What will happen when the server has stored a lot, as the end of a sentence; ``None`` where blocks just leave."""
     policy, most = info.get("maxmemory_policy", ""), info.get("maxmemory", "")
-    if not most.isdecimal():
+    if not most.isdecimal() or len(most) > _MOST_DIGITS:
         return None  # it does not say
     if not int(most):
         return "has no maxmemory: blocks are stored until its machine has no memory left"

@@ -9,16 +9,17 @@ Connections are ``Server``'s, the protocol ``Wire``'s. What leaves a full server
 """
 
 import json
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
 from kvtier_core import TierOpenError
 from kvtier_core.tier import BlockTier, OffloadKey, TierContext, TierInfo
-from kvtier_valkey.faults import NotABlockError, ServerFullError, ServerRefusedError
-from kvtier_valkey.server import Server
+from kvtier_valkey.faults import NotABlockError, ServerConfusedError, ServerFullError, ServerRefusedError
+from kvtier_valkey.server import Ending, Server
 from kvtier_valkey.settings import ValkeySettings
 from kvtier_valkey.suitability import read_info, risk_of, why_not
-from kvtier_valkey.wire import SILENCE_S, Part, Wire, of_each, set_command
+from kvtier_valkey.wire import SILENCE_S, Part, Wire, command, of_each, set_command
 
 _T = TypeVar("_T")
 
@@ -41,7 +42,11 @@ class ValkeyTier(BlockTier):
         lifetime = () if settings.ttl is None else (b"PX", b"%d" % max(1, round(settings.ttl * 1000)))
         self._options = len(lifetime)
         self._after_value = b"\r\n" + b"".join(b"$%d\r\n%b\r\n" % (len(word), word) for word in lifetime)
-        self._has_told_full = False
+        nobody = self._beginning  # a block's name without a key: nothing is ever stored there
+        self._after_numbers: Ending = (command(b"GET", nobody), Wire.nothing)
+        self._after_others: Ending = (command(b"STRLEN", nobody), Wire.number)
+        self._lock = threading.Lock()  # guards the one below
+        self._told: set[str] = set()
 
     # Life.
 
@@ -85,15 +90,14 @@ class ValkeyTier(BlockTier):
     def contains(self, keys: Sequence[OffloadKey]) -> Sequence[bool | Exception]:
         """Which of *keys* are stored, whole; in one round trip."""
         names, size = self._names(keys), self.context.row_bytes
-        answers = self._server.ask(
+        answers = self._ask(
+            names,
             [of_each(b"STRLEN", names)],
             lambda wire: wire.numbers(len(names), size),
-            len(names),
             self.settings.limits.lookup_timeout,
+            self._after_numbers,
         )
-        return [
-            answer if isinstance(answer, OSError) else answer == size for answer in _named(names, answers)
-        ]
+        return [answer if isinstance(answer, OSError) else answer == size for answer in answers]
 
     def holds(self, keys: Sequence[OffloadKey]) -> Sequence[bool | Exception]:
         """As ``contains``. For the server it is a use of the block, as a store would be."""
@@ -111,13 +115,11 @@ class ValkeyTier(BlockTier):
         """Store blocks; False for one that the full server declined."""
         outcomes = self._store(self._names(keys), blocks)
         full = next((outcome for outcome in outcomes if isinstance(outcome, ServerFullError)), None)
-        if full is not None and not self._has_told_full:
-            self._has_told_full = True
-            self.context.log.warning(
-                "%s: the server is full, and evicts nothing: blocks are declined until it has room (%s). Set its "
+        if full is not None:
+            self._tell_once(
+                f"the server is full, and evicts nothing: blocks are declined until it has room ({full}). Set its "
                 "maxmemory-policy to allkeys-lru, or give it more maxmemory",
-                self._name,
-                full,
+                about="full",
             )
         return [_stored(outcome) for outcome in outcomes]
 
@@ -133,13 +135,13 @@ class ValkeyTier(BlockTier):
     ) -> Sequence[bool | Exception]:
         """Fill each from the socket; False for a block that is absent or of another size."""
         names = self._names(keys)
-        answers = self._server.ask(
+        return self._ask(
+            names,
             [of_each(b"GET", names)],
             lambda wire: wire.fill(intos),
-            len(names),
             self.settings.limits.load_timeout,
+            self._after_others,
         )
-        return _named(names, answers)
 
     def delete(self, keys: Sequence[OffloadKey]) -> None:
         """Remove blocks. Raises ``OSError``."""
@@ -150,10 +152,44 @@ class ValkeyTier(BlockTier):
         parts: list[Part] = []
         for name, value in zip(names, values, strict=True):
             parts += (set_command(name, len(value), self._options), value, self._after_value)
-        count = len(names)
-        return self._server.ask(
-            parts, lambda wire: wire.all_done(count), count, self.settings.limits.store_timeout
+        return self._ask(
+            names,
+            parts,
+            lambda wire: wire.all_done(len(names)),
+            self.settings.limits.store_timeout,
+            self._after_others,
         )
+
+    def _ask(
+        self,
+        names: Sequence[bytes],
+        commands: Sequence[Part],
+        read: Callable[[Wire], Iterator[_T]],
+        seconds: float,
+        ending: Ending,
+    ) -> list[_T | OSError]:
+        """What the server answers about each of *names*. What is no block has its name in the answer."""
+        answers = self._server.ask(commands, read, len(names), seconds, ending)
+        confused = next((answer for answer in answers if isinstance(answer, ServerConfusedError)), None)
+        if confused is not None:
+            self._tell_once(
+                f"{confused}. No answer of that call counts, and its connection is closed. If it happens again, look "
+                "at what stands between here and the server",
+                about="confused",
+            )
+        return [
+            NotABlockError(f"{answer}; its name is {name!r}")
+            if isinstance(answer, NotABlockError)
+            else answer
+            for name, answer in zip(names, answers, strict=True)
+        ]
+
+    def _tell_once(self, text: str, *, about: str) -> None:
+        with self._lock:
+            is_told = about in self._told
+            self._told.add(about)
+        if not is_told:
+            self.context.log.warning("%s: %s", self._name, text)
 
     def _unlink(self, names: Sequence[bytes]) -> None:
         self._server.ask_one((b"UNLINK", *names), Wire.number, self.settings.limits.store_timeout)
@@ -170,14 +206,6 @@ def _stored(outcome: OSError | None) -> bool | OSError:
     if outcome is None:
         return True
     return False if isinstance(outcome, ServerFullError) else outcome
-
-
-def _named(names: Sequence[bytes], answers: Sequence[_T | OSError]) -> list[_T | OSError]:
-    """The *answers*, in which what is no block has its name."""
-    return [
-        NotABlockError(f"{answer}; its name is {name!r}") if isinstance(answer, NotABlockError) else answer
-        for name, answer in zip(names, answers, strict=True)
-    ]
 
 
 def _what_to_do(error: OSError) -> str:

@@ -10,7 +10,13 @@ from functools import partial
 from itertools import repeat
 from typing import TypeVar
 
-from kvtier_valkey.faults import ServerLostError, ServerRefusedError, ServerSilentError, refusal
+from kvtier_valkey.faults import (
+    ServerConfusedError,
+    ServerLostError,
+    ServerRefusedError,
+    ServerSilentError,
+    refusal,
+)
 from kvtier_valkey.frames import Frames, head_of
 from kvtier_valkey.link import Link, seconds_to
 
@@ -24,6 +30,10 @@ _LINE = 4096
 _MOST_BYTES = 1 << 20
 """Of a text or a name."""
 _MOST_NAMES = 1 << 20
+_MOST_BYTES_OF_NAMES = 64 << 20
+"""Of all names of a reply."""
+_MOST_VALUE = 512 << 20
+"""Bytes of the largest value that a server takes, unless it is told otherwise."""
 _TOGETHER = 64
 """Values received together: enough that what a call costs is nothing beside them."""
 _END = b"\r\n"
@@ -171,9 +181,17 @@ class Wire:
         if line[:1] != b"$":
             return self._refused(line)
         if line != b"$-1":
-            self._skip(self._digits(line))
+            size = self._digits(line)
+            if size > _MOST_VALUE:
+                raise ServerConfusedError(f"{self._address} sent a value of impossible size: {line[:40]!r}")
+            self._skip(size)
             self._end_of_value()
         return False
+
+    def nothing(self) -> OSError | None:
+        """Read a reply that is no value, or a refusal."""
+        line = self._line()
+        return None if line == b"$-1" else self._refused(line)
 
     def text(self) -> bytes | OSError:
         """Read a reply that is a short value, or a refusal."""
@@ -198,13 +216,20 @@ class Wire:
         line = self._line()
         count = self._digits(line)
         if line[:1] != b"*" or count > _MOST_NAMES:
-            raise ServerLostError(f"{self._address} sent no list of names: {line[:40]!r}")
-        return place, [self._value(self._line()) for _ in range(count)]
+            raise ServerConfusedError(f"{self._address} sent no list of names: {line[:40]!r}")
+        names: list[bytes] = []
+        room = _MOST_BYTES_OF_NAMES
+        for _ in range(count):
+            names.append(self._value(self._line()))
+            room -= len(names[-1])
+            if room < 0:
+                raise ServerConfusedError(f"{self._address} sent names without end")
+        return place, names
 
     def _value(self, line: bytes) -> bytes:
         size = self._digits(line)
         if line[:1] != b"$" or size > _MOST_BYTES:
-            raise ServerLostError(f"{self._address} sent no short value: {line[:40]!r}")
+            raise ServerConfusedError(f"{self._address} sent no short value: {line[:40]!r}")
         value = bytearray(size)
         self._read(memoryview(value))
         self._end_of_value()
@@ -215,11 +240,11 @@ class Wire:
             raise self._too_long()
 
     def _too_long(self) -> OSError:
-        return ServerLostError(f"{self._address} sent a value that is longer than it said")
+        return ServerConfusedError(f"{self._address} sent a value that is longer than it said")
 
     def _refused(self, line: bytes) -> OSError:
         if line[:1] != b"-":
-            raise ServerLostError(f"{self._address} sent a reply that answers no question: {line[:40]!r}")
+            raise ServerConfusedError(f"{self._address} sent a reply that answers no question: {line[:40]!r}")
         error = refusal(self._address, line[1:].decode(errors="replace"))
         self._is_refused = self._is_refused or isinstance(error, ServerLostError)
         return error
@@ -227,7 +252,7 @@ class Wire:
     def _digits(self, line: bytes) -> int:
         digits = line[1:]
         if not digits.isdigit() or len(digits) > 18:  # noqa: PLR2004 - what fits into 64 bits
-            raise ServerLostError(f"{self._address} sent no number: {line[:40]!r}")
+            raise ServerConfusedError(f"{self._address} sent no number: {line[:40]!r}")
         return int(digits)
 
     def _line(self) -> bytes:
@@ -255,7 +280,7 @@ class Wire:
     def _receive_more(self) -> None:
         left = bytes(self._view[self._begin : self._end])
         if len(left) >= _LINE:
-            raise ServerLostError(f"{self._address} sent a line without an end")
+            raise ServerConfusedError(f"{self._address} sent a line without an end")
         self._keep(left)
         self._end += self._receive([self._view[len(left) :]], whole=False)
 
