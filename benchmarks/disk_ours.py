@@ -127,7 +127,7 @@ class OursWithProofs(Ours):
         integrity = self._proving(rows)
         loads: dict[int, int] = {}
         for job in rows.jobs():
-            tier_job = integrity.begin("bench", _tier_job(keys, job), rows.sealer)
+            tier_job = integrity.begin("bench", _tier_job(keys, job), rows.sealer, is_ours=True)
             buffers = [rows.view(index) for index in job]
             loads[driver.start_load(tier_job.keys, buffers, arrived=tier_job.arrived)] = tier_job.id
         count = len(loads)

@@ -21,7 +21,7 @@ class PoolLimits:
     device_timeout_s: float = 60.0
     """A device store counts as lost: a copy of the whole pool takes seconds."""
     check_threads: int = 2
-    """Threads that check the proofs of loaded rows: one checks faster than a disk reads."""
+    """Threads that check the proofs of rows that tiers on the hook specs loaded."""
     max_holds: int = 1_000
     """Hints that keep blocks at a time: when room is short, those to give way are sorted."""
     max_prefetches: int = 1_000

@@ -1,4 +1,7 @@
-"""Proofs (C03) are made and checked here, on threads of their own: never on the engine's, nor on a tier's.
+"""Proofs (C03) are made and checked here, on threads of the core: never on the engine's, nor on a tier's.
+
+Whoever loads on a thread of the core checks there too, while the bytes are in its cache. Other rows are checked, and
+all rows are sealed, on threads that do nothing else.
 
 What must not overtake a store waits in line on the one sealing thread: store jobs, ends of requests, resets.
 """
@@ -55,10 +58,12 @@ class WorkThreads:
 class LoadCheck:
     """One load job: which of its blocks the tier said have arrived, and which of these were found right. Any thread."""
 
-    def __init__(self, tier: str, job: TierJob, sealer: Sealer) -> None:
+    def __init__(self, tier: str, job: TierJob, sealer: Sealer, *, is_ours: bool) -> None:
         self.tier = tier
         self.job = job
         self.sealer = sealer
+        self.is_ours = is_ours
+        """Whether it is told of on threads of the core, which may check."""
         self._lock = threading.Lock()  # guards the three below
         self._has_ended = False
         self._told: Counter[int] = Counter()
@@ -123,12 +128,15 @@ class Integrity:
         """Run *work*, which must not wait, after everything posted before."""
         self._sealing.post(work)
 
-    def begin(self, tier: str, job: TierJob, sealer: Sealer) -> TierJob:
-        """A load that is to be checked with *sealer* goes to *tier*. Returns the job as the tier gets it."""
-        load = LoadCheck(tier, job, sealer)
+    def begin(self, tier: str, job: TierJob, sealer: Sealer, *, is_ours: bool) -> TierJob:
+        """A load that is to be checked with *sealer* goes to *tier*. Returns the job as the tier gets it.
+
+        With *is_ours* rows are checked on the thread that tells of them, which is the core's.
+        """
+        load = LoadCheck(tier, job, sealer, is_ours=is_ours)
         with self._lock:
             self._loads[job.id] = load
-        return replace(job, arrived=partial(self._verify_early, load))
+        return replace(job, arrived=partial(self._verify_here if is_ours else self._verify_early, load))
 
     def arrived(self, job_id: int) -> Sequence[OffloadKey]:
         """The keys of a load that are in their rows by now, whole and checked, though its tier may not be done."""
@@ -144,7 +152,14 @@ class Integrity:
             self._emit(Finished(result))
         else:
             load.end()
-            self._checking.post(partial(self._check, load, result))
+            if load.is_ours:
+                self._check(load, result)
+            else:
+                self._checking.post(partial(self._check, load, result))
+
+    def _verify_here(self, load: LoadCheck, positions: Sequence[int]) -> None:
+        """Check some rows of *load*, which the core itself has just filled."""
+        self._check_early(load, load.tell(positions))
 
     def _verify_early(self, load: LoadCheck, positions: Sequence[int]) -> None:
         """Check some rows of *load* before its result is there. What is wrong then is checked again with the result.

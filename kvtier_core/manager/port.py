@@ -72,6 +72,8 @@ class TierPort(ABC):
 
     listens = False
     """Whether the tier wants to know about requests and steps; only then are they told."""
+    loads_on_our_threads = False
+    """Whether loads are told of, and answered, on threads of the core: their proofs are checked there."""
 
     def __init__(self, home: TierHome, calls: CallQueue) -> None:
         self.identity = home.guard.identity

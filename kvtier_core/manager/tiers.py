@@ -197,5 +197,7 @@ class Tiers:
             self._integrity.after_sealing(partial(port.submit, kind, job))
             return
         if kind is JobKind.TIER_LOAD:
-            job = self._integrity.begin(port.identity.name, job, self._sealer)
+            job = self._integrity.begin(
+                port.identity.name, job, self._sealer, is_ours=port.loads_on_our_threads
+            )
         port.submit(kind, job)

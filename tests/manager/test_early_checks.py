@@ -13,7 +13,10 @@ from kvtier_core.manager.blocking.jobs import JobBoard
 from kvtier_core.manager.blocking.work import Kind
 from kvtier_core.proof import Sealer
 from kvtier_core.values import JobResult, RequestInfo, TierJob
+from kvtier_memory import MemoryTier
+from kvtier_testing.rows import similar_keys
 from tests.manager.conftest import PATIENCE_S, Bench, key
+from tests.tiers.engine import TierEngine
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -208,7 +211,7 @@ def test_c30_positions_that_are_none_are_the_tiers_mistake(load, positions):
     assert load.finish() == [True, True]
 
 
-def test_c52_a_blocking_tiers_blocks_are_told_call_by_call_but_for_the_last():
+def test_c52_a_blocking_tiers_blocks_are_told_call_by_call_all_of_them_before_the_result():
     told: list[list[int]] = []
     finished: list[int] = []
     board = JobBoard(lambda _kind, _result, _is_fault: finished.append(len(told)))
@@ -219,13 +222,30 @@ def test_c52_a_blocking_tiers_blocks_are_told_call_by_call_but_for_the_last():
         arrived=lambda positions: told.append(list(positions)),
     )
     board.begin(job, Kind.LOAD)
-    board.settle([(1, 0, True), (1, 1, False)])
-    board.settle([(1, 3, Fault("it broke")), (1, 2, True)])
+    board.settle({1: {0: True, 1: False}})
+    board.settle({1: {3: Fault("it broke"), 2: True}})
     assert told == [[0], [2]]
     assert not finished
-    board.settle([(1, 4, True)])
-    assert told == [[0], [2]]
-    assert finished == [2]
+    board.settle({1: {4: True}})
+    assert told == [[0], [2], [4]]
+    assert finished == [3]
+
+
+def test_c03_a_blocking_tiers_blocks_are_checked_once_on_the_thread_that_loaded_them(monkeypatch):
+    keys = similar_keys(60)
+    checked: list[tuple[str, OffloadKey]] = []
+    check = Sealer.check
+
+    def noting(sealer: Sealer, of: OffloadKey, row: memoryview, payload_bytes: int) -> bool:
+        checked.append((threading.current_thread().name, of))
+        return check(sealer, of, row, payload_bytes)
+
+    with TierEngine(MemoryTier, num_rows=40, threads=1) as engine:
+        engine.store("a", keys[:20])
+        engine.store("b", keys[20:])  # takes all rows
+        monkeypatch.setattr(Sealer, "check", noting)
+        assert engine.load("c", keys[:20]) == 20
+    assert checked == [("kvtier-far-0", one) for one in keys[:20]]
 
 
 def test_b8_what_came_and_was_checked_before_the_deadline_counts(make_bench, monkeypatch):

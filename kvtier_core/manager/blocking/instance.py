@@ -223,11 +223,11 @@ class TierInstance:
 
     def _settle(self, ended: Sequence[tuple[Unit, CallOutcome | None]]) -> None:
         """Tell how units ended, and ask further where a lookup goes on."""
-        further = self._board.settle(
-            [(unit.job_id, unit.position, outcome) for unit, outcome in ended if unit.job_id is not None],
-            self._ahead,
-        )
-        for job, positions in further:
+        by_job: dict[int, dict[int, CallOutcome | None]] = {}
+        for unit, outcome in ended:
+            if unit.job_id is not None:
+                by_job.setdefault(unit.job_id, {})[unit.position] = outcome
+        for job, positions in self._board.settle(by_job, self._ahead):
             self._put(job, Kind.LOOKUP, positions)
         if any(unit.kind is Kind.LOOKUP for unit, _ in ended):
             self._board.answer_due(self._home.clock())

@@ -4,10 +4,8 @@ Thread-safe: one lock guards the state; results are handed out outside it.
 """
 
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from itertools import groupby
-from operator import itemgetter
 
 from kvtier_core.manager.blocking.calls import CallOutcome, Fault, Held
 from kvtier_core.manager.blocking.work import Kind
@@ -15,6 +13,9 @@ from kvtier_core.values import JobResult, TierJob
 
 _FIRST_AHEAD = 16
 """Keys of a prefix that are asked about before any is known to be there."""
+
+Outcomes = Mapping[int, CallOutcome | None]
+"""How keys of one job ended, by position; ``None`` is a key that nobody could ask about in time."""
 
 
 @dataclass(slots=True)
@@ -25,7 +26,6 @@ class _Pending:
     kind: Kind
     asked: int = 0
     outcomes: dict[int, CallOutcome | None] = field(default_factory=dict)
-    """By position; ``None`` is a key that nobody could ask about in time."""
     has_ended: bool = False
     """It is a prefix, and one of its keys is not there, or could not be asked about."""
     is_plain: bool = True
@@ -44,16 +44,13 @@ class _Pending:
         begin, self.asked = self.asked, max(self.asked, end)
         return range(begin, self.asked)
 
-    def settle(self, ended: Iterable[tuple[int, int, CallOutcome | None]]) -> list[int]:
-        """These keys ended so. Returns the positions of those that ended well."""
-        found = {index: outcome for _, index, outcome in ended}
-        assert self.outcomes.keys().isdisjoint(found), f"a key of job {self.job.id} settled twice"
-        self.outcomes.update(found)
-        came = [index for index, outcome in found.items() if outcome is True]
-        if len(came) < len(found):
+    def settle(self, ended: Outcomes) -> None:
+        """These keys ended so."""
+        assert self.outcomes.keys().isdisjoint(ended), f"a key of job {self.job.id} settled twice"
+        self.outcomes.update(ended)
+        if not all(outcome is True for outcome in ended.values()):
             self.is_plain = False
             self.has_ended = self.has_ended or self.is_prefix
-        return came
 
     @property
     def is_fault(self) -> bool:
@@ -104,35 +101,32 @@ class JobBoard:
         self._hand_out([pending])
         return range(0)
 
-    def settle(
-        self, ended: Iterable[tuple[int, int, CallOutcome | None]], ahead: int = 1
-    ) -> list[tuple[TierJob, range]]:
-        """Keys of jobs (job, index of the key) ended as these outcomes; a job's last one makes its result ready.
+    def settle(self, ended: Mapping[int, Outcomes], ahead: int = 1) -> list[tuple[TierJob, range]]:
+        """Keys of these jobs ended so; a job's last one makes its result ready.
 
-        Blocks that were loaded for a job that goes on are reported at once. Returns the prefixes to ask on about, with
-        the positions, at most *ahead* each.
+        Blocks that were loaded are told of before they count: when a job has its result, all of them have been checked.
+        Returns the prefixes to ask on about, with the positions, at most *ahead* each.
         """
-        arrived: dict[int, tuple[Callable[[Sequence[int]], None], list[int]]] = {}
-        touched: dict[int, _Pending] = {}
+        with self._lock:
+            loading = [
+                (p.job, ended[job_id]) for job_id in ended if (p := self._pending.get(job_id)) is not None
+            ]
+        for job, outcomes in loading:
+            came = [position for position, outcome in outcomes.items() if outcome is True]
+            if job.arrived is not None and came:
+                job.arrived(came)
         further: list[tuple[TierJob, range]] = []
         over: list[_Pending] = []
         with self._lock:
-            for job_id, of_job in groupby(ended, key=itemgetter(0)):
+            for job_id, outcomes in ended.items():
                 pending = self._pending.get(job_id)
                 if pending is None:
                     continue  # a lookup that had to be answered without it
-                came = pending.settle(of_job)
-                if came and pending.job.arrived is not None:
-                    arrived.setdefault(job_id, (pending.job.arrived, []))[1].extend(came)
-                touched[job_id] = pending
-            for job_id, pending in touched.items():
+                pending.settle(outcomes)
                 if more := pending.ask(ahead):
                     further.append((pending.job, more))
                 elif len(pending.outcomes) == pending.asked:
                     over.append(self._pending.pop(job_id))
-            going_on = [early for job_id, early in arrived.items() if job_id in self._pending]
-        for tell, positions in going_on:
-            tell(positions)
         self._hand_out(over)
         return further
 

@@ -34,6 +34,8 @@ _KINDS = {JobKind.LOOKUP: Kind.LOOKUP, JobKind.TIER_LOAD: Kind.LOAD, JobKind.TIE
 class BlockingTier(TierPort):
     """One ``BlockTier`` class with its settings. ``TierPort`` says what its methods do."""
 
+    loads_on_our_threads = True
+
     def __init__(self, tier_class: type[BlockTier], settings: TierSettings, home: TierHome) -> None:
         super().__init__(home, CallQueue(MAX_WAITING))
         self._tier_class = tier_class
