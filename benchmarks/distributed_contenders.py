@@ -22,10 +22,11 @@ from kvtier_core.namespace import GroupSpec, Namespace
 from kvtier_core.policies import make_policy
 from kvtier_core.tier import BlockTier
 from kvtier_core.transfer import Pool
-from kvtier_core.values import RequestInfo
+from kvtier_core.values import LookupState, RequestInfo
 from kvtier_testing.bench.rows import Measured, Rows, timed
 
 _PATIENCE_S = 120.0
+_PROMPTS = 4
 
 
 @contextmanager
@@ -92,8 +93,8 @@ def store_all(manager: TierManager, keys: Sequence[OffloadKey]) -> None:
 class Managed:
     """A tier behind a manager that stores, and behind another one that loads, as two servers that run for long.
 
-    So the one that loads has to ask for each block. Proofs are made and checked meanwhile. A prompt has half of the
-    blocks: more than three quarters of a pool are never loaded at once.
+    So the one that loads has to ask for each block. Proofs are made and checked meanwhile. There are four prompts, and
+    the next one is looked up while the one before loads, as in an engine with a queue.
     """
 
     def __init__(self, name: str, tier_class: type[Any], settings: dict[str, object]) -> None:
@@ -127,14 +128,12 @@ class Managed:
         return timed(lambda: self._load(manager, keys))
 
     def _load(self, manager: TierManager, keys: Sequence[OffloadKey]) -> None:
+        going_on: dict[str, tuple[OffloadKey, ...]] = {}
         for name, part in _prompts(keys):
             manager.new_request(RequestInfo(request_id=name))
-            settle(manager, partial(_is_settled, manager, name, part))
-            prepared = manager.reserve_load(
-                name, part
-            )  # raises for a block that is not there, whole and proven
-            manager.commit_load(prepared.job_id)
-            manager.request_finished(name)
+            going_on[name] = part
+            settle(manager, partial(_are_loading, manager, going_on))
+        settle(manager, lambda: _are_loading(manager, going_on) and not going_on)
 
     def clear(self) -> None:
         """Nothing."""
@@ -144,14 +143,27 @@ class Managed:
         self._exits.close()
 
 
-def _is_settled(manager: TierManager, request_id: str, keys: tuple[OffloadKey, ...]) -> bool:
-    return manager.lookup(request_id, (keys,)).is_settled
+def _are_loading(manager: TierManager, going_on: dict[str, tuple[OffloadKey, ...]]) -> bool:
+    """End those of the requests *going_on* whose blocks are there. Whether those of all others are on their way."""
+    are_loading = True
+    for name, keys in list(going_on.items()):
+        answer = manager.lookup(name, (keys,))
+        if answer.is_settled:
+            prepared = manager.reserve_load(name, keys)
+            if len(prepared.keys) < len(keys):
+                raise RuntimeError(f"{len(keys) - len(prepared.keys)} blocks did not come back right")
+            manager.commit_load(prepared.job_id)
+            manager.request_finished(name)
+            del going_on[name]
+        elif answer.state is not LookupState.HIT_PENDING:
+            are_loading = False
+    return are_loading
 
 
 def _prompts(keys: Sequence[OffloadKey]) -> Iterator[tuple[str, tuple[OffloadKey, ...]]]:
-    half = -(-len(keys) // 2)
-    yield "first", tuple(keys[:half])
-    yield "second", tuple(keys[half:])
+    size = -(-len(keys) // _PROMPTS)
+    for begin in range(0, len(keys), size):
+        yield f"from {begin}", tuple(keys[begin : begin + size])
 
 
 class Threads:

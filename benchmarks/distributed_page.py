@@ -75,7 +75,8 @@ def lines(run: dict[str, Any], handover: dict[str, Any] | None) -> Iterator[str]
     yield (
         "The whole manager, proofs included, beside the store's bare client on the same memory, and beside that client "
         "when it makes and checks proofs as well. Then the processor time of each, in seconds a GiB, without that of "
-        "the server."
+        "the server. The manager gets four prompts and looks the next one up while the one before loads. The bare "
+        "client asks for all blocks at once and looks nothing up."
     )
     if run["load"] > _BUSY:
         yield "The machine was busy meanwhile: the rates say little, the processor times more."

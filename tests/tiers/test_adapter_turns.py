@@ -4,6 +4,7 @@ import itertools
 
 import pytest
 
+from kvtier_core.manager.blocking.work import WorkQueue
 from kvtier_core.values import TierInfo
 from kvtier_testing.rows import similar_keys
 from tests.tiers.scripted import ROW, BatchTier, Gate, Script, ScriptedTier, drive, row
@@ -94,3 +95,22 @@ def test_b7_short_jobs_still_share_a_call():
         for job in jobs:
             assert tier.wait(job).error is None
     assert [len(keys) for method, keys in script.calls if method == "load_many"] == [1, 8]
+
+
+def test_b7_a_call_wakes_one_thread(monkeypatch):
+    """A thread that is woken and finds nothing to do keeps those waiting that have something to do."""
+    in_vain = []
+    take = WorkQueue.take
+
+    def noting(queue: WorkQueue, limits, now: float, *, stores: bool = True):
+        taken = take(queue, limits, now, stores=stores)
+        if not taken:
+            in_vain.append(now)
+        return taken
+
+    monkeypatch.setattr(WorkQueue, "take", noting)
+    script = Script()
+    with drive(script, BatchTier, info=ASKED, threads=4, seed={key: row(0) for key in KEYS}) as tier:
+        for begin in range(0, 80, 4):
+            assert tier.wait(tier.start_lookup(KEYS[begin : begin + 4])).error is None
+    assert len(in_vain) <= 4 + 20  # when it starts, and behind each call

@@ -11,7 +11,7 @@ from kvtier_core.manager.blocking.calls import CallOutcome, Fault, Held
 from kvtier_core.manager.blocking.work import Kind
 from kvtier_core.values import JobResult, TierJob
 
-_FIRST_AHEAD = 16
+_FIRST_AHEAD = 64
 """Keys of a prefix that are asked about before any is known to be there."""
 
 Outcomes = Mapping[int, CallOutcome | None]

@@ -314,7 +314,9 @@ class InstanceState:
         for unit in units:
             self._contents.pin(unit.key)
         self._queue.put(units)
-        self._work_ready.notify(len(units))
+        if units:  # a thread for each call that they make: a woken thread without work keeps others waiting
+            a_call = self._batch[units[0].kind].at(len(units))
+            self._work_ready.notify(-(-len(units) // a_call))
 
     def _use(self, used: Sequence[tuple[OffloadKey, int, int]]) -> None:
         """Count a use of each (key, chain, depth); have those noted of which the storage knows an old use alone."""

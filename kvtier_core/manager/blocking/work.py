@@ -56,7 +56,7 @@ _RETRIES = 2
 affair."""
 _FIRST_RETRY_S = 0.1
 """Pause before the first of them; each later pause is twice as long."""
-_SHORT_TURN = 16
+_SHORT_TURN = 24
 """Units of one call that are too few to be worth cutting up further."""
 _KIND_AND_JOB = attrgetter("kind", "job_id")
 _KEY = attrgetter("key")
