@@ -55,10 +55,17 @@ class DeviceBlocks:
         return parts
 
     def hits_of(self, prepared: PreparedTransfer, blocks: Sequence[PromptBlock]) -> dict[str, int]:
-        """Tokens by where they come from, by the blocks of the first group alone. *prepared* loads *blocks*."""
-        sources = zip(blocks, prepared.sources, strict=True)
-        counts = Counter(source for block, source in sources if block.group == 0)
-        return {source: count * self._shapes[0].tokens_per_block for source, count in counts.items()}
+        """Tokens by where they come from, by the blocks of the first group alone. *prepared* loads *blocks*.
+
+        The first block of a window stands for all tokens before it as well.
+        """
+        counts: Counter[str] = Counter()
+        begin = 0
+        for block, source in zip(blocks, prepared.sources, strict=True):
+            if block.group == 0:
+                counts[source] += block.end - begin
+                begin = block.end
+        return dict(counts)
 
     def has(self, block: PromptBlock, loaded_tokens: int, ids: Sequence[Sequence[int]]) -> bool:
         """Whether the device holds *block*: of a window, neither what was not loaded nor what the engine gave up."""

@@ -6,6 +6,7 @@ import sys
 import pytest
 
 from kvtier.main import main
+from tests.llamacpp.tiny_gguf import write_jamba
 
 GROUP = "kvtier.certify.v1"
 DRIVER = "from kvtier_llamacpp.certify import open_engine\n"
@@ -18,11 +19,11 @@ from kvtier_llamacpp import engine
 write_block = Context.write_block
 size = []
 
-def first_block_only(self, block):
+def first_block_only(self, index, block):
     size.append(block.copy())
     changed = block.copy()
     changed[2000:] = size[0][2000:]  # the KV of the first block ever loaded, at this block's positions
-    return write_block(self, changed)
+    return write_block(self, index, changed)
 
 measure = engine.measure
 
@@ -65,6 +66,35 @@ def test_smollm2_in_llamacpp_is_certified(certify, scenarios):
     if not scenarios:
         skipped = {name for name, row in rows.items() if row["verdict"] == "skipped"}
         assert skipped == {"reset", "rope", "dtype", "weights", "stale", "tp2"}
+
+
+OTHER_STATE = """
+from kvtier_llamacpp.certify import open_engine
+from kvtier_llamacpp.copies import Copies
+
+read_state = Copies.read_state
+
+def read_the_first_alone(self):
+    first = getattr(self, "first", None)
+    read_state(self)
+    if first is None:
+        self.first = self._state_bytes.copy()
+    else:
+        self._state_bytes[16:] = first[16:]  # behind its position
+
+Copies.read_state = read_the_first_alone
+"""
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(("driver", "status"), [(DRIVER, 0), (OTHER_STATE, 1)], ids=["right", "wrong"])
+def test_a_model_with_a_state_is_certified_unless_it_goes_on_from_another(certify, tmp_path, driver, status):
+    path = write_jamba(tmp_path / "jamba.gguf")
+    found, report, rows = certify(driver, "--model", str(path), "--only", "restart")
+    assert found == status
+    assert report["certified"] is (status == 0)
+    assert rows["restart"]["verdict"] == ("FAIL" if status else "pass")
+    assert rows["restart"]["restored"]["disk"] >= 80
 
 
 @pytest.mark.timeout(900)

@@ -14,7 +14,7 @@ import pytest
 
 from kvtier_core import ClosedError, ConfigError, PluginError, UnsupportedModelError
 from kvtier_llamacpp import Engine, LlamaError, binding
-from kvtier_llamacpp.canary import measure
+from kvtier_llamacpp.canary import Sizes, measure
 from kvtier_llamacpp.context import Context
 from tests.llamacpp.conftest import OpenEngine
 from tests.llamacpp.own_kv import BLOCK, answer_from_own_kv
@@ -96,8 +96,8 @@ def test_a_block_that_llamacpp_does_not_take_in_costs_hits_and_no_token(
     write_block = Context.write_block
     taken = iter([True, True, False])
 
-    def refuse_the_third(self: Context, block: Any) -> bool:
-        return next(taken) and write_block(self, block)
+    def refuse_the_third(self: Context, index: int, block: Any) -> bool:
+        return next(taken) and write_block(self, index, block)
 
     with monkeypatch.context() as patch:
         patch.setattr(Context, "write_block", refuse_the_third)
@@ -140,7 +140,7 @@ def test_a_file_that_is_replaced_while_it_is_opened_is_refused(
     path.write_bytes(model.read_bytes())
     other.write_bytes(model.read_bytes())
 
-    def replace_and_measure(context: Context) -> int:
+    def replace_and_measure(context: Context) -> Sizes:
         other.replace(path)
         return measure(context)
 
@@ -185,7 +185,7 @@ def test_c05_an_adapter_that_misreads_a_block_is_refused_at_the_start(
 ):
     write_block = Context.write_block
 
-    def misread(self: Context, block: Any) -> bool:
+    def misread(self: Context, index: int, block: Any) -> bool:
         changed = block.copy()
         row = 192 * 2  # bytes of a token's K in one layer: 3 heads of 64 in float16
         middle = len(changed) // 2
@@ -196,7 +196,7 @@ def test_c05_an_adapter_that_misreads_a_block_is_refused_at_the_start(
             else slice(middle + row, middle + 2 * row)
         )
         changed[first], changed[other] = block[other].copy(), block[first].copy()
-        return write_block(self, changed)
+        return write_block(self, index, changed)
 
     monkeypatch.setattr(Context, "write_block", misread)
     with pytest.raises(UnsupportedModelError, match="are not what it had computed"):

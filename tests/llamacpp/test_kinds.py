@@ -4,9 +4,10 @@ import numpy as np
 import pytest
 
 from kvtier_core import ConfigError, UnsupportedModelError
+from kvtier_llamacpp.binding import library
 from tests.llamacpp.conftest import OpenEngine
 from tests.llamacpp.own_kv import answer_from_own_kv
-from tests.llamacpp.tiny_gguf import VOCAB, WINDOW, write_gemma3, write_jamba, write_llama, write_mamba
+from tests.llamacpp.tiny_gguf import VOCAB, WINDOW, write_gemma3, write_llama
 
 PROMPT = [(7 * number + number**2) % VOCAB for number in range(1000)]
 
@@ -42,14 +43,15 @@ def test_a_long_answer_is_kept_behind_its_window_as_well(open_engine: OpenEngine
 
 
 @pytest.mark.parametrize(
-    ("write", "kind"),
-    [(write_mamba, "keeps a state instead of KV"), (write_jamba, "keeps a state beside its KV")],
+    ("function", "kind"),
+    [("llama_model_is_diffusion", "is a diffusion model"), ("llama_model_has_encoder", "has an encoder")],
 )
-def test_a_model_that_keeps_a_state_is_refused_by_what_it_keeps(
-    open_engine: OpenEngine, tmp_path, write, kind
+def test_a_model_of_another_kind_is_refused_by_what_it_is(
+    open_engine: OpenEngine, tmp_path, monkeypatch, function, kind
 ):
-    path = write(tmp_path / "state.gguf")
-    with pytest.raises(UnsupportedModelError, match=rf"state\.gguf \(.+\) {kind}"):
+    monkeypatch.setattr(library(), function, lambda _: True)
+    path = write_llama(tmp_path / "other.gguf")
+    with pytest.raises(UnsupportedModelError, match=rf"other\.gguf \(.+\) {kind}"):
         open_engine(path)
 
 

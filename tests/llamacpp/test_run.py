@@ -8,6 +8,7 @@ import pytest
 
 from kvtier.engines import Model
 from kvtier_llamacpp.local_model import LocalModel
+from tests.llamacpp.tiny_gguf import write_jamba
 
 OFFERED: type[Model] = LocalModel
 """Whether it is one is the type checker's to say."""
@@ -37,6 +38,16 @@ def test_a_second_process_restores_what_the_first_one_stored(model, config, tmp_
     assert all(record["hit_tokens"] > record["prompt_tokens"] - 17 for record in second)
     assert [record["text"] for record in first] == [record["text"] for record in second]
     assert [len(record["token_ids"]) for record in second] == [8, 3]
+
+
+def test_a_model_with_a_state_goes_on_from_it_in_a_second_process(config, tmp_path):
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text(json.dumps({"prompt": TEXT}) + "\n")
+    model = write_jamba(tmp_path / "jamba.gguf", has_text=True)
+    [first], [second] = (_run(model, config, prompts) for _ in range(2))
+    assert first["hits_by_tier"] == {}
+    assert second["hits_by_tier"] == {"disk": (second["prompt_tokens"] - 1) // 16 * 16}
+    assert first["token_ids"] == second["token_ids"]
 
 
 def test_a_prompt_that_the_model_can_not_hold_is_named(model, config, tmp_path):

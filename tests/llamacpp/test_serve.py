@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from tests.llamacpp.tiny_gguf import write_jamba
+
 openai = pytest.importorskip("openai")
 
 pytestmark = pytest.mark.timeout(600)
@@ -71,6 +73,16 @@ def test_a_restarted_server_restores_the_prompt_and_gives_the_same_answer(model,
             _chat(client, model, presence_penalty=0.5)
         with pytest.raises(openai.NotFoundError):
             client.completions.create(model="other", prompt="x")
+
+
+def test_a_restarted_server_goes_on_from_the_state_of_a_model_that_keeps_one(config, tmp_path):
+    model = write_jamba(tmp_path / "jamba.gguf", has_text=True)
+    answers = []
+    for _ in range(2):
+        with serving(model, config) as (client, _):
+            answers.append(client.completions.create(model="jamba", prompt=MANUAL[:300], max_tokens=8))
+    assert [answer.usage.prompt_tokens_details.cached_tokens for answer in answers] == [0, 288]
+    assert answers[0].choices[0].text == answers[1].choices[0].text
 
 
 def test_a_server_that_is_ended_in_the_middle_gives_the_answer_and_keeps_it(model, config):

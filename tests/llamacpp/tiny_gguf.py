@@ -1,5 +1,6 @@
-"""Tiny random models of several kinds as GGUF files. They have no vocabulary but numbers."""
+"""Tiny random models of several kinds as GGUF files. They have no vocabulary but numbers, or but single bytes."""
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -65,7 +66,15 @@ class _Weights:
         )
 
 
-def _write(path: Path, kind: str, layers: int, weights: _Weights, **more: object) -> Path:
+def _write(
+    path: Path,
+    kind: str,
+    layers: int,
+    weights: _Weights,
+    vocabulary: Mapping[str, object] | None = None,
+    /,
+    **more: object,
+) -> Path:
     of_kind = {
         "block_count": layers,
         "context_length": 2048,
@@ -76,7 +85,7 @@ def _write(path: Path, kind: str, layers: int, weights: _Weights, **more: object
     }
     metadata = {
         "general.architecture": kind,
-        "tokenizer.ggml.model": "no_vocab",
+        **(vocabulary or {"tokenizer.ggml.model": "no_vocab"}),
         **{f"{kind}.{name}": value for name, value in of_kind.items()},
     }
     return write_gguf(path, metadata, weights.tensors)
@@ -132,8 +141,21 @@ def write_mamba(path: Path) -> Path:
     return _write(path, "mamba", 2, weights, **_MAMBA, feed_forward_length=0, attention__head_count=0)
 
 
-def write_jamba(path: Path) -> Path:
-    """A layer with a state, and one with KV."""
+def _bytes() -> dict[str, object]:
+    """A vocabulary of the 256 bytes, as GPT-2 writes them: those that don't print stand behind the Latin letters."""
+    printing = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = iter(range(256, 512))
+    tokens = [chr(byte if byte in printing else next(others)) for byte in range(VOCAB)]
+    return {
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.pre": "gpt-2",
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.merges": ["a b"],
+    }
+
+
+def write_jamba(path: Path, *, has_text: bool = False) -> Path:
+    """A layer with a state, and one with KV. With *has_text* its tokens are bytes of texts."""
     weights = _Weights()
     weights.add_mamba(0)
     weights.add(
@@ -146,4 +168,4 @@ def write_jamba(path: Path) -> Path:
     for layer in range(2):
         weights.add_feed_forward(layer)
     attention = {**_ATTENTION, "attention__head_count_kv": [0, KV_HEADS]}
-    return _write(path, "jamba", 2, weights, **attention, **_MAMBA)
+    return _write(path, "jamba", 2, weights, _bytes() if has_text else None, **attention, **_MAMBA)

@@ -31,6 +31,8 @@ BUILDS = ("2026.10.11549",)
 """The versions of the package whose structs are those below."""
 F16 = 1
 FLASH_ATTENTION = {False: 0, True: 1}
+WHOLE, STATE_ALONE = 0, 1
+"""What is written down of a sequence: all, or what layers without KV keep (``LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY``)."""
 LOAD_INTO_MEMORY = 0
 """``LLAMA_LOAD_MODE_NONE``"""
 MOST_LAYERS = 512
@@ -171,10 +173,11 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "llama_memory_clear": (None, (c_void_p, c_bool)),
     "llama_memory_seq_cp": (None, (c_void_p, c_int32, c_int32, c_int32, c_int32)),
     "llama_memory_seq_rm": (c_bool, (c_void_p, c_int32, c_int32, c_int32)),
+    "llama_memory_seq_pos_min": (c_int32, (c_void_p, c_int32)),
     "llama_memory_seq_pos_max": (c_int32, (c_void_p, c_int32)),
-    "llama_state_seq_get_size": (c_size_t, (c_void_p, c_int32)),
-    "llama_state_seq_get_data": (c_size_t, (c_void_p, POINTER(c_uint8), c_size_t, c_int32)),
-    "llama_state_seq_set_data": (c_size_t, (c_void_p, POINTER(c_uint8), c_size_t, c_int32)),
+    "llama_state_seq_get_size_ext": (c_size_t, (c_void_p, c_int32, c_uint32)),
+    "llama_state_seq_get_data_ext": (c_size_t, (c_void_p, POINTER(c_uint8), c_size_t, c_int32, c_uint32)),
+    "llama_state_seq_set_data_ext": (c_size_t, (c_void_p, POINTER(c_uint8), c_size_t, c_int32, c_uint32)),
     "llama_batch_get_one": (Batch, (POINTER(c_int32), c_int32)),
     "llama_decode": (c_int32, (c_void_p, Batch)),
     "llama_get_logits_ith": (POINTER(c_float), (c_void_p, c_int32)),

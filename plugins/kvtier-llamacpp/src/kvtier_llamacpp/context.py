@@ -1,17 +1,20 @@
-"""The KV of one prompt of a GGUF model, and its blocks.
+"""The KV and the state of one prompt of a GGUF model, and their bytes.
 
 A block's bytes are what llama.cpp writes down of a sequence that has the block's tokens alone: sequence 0 is the
-prompt's, sequence 1 holds one block while its bytes are read or written.
+prompt's, sequence 1 holds one block while its bytes are read or written. A state is what layers without KV keep of all
+tokens so far (Mamba, short convolutions). llama.cpp has the one at the end of what it has computed, and no other.
 """
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from ctypes import POINTER, c_int32, c_uint8
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from kvtier_llamacpp.binding import F16, FLASH_ATTENTION, library
+from kvtier_llamacpp.binding import F16, FLASH_ATTENTION, STATE_ALONE, WHOLE, library
 from kvtier_llamacpp.errors import LlamaError
 from kvtier_llamacpp.model import Model
 
@@ -48,6 +51,11 @@ class Context:
                 f"flash_attention={flash_attention}: try fewer tokens or the other setting (more in the log)"
             )
         self._memory: Any = self._lib.llama_get_memory(self.handle)
+        self._no_state: Bytes | None = None
+        """What llama.cpp writes down of a sequence without a state, where a model has KV and a state."""
+        if model.has_kv and model.has_state:
+            self._no_state = np.zeros(self._measure(_BLOCK, STATE_ALONE), np.uint8)
+            self._read(_BLOCK, STATE_ALONE, self._no_state)
 
     @property
     def num_tokens(self) -> int:
@@ -72,49 +80,80 @@ class Context:
         logits = self._lib.llama_get_logits_ith(self.handle, -1)
         return np.ctypeslib.as_array(logits, shape=(self.model.vocab_size,)).copy()
 
-    # -- blocks
+    # -- bytes
 
     def measure_block(self) -> int:
-        """Bytes of the first block of the prompt that is there."""
-        with _Sequence(self._lib, self._memory, 0, self.tokens_per_block):
-            return int(self._lib.llama_state_seq_get_size(self.handle, _BLOCK))
+        """Bytes of the first block of the prompt that is there; 0 for a model without KV."""
+        if not self.model.has_kv:
+            return 0
+        with self._block(0):
+            return self._measure(_BLOCK, WHOLE)
+
+    def measure_state(self) -> int:
+        """Bytes of the state; 0 for a model without one."""
+        return self._measure(_PROMPT, STATE_ALONE) if self.model.has_state else 0
 
     def read_block(self, index: int, into: Bytes) -> bool:
         """Fill *into* with the prompt's block *index*. Whether it has just that many bytes. Cost: a copy."""
-        begin = index * self.tokens_per_block
-        with _Sequence(self._lib, self._memory, begin, begin + self.tokens_per_block):
-            size = self._lib.llama_state_seq_get_size(self.handle, _BLOCK)
-            data = into.ctypes.data_as(POINTER(c_uint8))
-            return bool(
-                size == into.size
-                and self._lib.llama_state_seq_get_data(self.handle, data, into.size, _BLOCK) == into.size
-            )
+        with self._block(index):
+            return self._read(_BLOCK, WHOLE, into)
 
-    def write_block(self, block: Bytes) -> bool:
-        """Put the bytes of the prompt's next block behind those that are there. Whether llama.cpp took them."""
-        end = self.num_tokens + self.tokens_per_block
-        data = block.ctypes.data_as(POINTER(c_uint8))
-        taken = self._lib.llama_state_seq_set_data(self.handle, data, block.size, _BLOCK) == block.size
+    def write_block(self, index: int, block: Bytes) -> bool:
+        """Put the bytes of block *index* behind those before it. Whether llama.cpp took them, for these tokens.
+
+        A model that has states as well has none then.
+        """
+        taken = (
+            self._write(_BLOCK, WHOLE, block)
+            and self._lib.llama_memory_seq_pos_min(self._memory, _BLOCK) == index * self.tokens_per_block
+        )
         if taken:
             self._lib.llama_memory_seq_cp(self._memory, _BLOCK, _PROMPT, -1, -1)
         self._lib.llama_memory_seq_rm(self._memory, _BLOCK, -1, -1)
-        return bool(taken and self.num_tokens == end)
+        return taken
+
+    def read_state(self, into: Bytes) -> bool:
+        """Fill *into* with the state behind the tokens that are there. Whether it has just that many bytes."""
+        return self._read(_PROMPT, STATE_ALONE, into)
+
+    def restore(self, blocks: Bytes, state: Bytes) -> bool:
+        """Put the bytes of *blocks* (blocks, bytes) and of the *state* behind them into the empty context.
+
+        Of what the model does not have, there are no bytes. Whether llama.cpp took all, and has as many tokens now.
+        """
+        has_blocks = not blocks.shape[1] or all(itertools.starmap(self.write_block, enumerate(blocks)))
+        has_state = has_blocks and (not state.size or self._write(_PROMPT, STATE_ALONE, state))
+        return has_state and self.num_tokens == len(blocks) * self.tokens_per_block
+
+    @contextmanager
+    def _block(self, index: int) -> Iterator[None]:
+        """Sequence 1 holds the prompt's block *index* and no state, inside the ``with`` block."""
+        begin = index * self.tokens_per_block
+        self._lib.llama_memory_seq_cp(self._memory, _PROMPT, _BLOCK, begin, begin + self.tokens_per_block)
+        if self._no_state is not None:  # the state was copied as well, and is not that of the block
+            self._write(_BLOCK, STATE_ALONE, self._no_state)
+        try:
+            yield
+        finally:
+            self._lib.llama_memory_seq_rm(self._memory, _BLOCK, -1, -1)
+
+    def _measure(self, sequence: int, what: int) -> int:
+        return int(self._lib.llama_state_seq_get_size_ext(self.handle, sequence, what))
+
+    def _read(self, sequence: int, what: int, into: Bytes) -> bool:
+        if self._measure(sequence, what) != into.size:
+            return False
+        data = into.ctypes.data_as(POINTER(c_uint8))
+        size = self._lib.llama_state_seq_get_data_ext(self.handle, data, into.size, sequence, what)
+        return bool(size == into.size)
+
+    def _write(self, sequence: int, what: int, data: Bytes) -> bool:
+        address = data.ctypes.data_as(POINTER(c_uint8))
+        size = self._lib.llama_state_seq_set_data_ext(self.handle, address, data.size, sequence, what)
+        return bool(size == data.size)
 
     def close(self) -> None:
         """Give the memory back. Calling it twice is fine."""
         if self.handle:
             self._lib.llama_free(self.handle)
         self.handle = self._memory = None
-
-
-class _Sequence:
-    """The block's sequence holds the prompt's tokens from *begin* to *end*, inside the ``with`` block."""
-
-    def __init__(self, lib: Any, memory: Any, begin: int, end: int) -> None:
-        self._lib, self._memory, self._begin, self._end = lib, memory, begin, end
-
-    def __enter__(self) -> None:
-        self._lib.llama_memory_seq_cp(self._memory, _PROMPT, _BLOCK, self._begin, self._end)
-
-    def __exit__(self, *_: object) -> None:
-        self._lib.llama_memory_seq_rm(self._memory, _BLOCK, -1, -1)

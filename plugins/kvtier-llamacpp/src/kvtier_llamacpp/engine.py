@@ -1,7 +1,7 @@
 """An engine for one caller at a time: generation in llama.cpp whose KV comes from and goes to kvtier's tiers.
 
-llama.cpp keeps its KV to itself, so a block passes through memory of ours on its way between it and the pool. Whatever
-the tiers do, the answer is the model's: what can't be loaded is computed.
+A prompt's KV and its states come from and go to the pool through ``Copies``. Whatever the tiers do, the answer is the
+model's: what can't be loaded is computed.
 """
 
 import itertools
@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any, Self, SupportsIndex
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from kvtier_core import ClosedError, ConfigError, Settings, load_settings
@@ -28,10 +27,10 @@ from kvtier_core.engine import (
     RequestIdentity,
     open_session,
 )
-from kvtier_core.transfer import KVLayout
 from kvtier_llamacpp.binding import build
 from kvtier_llamacpp.canary import measure, trial_tokens
 from kvtier_llamacpp.context import CHUNK_TOKENS, Context
+from kvtier_llamacpp.copies import Copies
 from kvtier_llamacpp.errors import LlamaError
 from kvtier_llamacpp.model import Model
 from kvtier_llamacpp.namespace import namespace_for
@@ -88,26 +87,26 @@ class Engine:
                 flash_attention=flash_attention,
             )
             opened.callback(context.close)
-            blocks = torch.zeros((num_blocks, measure(context)), dtype=torch.uint8)
+            copies = Copies(context, num_blocks, measure(context))
             namespace = namespace_for(
                 model.files,
                 build=build(),
                 threads=threads,
                 tokens_per_block=tokens_per_block,
-                block_bytes=blocks.shape[1],
+                groups=copies.groups,
                 flash_attention=flash_attention,
             )
             model.check_unchanged()
-            session = open_session(settings, namespace, KVLayout([blocks]))
+            session = open_session(settings, namespace, copies.layout)
             closes = opened.pop_all()
         return cls(
-            context, blocks, session, max_tokens=max_tokens, wait_timeout_s=wait_timeout_s, closes=closes
+            context, copies, session, max_tokens=max_tokens, wait_timeout_s=wait_timeout_s, closes=closes
         )
 
     def __init__(
         self,
         context: Context,
-        blocks: torch.Tensor,
+        copies: Copies,
         session: EngineSession,
         *,
         max_tokens: int,
@@ -117,7 +116,7 @@ class Engine:
         """Put together what ``open`` makes. The engine owns *session* from here on, and what *closes* closes."""
         self._context = context
         self._model = context.model
-        self._rows: NDArray[np.uint8] = blocks.numpy()
+        self._copies = copies
         self._session = session
         self._closes = closes
         self.max_tokens = max_tokens
@@ -131,8 +130,6 @@ class Engine:
         self._prefill_cost = PrefillCost()
         self._ids = (f"{uuid.uuid4().hex}-{number}" for number in itertools.count())
         self._last_request: str | None = None
-        self._num_read = 0
-        """Blocks of the prompt whose bytes are in our memory."""
         self._copies_lost = False
 
     @property
@@ -196,7 +193,7 @@ class Engine:
                 if has_ended or len(token_ids) == max_tokens:
                     break
                 self._session.append(request_id, token_ids[-1:])
-                token_ids.append(choose(self._context.decode(token_ids[-1:])))
+                token_ids.append(choose(self._compute(request_id, token_ids[-1:])))
             self._hand_on(request_id, _STORE_PATIENCE_S)
             return Generation(
                 token_ids=tuple(token_ids),
@@ -228,7 +225,7 @@ class Engine:
         with self._used_alone():
             self._wait_for_blocks()
             self._context.clear()
-            self._num_read = 0
+            self._copies.clear()
             request_id = next(self._ids)
             self._session.begin(request_id, prompt_ids, RequestIdentity(salt=salt), hints=hints or Hints())
             self._last_request = request_id
@@ -272,25 +269,23 @@ class Engine:
         """Load what the pool and the tiers have of the prompt's beginning. The tokens whose KV is there now."""
         matched = min(self._session.wait_matched(request_id, self._wait_timeout_s), num_tokens - 1)
         wanted = matched // self.tokens_per_block
-        self._session.load(request_id, wanted * self.tokens_per_block, range(wanted))
+        self._session.load(request_id, wanted * self.tokens_per_block, self._copies.to_load(wanted))
         loaded = self._session.wait_loaded(request_id, self._wait_timeout_s)
-        for row in self._rows[: loaded // self.tokens_per_block]:
-            if not self._context.write_block(row):
-                _log.warning(
-                    "llama.cpp did not take a stored block in: this prompt is computed from its beginning"
-                )
-                self._context.clear()
-                return 0
-        self._num_read = loaded // self.tokens_per_block
+        if not self._copies.write(loaded // self.tokens_per_block):
+            _log.warning(
+                "llama.cpp did not take a stored block in: this prompt is computed from its beginning"
+            )
+            self._context.clear()
+            return 0
         return loaded
 
     def _prefill(self, request_id: str, prompt_ids: Sequence[int], hit_tokens: int) -> NDArray[np.float32]:
         """Compute the rest of the prompt, and hand its blocks on piece by piece. The logits behind it."""
         computing = handing_on = 0.0
         logits = np.zeros(0, np.float32)
-        for begin in range(hit_tokens, len(prompt_ids), CHUNK_TOKENS):
+        for begin, end in itertools.pairwise([hit_tokens, *self._piece_ends(hit_tokens, len(prompt_ids))]):
             started = time.perf_counter()
-            logits = self._context.decode(prompt_ids[begin : begin + CHUNK_TOKENS])
+            logits = self._compute(request_id, prompt_ids[begin:end])
             computed = time.perf_counter()
             self._hand_on(request_id, max(0.0, _STORE_PATIENCE_S - handing_on))
             computing += computed - started
@@ -300,15 +295,30 @@ class Engine:
             self._session.set_recompute_cost(cost)
         return logits
 
+    def _piece_ends(self, begin: int, end: int) -> list[int]:
+        """Where the pieces end in which a prompt is computed from *begin* on: where a state is kept, too.
+
+        A state serves prompts that are the same up to it. So one is kept behind the last block that another request
+        with this prompt can load, and one in about every 512 tokens, at the same places in every prompt.
+        """
+        if not self._model.has_state:
+            return [*range(begin + CHUNK_TOKENS, end, CHUNK_TOKENS), end]
+        block = self.tokens_per_block
+        step = max(1, CHUNK_TOKENS // block) * block
+        ends = {*range(begin // step * step + step, end, step), (end - 1) // block * block, end}
+        return sorted(one for one in ends if one > begin)
+
+    def _compute(self, request_id: str, token_ids: Sequence[int]) -> NDArray[np.float32]:
+        """Compute the tokens that follow. The logits behind them. A state behind a whole block is kept."""
+        logits = self._context.decode(token_ids)
+        if self._copies.is_behind_a_block and self._session.wait_stored(request_id, _STORE_PATIENCE_S):
+            self._copies.read_state()
+        return logits
+
     def _hand_on(self, request_id: str, patience_s: float) -> None:
-        """Read the blocks that are new out of llama.cpp, and offer them to the pool."""
-        complete = self._context.num_tokens // self.tokens_per_block
-        while self._num_read < complete and self._context.read_block(
-            self._num_read, self._rows[self._num_read]
-        ):
-            self._num_read += 1
-        num_tokens = self._num_read * self.tokens_per_block
-        self._session.computed(request_id, num_tokens, range(self._num_read), wait_s=patience_s)
+        """Read the blocks that are new out of llama.cpp, and offer them to the pool, with the state that was kept."""
+        num_tokens = self._copies.read_blocks() * self.tokens_per_block
+        self._session.computed(request_id, num_tokens, self._copies.to_store(), wait_s=patience_s)
         self._session.end_step()
 
     def flush(self, timeout_s: float = 60.0) -> bool:

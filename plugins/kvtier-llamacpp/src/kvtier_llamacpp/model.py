@@ -36,8 +36,8 @@ class Model:
     def __init__(self, path: Path) -> None:
         """Load the GGUF file *path*, or all parts of which it is the first.
 
-        Raises ``ConfigError`` for what llama.cpp can't load, ``UnsupportedModelError`` for a model whose KV can't be
-        cut into blocks, and as ``library`` does.
+        Raises ``ConfigError`` for what llama.cpp can't load, ``UnsupportedModelError`` for a model of a kind
+        that is not served, and as ``library`` does.
         """
         self._lib = library()
         _log_errors_alone()
@@ -55,6 +55,10 @@ class Model:
             self.vocab_size: int = self._lib.llama_vocab_n_tokens(self._vocab)
             self.trained_tokens: int = self._lib.llama_model_n_ctx_train(self.handle)
             self._check_kind()
+            self.has_kv: bool = not self._lib.llama_model_is_recurrent(self.handle)
+            """Whether it has layers of attention."""
+            self.has_state: bool = not self.has_kv or self._lib.llama_model_is_hybrid(self.handle)
+            """Whether it has layers that keep one state, however many tokens came before."""
         except BaseException:
             self.close()
             raise
@@ -98,15 +102,13 @@ class Model:
 
     def _check_kind(self) -> None:
         kinds = {
-            "keeps a state instead of KV": self._lib.llama_model_is_recurrent,
-            "keeps a state beside its KV": self._lib.llama_model_is_hybrid,
             "is a diffusion model": self._lib.llama_model_is_diffusion,
             "has an encoder": self._lib.llama_model_has_encoder,
         }
         for kind, is_of_it in kinds.items():
             if is_of_it(self.handle):
                 raise UnsupportedModelError(
-                    f"{self.path} ({self.description}) {kind}: kvtier-llamacpp keeps the KV of attention alone"
+                    f"{self.path} ({self.description}) {kind}: kvtier-llamacpp serves decoders alone"
                 )
 
     @property

@@ -44,10 +44,10 @@ def namespace_for(
     build: str,
     threads: int,
     tokens_per_block: int,
-    block_bytes: int,
+    groups: tuple[GroupSpec, ...],
     flash_attention: bool,
 ) -> Namespace:
-    """The namespace of the model in *files* with blocks of *block_bytes*.
+    """The namespace of the model in *files*, of which *groups* are kept.
 
     The content of all files counts, and so does the build: llama.cpp promises the format of its states to no other. The
     number of threads counts, because what is computed token by token rounds differently with it. Rope and all that the
@@ -60,6 +60,6 @@ def namespace_for(
         weights_digest=digest_weights(files),
         kv_dtype="float16",
         tokens_per_block=tokens_per_block,
-        groups=(GroupSpec(layers=("llama.cpp sequence state",), block_bytes=block_bytes),),
+        groups=groups,
         layout=f"{build}, {threads} threads, state of one sequence, unified, {attention} flash attention",
     )
