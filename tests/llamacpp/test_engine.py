@@ -145,7 +145,7 @@ def test_a_file_that_is_replaced_while_it_is_opened_is_refused(
         return measure(context)
 
     with monkeypatch.context() as patch:
-        patch.setattr("kvtier_llamacpp.engine.measure", replace_and_measure)
+        patch.setattr("kvtier_llamacpp.keeper.measure", replace_and_measure)
         with pytest.raises(LlamaError, match="the file changed while it was opened"):
             open_engine(path)
     assert open_engine(path).vocab_size == 49152
@@ -327,8 +327,8 @@ def test_a_build_that_is_not_known_is_refused(monkeypatch):
 def test_structs_that_are_not_those_of_the_build_are_refused(monkeypatch):
     fields = binding.ContextParams._fields_[1:]  # as if one in front had gone
     shifted = type("ContextParams", (ctypes.Structure,), {"_fields_": fields})
-    signature = {**binding._SIGNATURES, "llama_context_default_params": (shifted, ())}
-    monkeypatch.setattr(binding, "_SIGNATURES", signature)
+    signature = {**binding._OF_THIS_BUILD, "llama_context_default_params": (shifted, ())}
+    monkeypatch.setattr(binding, "_OF_THIS_BUILD", signature)
     with pytest.raises(PluginError, match=r"the structs of its llama\.h are not those"):
         binding.library.__wrapped__()
 

@@ -7,7 +7,7 @@ from kvtier_core import ConfigError, UnsupportedModelError
 from kvtier_llamacpp.binding import library
 from tests.llamacpp.conftest import OpenEngine
 from tests.llamacpp.own_kv import answer_from_own_kv
-from tests.llamacpp.tiny_gguf import VOCAB, WINDOW, write_gemma3, write_llama
+from tests.llamacpp.tiny_gguf import VOCAB, WINDOW, write_bert, write_gemma3, write_llama, write_long_rope
 
 PROMPT = [(7 * number + number**2) % VOCAB for number in range(1000)]
 
@@ -34,6 +34,20 @@ def test_sliding_windows_are_served_bit_by_bit_behind_the_window_and_across_it(
         assert engine.generate(other, max_tokens=8, salt="alone", ignore_eos=True).hit_tokens == 0
 
 
+def test_prompts_in_a_room_with_other_rope_factors_share_nothing(open_engine: OpenEngine, tmp_path):
+    path, prompt = write_long_rope(tmp_path / "long.gguf"), PROMPT[:100]
+    answers = []
+    for room in (256, 512, 256, 1024):
+        with open_engine(path, max_tokens=room) as engine:
+            answers.append(engine.generate(prompt, max_tokens=8, ignore_eos=True))
+            assert engine.flush()
+    short, long, short_again, longer = answers
+    assert not np.allclose(short.first_logits, long.first_logits, atol=0.01)
+    assert [answer.hit_tokens for answer in answers] == [0, 0, 96, 96]
+    assert short_again.token_ids == short.token_ids
+    assert longer.token_ids == long.token_ids
+
+
 def test_a_long_answer_is_kept_behind_its_window_as_well(open_engine: OpenEngine, tmp_path):
     with open_engine(write_gemma3(tmp_path / "gemma3.gguf"), max_tokens=1100) as engine:
         answer = engine.generate(PROMPT[:40], max_tokens=1000, ignore_eos=True)
@@ -53,6 +67,11 @@ def test_a_model_of_another_kind_is_refused_by_what_it_is(
     path = write_llama(tmp_path / "other.gguf")
     with pytest.raises(UnsupportedModelError, match=rf"other\.gguf \(.+\) {kind}"):
         open_engine(path)
+
+
+def test_a_model_that_keeps_no_kv_is_refused(open_engine: OpenEngine, tmp_path):
+    with pytest.raises(UnsupportedModelError, match=r"can't keep what this model computes \(bert"):
+        open_engine(write_bert(tmp_path / "bert.gguf"))
 
 
 @pytest.mark.parametrize(

@@ -6,12 +6,12 @@ from pathlib import Path
 from kvtier_llamacpp import Engine
 
 README = Path(__file__).parents[2] / "plugins/kvtier-llamacpp/README.md"
-_BLOCK = re.compile(r"<!-- test: (\S+) -->\n```\w+\n(.*?)```", re.DOTALL)
+BLOCK = re.compile(r"<!-- test: (\S+) -->\n```\w+\n(.*?)```", re.DOTALL)
 
 
 def test_the_readme_restores_its_prompt(model, tmp_path, monkeypatch, capsys):
-    blocks = dict(_BLOCK.findall(README.read_text()))
-    assert set(blocks) == {"kvtier.toml", "python"}
+    blocks = dict(BLOCK.findall(README.read_text()))
+    assert set(blocks) == {"kvtier.toml", "python", "llama-cpp-python"}
     monkeypatch.chdir(tmp_path)
     Path("kvtier.toml").write_text(blocks["kvtier.toml"].replace("1GiB", "64MiB"))
     Path("MODEL.gguf").symlink_to(model)

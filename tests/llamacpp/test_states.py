@@ -244,7 +244,7 @@ def test_the_namespace_tells_what_a_model_keeps(open_engine: OpenEngine, tmp_pat
         described[namespace.model] = namespace
         return open_session(settings, namespace, layout)
 
-    monkeypatch.setattr("kvtier_llamacpp.engine.open_session", remember)
+    monkeypatch.setattr("kvtier_llamacpp.keeper.open_session", remember)
     for name, write in {"llama": write_llama, "jamba": write_jamba, "mamba": write_mamba}.items():
         open_engine(write(tmp_path / f"{name}.gguf"))
     windows = {name: [group.window for group in namespace.groups] for name, namespace in described.items()}

@@ -109,6 +109,18 @@ def write_llama(path: Path, **damage: object) -> Path:
     return _write(path, "llama", layers, weights, **{**_ATTENTION, "rope__dimension_count": HEAD, **damage})
 
 
+def write_long_rope(path: Path) -> Path:
+    """Full attention whose keys are turned by other factors in a context of more than 256 tokens."""
+    weights, layers = _Weights(), 2
+    for layer in range(layers):
+        weights.add_attention(layer)
+        weights.add_feed_forward(layer)
+    weights.tensors["rope_factors_short.weight"] = weights.ones(HEAD // 2)
+    weights.tensors["rope_factors_long.weight"] = f32(np.full(HEAD // 2, 4.0))
+    scaling = {"rope__scaling__type": "longrope", "rope__scaling__original_context_length": 256}
+    return _write(path, "llama", layers, weights, **_ATTENTION, rope__dimension_count=HEAD, **scaling)
+
+
 def write_gemma3(path: Path) -> Path:
     """Five layers with a sliding window and one without."""
     weights, layers = _Weights(), 6
@@ -169,3 +181,31 @@ def write_jamba(path: Path, *, has_text: bool = False) -> Path:
         weights.add_feed_forward(layer)
     attention = {**_ATTENTION, "attention__head_count_kv": [0, KV_HEADS]}
     return _write(path, "jamba", 2, weights, _bytes() if has_text else None, **attention, **_MAMBA)
+
+
+def write_bert(path: Path) -> Path:
+    """A model of embeddings, which keeps no KV."""
+    weights, layers = _Weights(), 2
+    del weights.tensors["output_norm.weight"]
+    weights.tensors |= {
+        "token_types.weight": weights.matrix(2, WIDTH),
+        "position_embd.weight": weights.matrix(2048, WIDTH),
+        "token_embd_norm.weight": weights.ones(WIDTH),
+        "token_embd_norm.bias": weights.ones(WIDTH),
+    }
+    square, wide = (WIDTH, WIDTH), (2 * WIDTH, WIDTH)
+    matrices = dict.fromkeys(("attn_q", "attn_k", "attn_v", "attn_output"), square)
+    matrices |= {"ffn_up": wide, "ffn_down": wide[::-1]}
+    for layer in range(layers):
+        for name, shape in matrices.items():
+            weights.add(
+                layer,
+                **{f"{name}__weight": weights.matrix(*shape), f"{name}__bias": weights.ones(shape[0])},
+            )
+        for name in ("attn_output_norm", "layer_output_norm"):
+            weights.add(
+                layer, **{f"{name}__weight": weights.ones(WIDTH), f"{name}__bias": weights.ones(WIDTH)}
+            )
+    sizes = {"feed_forward_length": 2 * WIDTH, "attention__layer_norm_epsilon": 1e-5}
+    vocabulary = {"tokenizer.ggml.model": "no_vocab", "tokenizer.ggml.token_type_count": 2}
+    return _write(path, "bert", layers, weights, vocabulary, attention__head_count=HEADS, **sizes)

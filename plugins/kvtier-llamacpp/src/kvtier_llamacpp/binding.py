@@ -6,6 +6,7 @@ be before anything else is called.
 """
 
 import ctypes
+from collections.abc import Mapping
 from ctypes import (
     POINTER,
     c_bool,
@@ -137,38 +138,18 @@ class GGUFParams(ctypes.Structure):
 
 LOG_CALLBACK = ctypes.CFUNCTYPE(None, c_int32, c_char_p, c_void_p)
 
-_SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
-    "gguf_init_from_file": (c_void_p, (c_char_p, GGUFParams)),
-    "gguf_free": (None, (c_void_p,)),
-    "gguf_find_key": (c_int64, (c_void_p, c_char_p)),
-    "gguf_get_kv_type": (c_int32, (c_void_p, c_int64)),
-    "gguf_get_val_str": (c_char_p, (c_void_p, c_int64)),
-    "gguf_get_val_u32": (c_uint32, (c_void_p, c_int64)),
-    "llama_backend_init": (None, ()),
+_OF_ANY_BUILD: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "llama_print_system_info": (c_char_p, ()),
-    "llama_log_set": (None, (LOG_CALLBACK, c_void_p)),
-    "llama_model_default_params": (ModelParams, ()),
-    "llama_context_default_params": (ContextParams, ()),
-    "llama_model_load_from_file": (c_void_p, (c_char_p, ModelParams)),
-    "llama_model_free": (None, (c_void_p,)),
     "llama_model_get_vocab": (c_void_p, (c_void_p,)),
     "llama_model_desc": (c_int32, (c_void_p, c_char_p, c_size_t)),
     "llama_model_n_ctx_train": (c_int32, (c_void_p,)),
-    "llama_model_chat_template": (c_char_p, (c_void_p, c_char_p)),
     "llama_model_is_recurrent": (c_bool, (c_void_p,)),
     "llama_model_is_hybrid": (c_bool, (c_void_p,)),
     "llama_model_is_diffusion": (c_bool, (c_void_p,)),
     "llama_model_has_encoder": (c_bool, (c_void_p,)),
     "llama_vocab_n_tokens": (c_int32, (c_void_p,)),
-    "llama_vocab_is_eog": (c_bool, (c_void_p, c_int32)),
-    "llama_tokenize": (c_int32, (c_void_p, c_char_p, c_int32, POINTER(c_int32), c_int32, c_bool, c_bool)),
-    "llama_detokenize": (c_int32, (c_void_p, POINTER(c_int32), c_int32, c_char_p, c_int32, c_bool, c_bool)),
-    "llama_chat_apply_template": (
-        c_int32,
-        (c_char_p, POINTER(ChatMessage), c_size_t, c_bool, c_char_p, c_int32),
-    ),
-    "llama_init_from_model": (c_void_p, (c_void_p, ContextParams)),
-    "llama_free": (None, (c_void_p,)),
+    "llama_model_meta_val_str": (c_int32, (c_void_p, c_char_p, c_char_p, c_size_t)),
+    "llama_n_ctx": (c_uint32, (c_void_p,)),
     "llama_get_memory": (c_void_p, (c_void_p,)),
     "llama_memory_clear": (None, (c_void_p, c_bool)),
     "llama_memory_seq_cp": (None, (c_void_p, c_int32, c_int32, c_int32, c_int32)),
@@ -178,10 +159,51 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "llama_state_seq_get_size_ext": (c_size_t, (c_void_p, c_int32, c_uint32)),
     "llama_state_seq_get_data_ext": (c_size_t, (c_void_p, POINTER(c_uint8), c_size_t, c_int32, c_uint32)),
     "llama_state_seq_set_data_ext": (c_size_t, (c_void_p, POINTER(c_uint8), c_size_t, c_int32, c_uint32)),
-    "llama_batch_get_one": (Batch, (POINTER(c_int32), c_int32)),
-    "llama_decode": (c_int32, (c_void_p, Batch)),
     "llama_get_logits_ith": (POINTER(c_float), (c_void_p, c_int32)),
 }
+"""What takes no struct is the same in every build. Blocks and their names need no more."""
+_OF_THIS_BUILD: dict[str, tuple[Any, tuple[Any, ...]]] = {
+    "gguf_init_from_file": (c_void_p, (c_char_p, GGUFParams)),
+    "gguf_free": (None, (c_void_p,)),
+    "gguf_find_key": (c_int64, (c_void_p, c_char_p)),
+    "gguf_get_kv_type": (c_int32, (c_void_p, c_int64)),
+    "gguf_get_val_str": (c_char_p, (c_void_p, c_int64)),
+    "gguf_get_val_u32": (c_uint32, (c_void_p, c_int64)),
+    "llama_backend_init": (None, ()),
+    "llama_log_set": (None, (LOG_CALLBACK, c_void_p)),
+    "llama_model_default_params": (ModelParams, ()),
+    "llama_context_default_params": (ContextParams, ()),
+    "llama_model_load_from_file": (c_void_p, (c_char_p, ModelParams)),
+    "llama_model_free": (None, (c_void_p,)),
+    "llama_model_chat_template": (c_char_p, (c_void_p, c_char_p)),
+    "llama_vocab_is_eog": (c_bool, (c_void_p, c_int32)),
+    "llama_tokenize": (c_int32, (c_void_p, c_char_p, c_int32, POINTER(c_int32), c_int32, c_bool, c_bool)),
+    "llama_detokenize": (c_int32, (c_void_p, POINTER(c_int32), c_int32, c_char_p, c_int32, c_bool, c_bool)),
+    "llama_chat_apply_template": (
+        c_int32,
+        (c_char_p, POINTER(ChatMessage), c_size_t, c_bool, c_char_p, c_int32),
+    ),
+    "llama_init_from_model": (c_void_p, (c_void_p, ContextParams)),
+    "llama_free": (None, (c_void_p,)),
+    "llama_batch_get_one": (Batch, (POINTER(c_int32), c_int32)),
+    "llama_decode": (c_int32, (c_void_p, Batch)),
+}
+
+
+def bind(path: str, signatures: Mapping[str, tuple[Any, tuple[Any, ...]]] = _OF_ANY_BUILD) -> Any:
+    """The library at *path* with the types of *signatures*, unset those of the functions that take no struct.
+
+    The types are this handle's: another handle of the same library keeps its own. Raises ``PluginError`` for what is no
+    library of llama.cpp.
+    """
+    try:
+        found = ctypes.CDLL(path)
+        for name, (returns, arguments) in signatures.items():
+            function = getattr(found, name)
+            function.restype, function.argtypes = returns, arguments
+    except (OSError, AttributeError) as error:
+        raise PluginError(f"kvtier-llamacpp can't use {path}: {error}") from error
+    return found
 
 
 @cache
@@ -191,13 +213,7 @@ def library() -> Any:
     Raises ``PluginError`` when xllamacpp is missing, of another version, or not what its version says.
     """
     path = _find()
-    try:
-        found = ctypes.CDLL(str(path))
-        for name, (returns, arguments) in _SIGNATURES.items():
-            function = getattr(found, name)
-            function.restype, function.argtypes = returns, arguments
-    except (OSError, AttributeError) as error:
-        raise PluginError(f"kvtier-llamacpp can't use {path}: {error}") from error
+    found = bind(str(path), {**_OF_ANY_BUILD, **_OF_THIS_BUILD})
     context, model = found.llama_context_default_params(), found.llama_model_default_params()
     known = (context.n_batch, context.n_ubatch, context.flash_attn_type, context.type_k, context.type_v)
     if known != (2048, 512, -1, F16, F16) or context.n_samplers or context.ctx_other or model.vocab_only:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from kvtier_core import UnsupportedModelError
-from kvtier_llamacpp.context import Bytes, Context
+from kvtier_llamacpp.context import Bytes, Memory
 
 _BLOCKS = 2
 _BEHIND = 3
@@ -28,7 +28,7 @@ def trial_tokens(tokens_per_block: int) -> int:
     return _BLOCKS * tokens_per_block + _BEHIND
 
 
-def measure(context: Context) -> Sizes:
+def measure(context: Memory) -> Sizes:
     """The bytes of every block and every state of this model, after a trial. The context is empty afterwards.
 
     Raises ``UnsupportedModelError`` where blocks or states differ in size, or logits behind those that were read and
@@ -62,7 +62,7 @@ def measure(context: Context) -> Sizes:
     return sizes
 
 
-def _read(context: Context, sizes: Sizes) -> tuple[Bytes, Bytes] | None:
+def _read(context: Memory, sizes: Sizes) -> tuple[Bytes, Bytes] | None:
     """The blocks and the state, or ``None`` where one has another size."""
     blocks, state = np.zeros((_BLOCKS, sizes.block), np.uint8), np.zeros(sizes.state, np.uint8)
     has_blocks = all(context.read_block(index, block) for index, block in enumerate(blocks) if sizes.block)

@@ -6,6 +6,7 @@ tokens so far (Mamba, short convolutions). llama.cpp has the one at the end of w
 """
 
 import itertools
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from ctypes import POINTER, c_int32, c_uint8
@@ -14,9 +15,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kvtier_llamacpp.binding import F16, FLASH_ATTENTION, STATE_ALONE, WHOLE, library
+from kvtier_llamacpp.binding import F16, FLASH_ATTENTION, STATE_ALONE, WHOLE
 from kvtier_llamacpp.errors import LlamaError
-from kvtier_llamacpp.model import Model
+from kvtier_llamacpp.model import LoadedModel, Model
 
 _PROMPT, _BLOCK = 0, 1
 CHUNK_TOKENS = 512
@@ -24,38 +25,30 @@ CHUNK_TOKENS = 512
 Bytes = NDArray[np.uint8]
 
 
-class Context:
-    """Memory for one prompt at a time. Used by one thread at a time. ``close`` gives it back, not the model's."""
+class Memory(ABC):
+    """llama.cpp's memory for one prompt at a time. Used by one thread at a time."""
 
-    def __init__(
-        self, model: Model, *, num_tokens: int, tokens_per_block: int, threads: int, flash_attention: bool
-    ) -> None:
-        """Take memory for the KV of *num_tokens* tokens. Raises ``LlamaError`` when llama.cpp can't."""
-        self._lib = library()
+    def __init__(self, model: LoadedModel, handle: Any, tokens_per_block: int) -> None:
+        """*handle* is a context of the model, for two sequences that share their cells."""
+        self._lib = model.lib
         self.model = model
+        self.handle = handle
         self.tokens_per_block = tokens_per_block
-        params = self._lib.llama_context_default_params()
-        params.n_ctx = num_tokens
-        params.n_batch = params.n_ubatch = min(CHUNK_TOKENS, num_tokens)
-        params.n_seq_max = 2
-        params.kv_unified = True  # else a sequence can't be copied in part
-        params.swa_full = True  # else a long answer's blocks leave the window before they are read
-        params.n_threads = params.n_threads_batch = threads
-        params.flash_attn_type = FLASH_ATTENTION[flash_attention]
-        params.type_k = params.type_v = F16
-        params.no_perf = True
-        self.handle: Any = self._lib.llama_init_from_model(model.handle, params)
-        if not self.handle:
-            raise LlamaError(
-                f"{model.path}: llama.cpp can't keep {num_tokens} tokens of it, with "
-                f"flash_attention={flash_attention}: try fewer tokens or the other setting (more in the log)"
-            )
         self._memory: Any = self._lib.llama_get_memory(self.handle)
         self._no_state: Bytes | None = None
         """What llama.cpp writes down of a sequence without a state, where a model has KV and a state."""
         if model.has_kv and model.has_state:
             self._no_state = np.zeros(self._measure(_BLOCK, STATE_ALONE), np.uint8)
             self._read(_BLOCK, STATE_ALONE, self._no_state)
+
+    @property
+    def rope(self) -> str:
+        """Which factors llama.cpp takes for keys, where the model has some for long contexts and some for short ones.
+
+        The room that the context has decides, not the prompt.
+        """
+        short = self.model.read_number(b"rope.scaling.original_context_length") or self.model.trained_tokens
+        return "long rope" if self._lib.llama_n_ctx(self.handle) > short else "short rope"
 
     @property
     def num_tokens(self) -> int:
@@ -66,17 +59,15 @@ class Context:
         """Forget the prompt."""
         self._lib.llama_memory_clear(self._memory, False)
 
+    @abstractmethod
     def decode(self, token_ids: Sequence[int]) -> NDArray[np.float32]:
         """Compute one or more tokens that follow those that are there. The logits ``(vocab,)`` behind the last.
 
         Raises ``LlamaError`` when llama.cpp can't.
         """
-        for begin in range(0, len(token_ids), CHUNK_TOKENS):
-            chunk = token_ids[begin : begin + CHUNK_TOKENS]
-            tokens = (c_int32 * len(chunk))(*chunk)
-            status = self._lib.llama_decode(self.handle, self._lib.llama_batch_get_one(tokens, len(chunk)))
-            if status:
-                raise LlamaError(f"llama.cpp can't compute {len(chunk)} tokens: llama_decode says {status}")
+
+    def _logits(self) -> NDArray[np.float32]:
+        """A copy of those behind the token computed last."""
         logits = self._lib.llama_get_logits_ith(self.handle, -1)
         return np.ctypeslib.as_array(logits, shape=(self.model.vocab_size,)).copy()
 
@@ -151,6 +142,44 @@ class Context:
         address = data.ctypes.data_as(POINTER(c_uint8))
         size = self._lib.llama_state_seq_set_data_ext(self.handle, address, data.size, sequence, what)
         return bool(size == data.size)
+
+
+class Context(Memory):
+    """Memory of our own. ``close`` gives it back, not the model's."""
+
+    model: Model
+
+    def __init__(
+        self, model: Model, *, num_tokens: int, tokens_per_block: int, threads: int, flash_attention: bool
+    ) -> None:
+        """Take memory for the KV of *num_tokens* tokens. Raises ``LlamaError`` when llama.cpp can't."""
+        params = model.lib.llama_context_default_params()
+        params.n_ctx = num_tokens
+        params.n_batch = params.n_ubatch = min(CHUNK_TOKENS, num_tokens)
+        params.n_seq_max = 2
+        params.kv_unified = True  # else a sequence can't be copied in part
+        params.swa_full = True  # else a long answer's blocks leave the window before they are read
+        params.n_threads = params.n_threads_batch = threads
+        params.flash_attn_type = FLASH_ATTENTION[flash_attention]
+        params.type_k = params.type_v = F16
+        params.no_perf = True
+        handle = model.lib.llama_init_from_model(model.handle, params)
+        if not handle:
+            raise LlamaError(
+                f"{model.path}: llama.cpp can't keep {num_tokens} tokens of it, with "
+                f"flash_attention={flash_attention}: try fewer tokens or the other setting (more in the log)"
+            )
+        super().__init__(model, handle, tokens_per_block)
+
+    def decode(self, token_ids: Sequence[int]) -> NDArray[np.float32]:
+        """As ``Memory.decode``."""
+        for begin in range(0, len(token_ids), CHUNK_TOKENS):
+            chunk = token_ids[begin : begin + CHUNK_TOKENS]
+            tokens = (c_int32 * len(chunk))(*chunk)
+            status = self._lib.llama_decode(self.handle, self._lib.llama_batch_get_one(tokens, len(chunk)))
+            if status:
+                raise LlamaError(f"llama.cpp can't compute {len(chunk)} tokens: llama_decode says {status}")
+        return self._logits()
 
     def close(self) -> None:
         """Give the memory back. Calling it twice is fine."""

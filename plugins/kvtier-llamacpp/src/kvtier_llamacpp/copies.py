@@ -11,7 +11,7 @@ import torch
 from kvtier_core.engine import GroupSpec
 from kvtier_core.transfer import KVLayout
 from kvtier_llamacpp.canary import Sizes
-from kvtier_llamacpp.context import Context
+from kvtier_llamacpp.context import Memory
 
 _MOST_PARTS = 16
 """Rows of the pool that a state is spread over at most. Each is one key more to look up for every block of a prompt."""
@@ -27,7 +27,7 @@ class Copies:
     with a window of one token: only the last is needed.
     """
 
-    def __init__(self, context: Context, num_blocks: int, sizes: Sizes) -> None:
+    def __init__(self, context: Memory, num_blocks: int, sizes: Sizes) -> None:
         self._context = context
         self._blocks = torch.zeros((num_blocks, sizes.block), dtype=torch.uint8)
         num_parts = min(_MOST_PARTS, -(-sizes.state // (sizes.block or sizes.state))) if sizes.state else 0
@@ -56,9 +56,9 @@ class Copies:
         parts = [[self._state[part : part + 1]] for part in range(len(self._state))]
         return KVLayout(*([[self._blocks]] if self._has_kv else []), *parts)
 
-    def clear(self) -> None:
-        """Forget the prompt."""
-        self._num_blocks, self._state_end = 0, None
+    def keep(self, num_blocks: int) -> None:
+        """Forget all but the first *num_blocks* blocks."""
+        self._num_blocks, self._state_end = min(self._num_blocks, num_blocks), None
 
     def read_blocks(self) -> int:
         """Read the blocks that are new out of llama.cpp. How many of the prompt are in our memory now."""

@@ -1,15 +1,13 @@
 """An engine for one caller at a time: generation in llama.cpp whose KV comes from and goes to kvtier's tiers.
 
-A prompt's KV and its states come from and go to the pool through ``Copies``. Whatever the tiers do, the answer is the
+A prompt's KV and its states come from and go to the pool through a ``Keeper``. Whatever the tiers do, the answer is the
 model's: what can't be loaded is computed.
 """
 
 import itertools
-import logging
 import os
 import threading
 import time
-import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -19,27 +17,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvtier_core import ClosedError, ConfigError, Settings, load_settings
-from kvtier_core.engine import (
-    EngineSession,
-    Generation,
-    Hints,
-    PrefillCost,
-    RequestIdentity,
-    open_session,
-)
+from kvtier_core.engine import Generation, Hints
 from kvtier_llamacpp.binding import build
-from kvtier_llamacpp.canary import measure, trial_tokens
+from kvtier_llamacpp.canary import trial_tokens
 from kvtier_llamacpp.context import CHUNK_TOKENS, Context
-from kvtier_llamacpp.copies import Copies
 from kvtier_llamacpp.errors import LlamaError
+from kvtier_llamacpp.keeper import Keeper
 from kvtier_llamacpp.model import Model
-from kvtier_llamacpp.namespace import namespace_for
 
-_STORE_PATIENCE_S = 2.0
-"""How long one prompt waits in all for tiers that are behind, before they leave blocks of it out."""
 _MOST_TOKENS = 1 << 24
 """More than any model has, and what llama.cpp can count."""
-_log = logging.getLogger("kvtier.llamacpp")
 
 
 def _likeliest(logits: NDArray[np.float32]) -> int:
@@ -87,37 +74,29 @@ class Engine:
                 flash_attention=flash_attention,
             )
             opened.callback(context.close)
-            copies = Copies(context, num_blocks, measure(context))
-            namespace = namespace_for(
-                model.files,
-                build=build(),
-                threads=threads,
-                tokens_per_block=tokens_per_block,
-                groups=copies.groups,
-                flash_attention=flash_attention,
+            keeper = Keeper.open(
+                context,
+                settings,
+                num_blocks=num_blocks,
+                setup=f"{build()}, {threads} threads, {'with' if flash_attention else 'without'} flash attention",
+                wait_timeout_s=wait_timeout_s,
             )
-            model.check_unchanged()
-            session = open_session(settings, namespace, copies.layout)
             closes = opened.pop_all()
-        return cls(
-            context, copies, session, max_tokens=max_tokens, wait_timeout_s=wait_timeout_s, closes=closes
-        )
+        return cls(context, keeper, max_tokens=max_tokens, wait_timeout_s=wait_timeout_s, closes=closes)
 
     def __init__(
         self,
         context: Context,
-        copies: Copies,
-        session: EngineSession,
+        keeper: Keeper,
         *,
         max_tokens: int,
         wait_timeout_s: float = 30.0,
         closes: ExitStack,
     ) -> None:
-        """Put together what ``open`` makes. The engine owns *session* from here on, and what *closes* closes."""
+        """Put together what ``open`` makes. The engine owns *keeper* from here on, and what *closes* closes."""
         self._context = context
         self._model = context.model
-        self._copies = copies
-        self._session = session
+        self._keeper = keeper
         self._closes = closes
         self.max_tokens = max_tokens
         """Tokens of a prompt and its answer together."""
@@ -127,10 +106,6 @@ class Engine:
         """The thread that holds the lock."""
         self._closed = False
         self._process = os.getpid()
-        self._prefill_cost = PrefillCost()
-        self._ids = (f"{uuid.uuid4().hex}-{number}" for number in itertools.count())
-        self._last_request: str | None = None
-        self._copies_lost = False
 
     @property
     def tokens_per_block(self) -> int:
@@ -181,10 +156,10 @@ class Engine:
         tokens = self._model.check_tokens(prompt_ids)
         choose = choose or _likeliest
         self._check(tokens, max_tokens)
-        with self._request(tokens, salt, hints) as request_id:
-            hit_tokens = self._restore(request_id, len(tokens))
+        with self._used_alone(), self._keeper.prompt(tokens, salt, hints):
+            hit_tokens = self._keeper.restore(len(tokens))
             load_s = time.perf_counter() - started
-            first_logits = self._prefill(request_id, tokens, hit_tokens)
+            first_logits = self._prefill(tokens, hit_tokens)
             ttft_s = time.perf_counter() - started
             token_ids = [choose(first_logits.copy())]
             while True:
@@ -192,16 +167,16 @@ class Engine:
                 has_ended = is_enough or (not ignore_eos and self._model.is_end(token_ids[-1]))
                 if has_ended or len(token_ids) == max_tokens:
                     break
-                self._session.append(request_id, token_ids[-1:])
-                token_ids.append(choose(self._compute(request_id, token_ids[-1:])))
-            self._hand_on(request_id, _STORE_PATIENCE_S)
+                self._keeper.append(token_ids[-1:])
+                token_ids.append(choose(self._compute(token_ids[-1:])))
+            self._keeper.hand_on(is_last=True)
             return Generation(
                 token_ids=tuple(token_ids),
                 finish_reason="stop" if has_ended else "length",
                 prompt_tokens=len(tokens),
                 hit_tokens=hit_tokens,
-                hits_by_tier=self._session.request_hits(request_id) if hit_tokens else {},
-                misses=self._session.explain(request_id),
+                hits_by_tier=self._keeper.hits_by_tier() if hit_tokens else {},
+                misses=self._keeper.misses(),
                 ttft_s=ttft_s,
                 load_s=load_s,
                 seconds=time.perf_counter() - started,
@@ -220,25 +195,6 @@ class Engine:
             )
 
     @contextmanager
-    def _request(self, prompt_ids: Sequence[int], salt: str | None, hints: Hints | None) -> Iterator[str]:
-        """A request from its announcement to its end, while nobody else uses the engine."""
-        with self._used_alone():
-            self._wait_for_blocks()
-            self._context.clear()
-            self._copies.clear()
-            request_id = next(self._ids)
-            self._session.begin(request_id, prompt_ids, RequestIdentity(salt=salt), hints=hints or Hints())
-            self._last_request = request_id
-            try:
-                yield request_id
-            except BaseException:
-                self._copies_lost = True
-                self._session.abort(request_id)  # raises when its transfers do not end
-                self._copies_lost = False
-                raise
-            self._session.end(request_id)
-
-    @contextmanager
     def _used_alone(self) -> Iterator[None]:
         if not self._alone.acquire(blocking=False):
             raise LlamaError("the engine is busy with another prompt: run them one after another")
@@ -253,46 +209,16 @@ class Engine:
             self._user = None
             self._alone.release()
 
-    def _wait_for_blocks(self) -> None:
-        """The last prompt's blocks may still be on their way into the pool, out of the memory that is filled next."""
-        if self._copies_lost:
-            raise LlamaError("a copy of an earlier prompt never ended and may still read: open a new engine")
-        if self._last_request is not None and not self._session.wait_stored(
-            self._last_request, self._wait_timeout_s
-        ):
-            raise LlamaError(
-                f"the last prompt's blocks were not copied to the pool within {self._wait_timeout_s:g} s: try again, "
-                "or open the engine with a larger wait_timeout_s"
-            )
-
-    def _restore(self, request_id: str, num_tokens: int) -> int:
-        """Load what the pool and the tiers have of the prompt's beginning. The tokens whose KV is there now."""
-        matched = min(self._session.wait_matched(request_id, self._wait_timeout_s), num_tokens - 1)
-        wanted = matched // self.tokens_per_block
-        self._session.load(request_id, wanted * self.tokens_per_block, self._copies.to_load(wanted))
-        loaded = self._session.wait_loaded(request_id, self._wait_timeout_s)
-        if not self._copies.write(loaded // self.tokens_per_block):
-            _log.warning(
-                "llama.cpp did not take a stored block in: this prompt is computed from its beginning"
-            )
-            self._context.clear()
-            return 0
-        return loaded
-
-    def _prefill(self, request_id: str, prompt_ids: Sequence[int], hit_tokens: int) -> NDArray[np.float32]:
+    def _prefill(self, prompt_ids: Sequence[int], hit_tokens: int) -> NDArray[np.float32]:
         """Compute the rest of the prompt, and hand its blocks on piece by piece. The logits behind it."""
-        computing = handing_on = 0.0
+        computing = 0.0
         logits = np.zeros(0, np.float32)
         for begin, end in itertools.pairwise([hit_tokens, *self._piece_ends(hit_tokens, len(prompt_ids))]):
             started = time.perf_counter()
-            logits = self._compute(request_id, prompt_ids[begin:end])
-            computed = time.perf_counter()
-            self._hand_on(request_id, max(0.0, _STORE_PATIENCE_S - handing_on))
-            computing += computed - started
-            handing_on += time.perf_counter() - computed
-        self._prefill_cost.add(len(prompt_ids) - hit_tokens, computing)
-        if (cost := self._prefill_cost.seconds_per_token()) is not None:
-            self._session.set_recompute_cost(cost)
+            logits = self._compute(prompt_ids[begin:end])
+            computing += time.perf_counter() - started
+            self._keeper.hand_on()
+        self._keeper.learn_cost(len(prompt_ids) - hit_tokens, computing)
         return logits
 
     def _piece_ends(self, begin: int, end: int) -> list[int]:
@@ -308,18 +234,11 @@ class Engine:
         ends = {*range(begin // step * step + step, end, step), (end - 1) // block * block, end}
         return sorted(one for one in ends if one > begin)
 
-    def _compute(self, request_id: str, token_ids: Sequence[int]) -> NDArray[np.float32]:
+    def _compute(self, token_ids: Sequence[int]) -> NDArray[np.float32]:
         """Compute the tokens that follow. The logits behind them. A state behind a whole block is kept."""
         logits = self._context.decode(token_ids)
-        if self._copies.is_behind_a_block and self._session.wait_stored(request_id, _STORE_PATIENCE_S):
-            self._copies.read_state()
+        self._keeper.keep_state()
         return logits
-
-    def _hand_on(self, request_id: str, patience_s: float) -> None:
-        """Read the blocks that are new out of llama.cpp, and offer them to the pool, with the state that was kept."""
-        num_tokens = self._copies.read_blocks() * self.tokens_per_block
-        self._session.computed(request_id, num_tokens, self._copies.to_store(), wait_s=patience_s)
-        self._session.end_step()
 
     def flush(self, timeout_s: float = 60.0) -> bool:
         """Wait until everything stored so far has reached the tiers; False when that takes longer.
@@ -327,11 +246,11 @@ class Engine:
         Raises ``LlamaError`` while another thread uses the engine.
         """
         with self._used_alone():
-            return self._session.flush(timeout_s)
+            return self._keeper.flush(timeout_s)
 
     def stats(self) -> Mapping[str, Any]:
         """The session's counters: hits by tier, misses by reason, bytes."""
-        return self._session.stats()
+        return self._keeper.stats()
 
     def close(self) -> None:
         """Close the session with its pool and tiers, and give the model's memory back. Calling it twice is fine.
@@ -352,7 +271,7 @@ class Engine:
             )
         try:
             self._closed = True
-            self._session.close()
+            self._keeper.close()
             self._closes.close()
         finally:
             self._alone.release()

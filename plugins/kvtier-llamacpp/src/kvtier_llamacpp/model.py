@@ -30,80 +30,34 @@ _ERROR = 4
 """``GGML_LOG_LEVEL_ERROR``; what goes on with a line before has 5."""
 
 
-class Model:
-    """One model. Its vocabulary may be used by any thread. ``close`` gives the memory back."""
+class LoadedModel:
+    """A model in a library of llama.cpp, loaded by whoever gives its handle."""
 
-    def __init__(self, path: Path) -> None:
-        """Load the GGUF file *path*, or all parts of which it is the first.
-
-        Raises ``ConfigError`` for what llama.cpp can't load, ``UnsupportedModelError`` for a model of a kind
-        that is not served, and as ``library`` does.
-        """
-        self._lib = library()
-        _log_errors_alone()
+    def __init__(self, lib: Any, path: Path) -> None:
+        """Look at the files of the model at *path*, before they are loaded. Raises as ``model_files`` does."""
+        self.lib = lib
         self.path = path
         self.files = model_files(path)
         self._seen = [look_at_file(file) for file in self.files]
         self.handle: Any = None
         self._vocab: Any = None
-        self._has_vocab = threading.Lock()
-        """Held by whoever reads the vocabulary, and by ``close``."""
-        try:
-            self._check_layers()
-            self.handle = self._load()
-            self._vocab = self._lib.llama_model_get_vocab(self.handle)
-            self.vocab_size: int = self._lib.llama_vocab_n_tokens(self._vocab)
-            self.trained_tokens: int = self._lib.llama_model_n_ctx_train(self.handle)
-            self._check_kind()
-            self.has_kv: bool = not self._lib.llama_model_is_recurrent(self.handle)
-            """Whether it has layers of attention."""
-            self.has_state: bool = not self.has_kv or self._lib.llama_model_is_hybrid(self.handle)
-            """Whether it has layers that keep one state, however many tokens came before."""
-        except BaseException:
-            self.close()
-            raise
 
-    def _check_layers(self) -> None:
-        """Refuse a number of layers on which llama.cpp would end the whole process.
-
-        Everything else that may be wrong with a file, it refuses itself.
-        """
-        file = self._lib.gguf_init_from_file(str(self.path).encode(), GGUFParams(no_alloc=True))
-        if not file:
-            return
-        try:
-            architecture = self._lib.gguf_find_key(file, b"general.architecture")
-            if architecture < 0 or self._lib.gguf_get_kv_type(file, architecture) != GGUF_STRING:
-                return
-            name = self._lib.gguf_get_val_str(file, architecture) + b".block_count"
-            count = self._lib.gguf_find_key(file, name)
-            if count < 0 or self._lib.gguf_get_kv_type(file, count) != GGUF_UINT32:
-                return
-            layers = self._lib.gguf_get_val_u32(file, count)
-        finally:
-            self._lib.gguf_free(file)
-        if not 1 <= layers <= MOST_LAYERS:
-            raise ConfigError(
-                f"{self.path}: it says that the model has {layers} layers, and llama.cpp takes 1 to {MOST_LAYERS}: the "
-                "file is damaged, get it again"
-            )
-
-    def _load(self) -> Any:
-        params = self._lib.llama_model_default_params()
-        params.n_gpu_layers = 0
-        params.load_mode = LOAD_INTO_MEMORY  # a mapped file that is written to changes the weights in use
-        model = self._lib.llama_model_load_from_file(str(self.path).encode(), params)
-        if not model:
-            raise ConfigError(
-                f"{self.path}: llama.cpp can't load it: give a GGUF file of a model that this build knows (more in the "
-                "log)"
-            )
-        return model
+    def take(self, handle: Any) -> None:
+        """The model is loaded. Raises ``UnsupportedModelError`` for one of a kind that is not served."""
+        self.handle = handle
+        self._vocab = self.lib.llama_model_get_vocab(handle)
+        self.vocab_size: int = self.lib.llama_vocab_n_tokens(self._vocab)
+        self.trained_tokens: int = self.lib.llama_model_n_ctx_train(handle)
+        self._check_kind()
+        self.has_kv: bool = not self.lib.llama_model_is_recurrent(handle)
+        """Whether it has layers of attention."""
+        self.has_state: bool = not self.has_kv or self.lib.llama_model_is_hybrid(handle)
+        """Whether it has layers that keep one state, however many tokens came before."""
 
     def _check_kind(self) -> None:
         kinds = {
-            "is a diffusion model": self._lib.llama_model_is_diffusion,
-            "has an encoder": self._lib.llama_model_has_encoder,
+            "is a diffusion model": self.lib.llama_model_is_diffusion,
+            "has an encoder": self.lib.llama_model_has_encoder,
         }
         for kind, is_of_it in kinds.items():
             if is_of_it(self.handle):
@@ -115,8 +69,19 @@ class Model:
     def description(self) -> str:
         """What llama.cpp calls the model: architecture, size, quantization."""
         text = ctypes.create_string_buffer(128)
-        self._lib.llama_model_desc(self.handle, text, len(text))
+        self.lib.llama_model_desc(self.handle, text, len(text))
         return text.value.decode(errors="replace")
+
+    def read_number(self, name: bytes) -> int | None:
+        """What the file says of the model's architecture under *name*; ``None`` where that is nothing."""
+        architecture = self._read_text(b"general.architecture") or b""
+        text = self._read_text(architecture + b"." + name)
+        return int(text) if text is not None and text.isdigit() else None
+
+    def _read_text(self, key: bytes) -> bytes | None:
+        text = ctypes.create_string_buffer(128)
+        size = self.lib.llama_model_meta_val_str(self.handle, key, text, len(text))
+        return text.value if size >= 0 else None
 
     def check_unchanged(self) -> None:
         """Raise ``LlamaError`` if a file is no longer what was loaded."""
@@ -125,6 +90,64 @@ class Model:
                 f"{self.path}: the file changed while it was opened, so what was loaded may be other weights than "
                 "those that were read for their name: open it again"
             )
+
+
+class Model(LoadedModel):
+    """A model of our own. Its vocabulary may be used by any thread. ``close`` gives the memory back."""
+
+    def __init__(self, path: Path) -> None:
+        """Load the GGUF file *path*, or all parts of which it is the first.
+
+        Raises ``ConfigError`` for what llama.cpp can't load, ``UnsupportedModelError`` for a model of a kind
+        that is not served, and as ``library`` does.
+        """
+        super().__init__(library(), path)
+        _log_errors_alone()
+        self._has_vocab = threading.Lock()
+        """Held by whoever reads the vocabulary, and by ``close``."""
+        try:
+            self._check_layers()
+            self.take(self._load())
+        except BaseException:
+            self.close()
+            raise
+
+    def _check_layers(self) -> None:
+        """Refuse a number of layers on which llama.cpp would end the whole process.
+
+        Everything else that may be wrong with a file, it refuses itself.
+        """
+        file = self.lib.gguf_init_from_file(str(self.path).encode(), GGUFParams(no_alloc=True))
+        if not file:
+            return
+        try:
+            architecture = self.lib.gguf_find_key(file, b"general.architecture")
+            if architecture < 0 or self.lib.gguf_get_kv_type(file, architecture) != GGUF_STRING:
+                return
+            name = self.lib.gguf_get_val_str(file, architecture) + b".block_count"
+            count = self.lib.gguf_find_key(file, name)
+            if count < 0 or self.lib.gguf_get_kv_type(file, count) != GGUF_UINT32:
+                return
+            layers = self.lib.gguf_get_val_u32(file, count)
+        finally:
+            self.lib.gguf_free(file)
+        if not 1 <= layers <= MOST_LAYERS:
+            raise ConfigError(
+                f"{self.path}: it says that the model has {layers} layers, and llama.cpp takes 1 to {MOST_LAYERS}: the "
+                "file is damaged, get it again"
+            )
+
+    def _load(self) -> Any:
+        params = self.lib.llama_model_default_params()
+        params.n_gpu_layers = 0
+        params.load_mode = LOAD_INTO_MEMORY  # a mapped file that is written to changes the weights in use
+        model = self.lib.llama_model_load_from_file(str(self.path).encode(), params)
+        if not model:
+            raise ConfigError(
+                f"{self.path}: llama.cpp can't load it: give a GGUF file of a model that this build knows (more in the "
+                "log)"
+            )
+        return model
 
     # -- tokens
 
@@ -135,7 +158,7 @@ class Model:
         tokens = (c_int32 * room)()
         with self._has_vocab:
             self._check_open()
-            count = self._lib.llama_tokenize(self._vocab, data, len(data), tokens, room, True, True)
+            count = self.lib.llama_tokenize(self._vocab, data, len(data), tokens, room, True, True)
         if count < 0:
             raise LlamaError(f"llama.cpp can't tokenize a text of {len(data)} bytes")
         return list(tokens[:count])
@@ -152,12 +175,12 @@ class Model:
         room = 256 + 2 * sum(len(text) + 32 for pair in data for text in pair)
         with self._has_vocab:
             self._check_open()
-            template = self._lib.llama_model_chat_template(self.handle, None)
+            template = self.lib.llama_model_chat_template(self.handle, None)
             if template is None:
                 raise UnsupportedModelError(f"{self.path} has no chat template: give whole prompts")
             while True:
                 text = ctypes.create_string_buffer(room)
-                size = self._lib.llama_chat_apply_template(template, chat, len(data), True, text, room)
+                size = self.lib.llama_chat_apply_template(template, chat, len(data), True, text, room)
                 if size <= room:
                     break
                 room = size
@@ -176,7 +199,7 @@ class Model:
             self._check_open()
             while True:
                 text = ctypes.create_string_buffer(room)
-                count = self._lib.llama_detokenize(
+                count = self.lib.llama_detokenize(
                     self._vocab, tokens, len(token_ids), ctypes.cast(text, c_char_p), room, True, False
                 )
                 if count >= 0:
@@ -199,7 +222,7 @@ class Model:
 
     def is_end(self, token_id: int) -> bool:
         """Whether the model ends its answer by this token."""
-        return bool(self._lib.llama_vocab_is_eog(self._vocab, token_id))
+        return bool(self.lib.llama_vocab_is_eog(self._vocab, token_id))
 
     def _check_open(self) -> None:
         if self.handle is None:
@@ -209,7 +232,7 @@ class Model:
         """Give the memory back. Calling it twice is fine. Every context of the model was closed before."""
         with self._has_vocab:
             if self.handle:
-                self._lib.llama_model_free(self.handle)
+                self.lib.llama_model_free(self.handle)
             self.handle = self._vocab = None
 
     def __enter__(self) -> Self:

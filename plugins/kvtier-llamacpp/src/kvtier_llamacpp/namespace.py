@@ -41,25 +41,23 @@ def model_files(path: Path) -> Sequence[Path]:
 def namespace_for(
     files: Sequence[Path],
     *,
-    build: str,
-    threads: int,
+    setup: str,
+    kv_dtype: str,
     tokens_per_block: int,
     groups: tuple[GroupSpec, ...],
-    flash_attention: bool,
 ) -> Namespace:
     """The namespace of the model in *files*, of which *groups* are kept.
 
-    The content of all files counts, and so does the build: llama.cpp promises the format of its states to no other. The
-    number of threads counts, because what is computed token by token rounds differently with it. Rope and all that the
-    file says of the model are in its content. Raises ``OSError`` when a file can't be read. Cost: as
-    ``digest_weights``.
+    The content of all files counts. *setup* says what else does: the build, because llama.cpp promises the format of
+    its states to no other, and how the context is set up. The number of threads is part of it, because what is computed
+    token by token rounds differently with it. Rope and all that the file says of the model are in its content. Raises
+    ``OSError`` when a file can't be read. Cost: as ``digest_weights``.
     """
-    attention = "with" if flash_attention else "without"
     return Namespace(
         model=files[0].stem,
         weights_digest=digest_weights(files),
-        kv_dtype="float16",
+        kv_dtype=kv_dtype,
         tokens_per_block=tokens_per_block,
         groups=groups,
-        layout=f"{build}, {threads} threads, state of one sequence, unified, {attention} flash attention",
+        layout=f"{setup}, state of one sequence, unified",
     )
