@@ -1,12 +1,15 @@
 """Two tensor-parallel ranks of a real SGLang restore a prompt together, or compute it together."""
 
+import json
 import os
+import subprocess
+import sys
 import time
 from pathlib import Path
 
 import pytest
 
-from tests.sglang.engines import PAGE, Engine, needs_sglang, prompt
+from tests.sglang.engines import PAGE, Engine, environment, needs_sglang, prompt
 
 pytestmark = [needs_sglang, pytest.mark.timeout(1500)]
 TOKENS = 400
@@ -61,3 +64,23 @@ def test_two_ranks_restore_together_and_compute_together_what_one_of_them_lacks(
         assert (again.tokens, again.cached) == (other.tokens, 0)
     finally:
         engine.close()
+
+
+def test_where_a_load_raises_in_one_rank_the_other_hears_of_it(tmp_path):
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-m", "tests.sglang.raising_rank", str(rank), str(tmp_path / "meeting")],
+            env={**os.environ, **environment()},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(RANKS)
+    ]
+    try:
+        said = [json.loads(process.communicate(timeout=PATIENCE_S)[0]) for process in ranks]
+    finally:
+        for process in ranks:
+            process.kill()
+            process.wait()
+    assert said[0] == {"right": True, "mistaken": False, "stuck": False}
+    assert said[1] == {"right": True, "mistaken": False, "stuck": "told to be stuck"}

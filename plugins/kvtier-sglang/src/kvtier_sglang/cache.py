@@ -31,6 +31,10 @@ _FORGET_S = 60.0
 _log = logging.getLogger("kvtier.sglang")
 
 
+class CopyStuckError(RuntimeError):
+    """A copy into the engine's memory does not end. The engine must stop: its pages may be written later."""
+
+
 @dataclass(eq=False)
 class _Asked:
     """A prompt that waits in SGLang's queue."""
@@ -97,8 +101,7 @@ class PageCache:
     def load(self, name: str, pages: Sequence[str], page_numbers: Sequence[int]) -> bool:
         """Load *pages* into the engine's pages *page_numbers*: all of them, or ``False``, and they are to be computed.
 
-        Proofs are checked before anything is copied. Raises ``RuntimeError`` when the copy does not end, and the
-        engine must stop: its pages may be written later.
+        Proofs are checked before anything is copied. Raises ``CopyStuckError`` when the copy does not end.
         """
         asked = self._asked.pop(name, None)
         request_id = self._begin("load", len(pages)) if asked is None else asked.id
@@ -133,7 +136,7 @@ class PageCache:
             self._manager.commit_load(prepared.job_id, success=False)
             raise
         if not self._device.wait(Direction.LOAD, [prepared.job_id], self._copy_timeout_s):
-            raise RuntimeError(
+            raise CopyStuckError(
                 f"a copy of {len(keys)} pages into SGLang's KV memory did not end within {self._copy_timeout_s:g} s: "
                 "start the engine again"
             )

@@ -22,7 +22,7 @@ from sglang.srt.mem_cache.unified_cache.unified_cache_linker import UnifiedCache
 from kvtier_core import PluginError, UnsupportedModelError
 from kvtier_core.engine import open_parts, why_nothing_lasts
 from kvtier_core.transfer import KVLayout
-from kvtier_sglang.cache import PageCache
+from kvtier_sglang.cache import CopyStuckError, PageCache
 from kvtier_sglang.canary import check_pages
 from kvtier_sglang.changes import CHANGES
 from kvtier_sglang.facts import check_engine, make_namespace
@@ -105,11 +105,17 @@ class KvtierLinker(UnifiedCacheLinker):
         return list(range(1, self._cache.lookup(rid, _names(pages)) + 1))
 
     def load(self, rid: str, transfers: list[PoolTransfer]) -> bool:
-        """Load the pages into the slots of the request, or refuse."""
+        """Load the pages into the slots of the request, or refuse. The other ranks hear of it whatever happens here."""
         (pages,) = transfers
-        return self._in_all_ranks(
-            self._is_right and self._cache.load(rid, _names(pages), self._numbers(pages))
-        )
+        has_loaded = False
+        try:
+            has_loaded = self._is_right and self._cache.load(rid, _names(pages), self._numbers(pages))
+        except CopyStuckError:
+            self._in_all_ranks(False)
+            raise
+        except Exception:  # noqa: BLE001 - a mistake of ours, and the prompt can be computed
+            _log.exception("request %s: computed, by a fault of kvtier's: report it", rid)
+        return self._in_all_ranks(has_loaded)
 
     def cancel_queued_load(self, rid: str) -> bool:  # noqa: ARG002 - the interface's
         """No load is queued, and the slots may be given to others."""
