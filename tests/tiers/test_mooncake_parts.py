@@ -211,6 +211,7 @@ def test_c51_a_missing_client_is_told_with_what_to_install(monkeypatch):
 
 def test_c51_a_missing_library_of_the_system_is_told_with_its_package(monkeypatch, tmp_path):
     (tmp_path / "mooncake").mkdir()
+    (tmp_path / "mooncake" / "__init__.py").touch()  # else a Mooncake that is installed would go before it
     (tmp_path / "mooncake" / "store.py").write_text(
         "raise ImportError('libibverbs.so.1: cannot open shared object file: No such file or directory')"
     )
