@@ -146,6 +146,14 @@ class Coordinator:
         """The longest end point of the prompt *keys* that could be loaded at once."""
         return self._lookups.loadable(keys)
 
+    def ends(self, request_id: str, keys: Sequence[Sequence[OffloadKey]], now: float) -> list[int]:
+        """Every end point whose blocks the pool or a tier has, in order. Only ``lookup`` promises one of them."""
+        return self._lookups.ends(self._state.going_on(request_id), keys, now)
+
+    def has_all(self, keys: Sequence[OffloadKey]) -> bool:
+        """Whether the pool has all of these blocks, ready."""
+        return all(self._state.ledger.are_ready(keys))
+
     def prepare_load(self, request_id: str, keys: Sequence[OffloadKey]) -> PreparedTransfer:
         """Pin the leading blocks of *keys* that are still there; after a reset these may be fewer than promised.
 

@@ -6,7 +6,7 @@ or time.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -58,6 +58,11 @@ def find_end(groups: Sequence[GroupCosts], room: int) -> int:
 
     0 when there is none. Cost: proportional to the blocks.
     """
+    return next(find_ends(groups, room), 0)
+
+
+def find_ends(groups: Sequence[GroupCosts], room: int) -> Iterator[int]:
+    """All such end points but 0, the longest first."""
     unit = unit_of([group.shape for group in groups])
     end = last_candidate(groups)
     for group in groups:
@@ -80,6 +85,5 @@ def find_end(groups: Sequence[GroupCosts], room: int) -> int:
             rows += taken[needed.stop] - taken[needed.start]
         else:
             if rows <= room:
-                return end
+                yield end
         end -= unit
-    return 0

@@ -15,6 +15,7 @@ from kvtier_core.coordinator.endpoints import (
     GroupCosts,
     GroupShape,
     find_end,
+    find_ends,
     is_prefix,
     last_candidate,
     unit_of,
@@ -118,6 +119,16 @@ class Lookups:
             ready = self._state.ledger.are_ready(of_group)
             costs.append(GroupCosts(shape, [not is_ready for is_ready in ready], [0] * len(ready)))
         return find_end(costs, room=0)
+
+    def ends(self, request: RequestState, keys: Sequence[_Keys], now: float) -> list[int]:
+        """The end points whose blocks the pool or a tier has, by what the tiers have said. Their rows do not count."""
+        costs = []
+        for shape, of_group in zip(self._shapes, keys, strict=True):
+            group = GroupLookup(shape, of_group, self._state.ledger.find_all(of_group))
+            verdicts = iter(self._judge(request, group, now))
+            blocked = [block is None and not isinstance(next(verdicts), str) for block in group.blocks]
+            costs.append(GroupCosts(shape, blocked, [0] * len(blocked)))
+        return [*find_ends(costs, room=0)][::-1]
 
     # -- deciding
 

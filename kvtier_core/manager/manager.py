@@ -203,6 +203,19 @@ class TierManager:
         """Up to which token of a prompt all groups could be loaded at once."""
         return self._coordinator.loadable(keys)
 
+    def ends(self, request_id: str, keys: Sequence[Sequence[OffloadKey]]) -> list[int]:
+        """Every token, in order, up to which the pool and the tiers have what all groups need, as far as is known.
+
+        For engines whose ranks agree on one of them. Only ``lookup`` promises, and fetches for, the longest.
+        """
+        ends = self._coordinator.ends(request_id, keys, self._clock())
+        self._act()
+        return ends
+
+    def has_all(self, keys: Sequence[OffloadKey]) -> bool:
+        """Whether the pool has all of these blocks, ready to be loaded."""
+        return self._coordinator.has_all(keys)
+
     def reserve_load(self, request_id: str, keys: Sequence[OffloadKey]) -> PreparedTransfer:
         """Pin rows for a device load; end it with ``commit_load`` when it names keys.
 

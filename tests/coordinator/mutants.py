@@ -379,14 +379,14 @@ MUTANTS: Sequence[Mutant] = (
     ),
     _m(
         "an end point must leave a row free",
-        "coordinator.endpoints:find_end",
+        "coordinator.endpoints:find_ends",
         "rows <= room",
         "rows < room",
         test_endpoints.test_c21_holes_windows_and_room_by_hand,
     ),
     _m(
         "a hole in a window is overlooked",
-        "coordinator.endpoints:find_end",
+        "coordinator.endpoints:find_ends",
         "blocked[needed.start]",
         "blocked[max(needed.start, needed.stop - 1)]",
         test_endpoints.test_c21_holes_windows_and_room_by_hand,

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvtier_core.coordinator.endpoints import GroupCosts, GroupShape, find_end, last_candidate
+from kvtier_core.coordinator.endpoints import GroupCosts, GroupShape, find_end, find_ends, last_candidate
 
 
 def groups(*described: tuple[int, int | None, str]) -> list[GroupCosts]:
@@ -21,9 +21,9 @@ def groups(*described: tuple[int, int | None, str]) -> list[GroupCosts]:
     ]
 
 
-def oracle(costs: list[GroupCosts], room: int) -> int:
-    """The longest valid end point, found token by token."""
-    best = 0
+def oracle(costs: list[GroupCosts], room: int) -> list[int]:
+    """All valid end points, found token by token."""
+    found = []
     for end in range(max(len(group.blocked) * group.shape.tokens_per_block for group in costs) + 1):
         needed = []
         for group in costs:
@@ -37,8 +37,8 @@ def oracle(costs: list[GroupCosts], room: int) -> int:
             needed += [group.rows[block] for block in blocks]
         else:
             if all(end // g.shape.tokens_per_block <= len(g.blocked) for g in costs) and sum(needed) <= room:
-                best = end
-    return best
+                found.append(end)
+    return found
 
 
 def shapes() -> st.SearchStrategy[GroupCosts]:
@@ -55,8 +55,9 @@ def shapes() -> st.SearchStrategy[GroupCosts]:
 
 
 @given(st.lists(shapes(), min_size=1, max_size=3), st.integers(0, 12))
-def test_c21_k12_o3_the_end_point_is_the_oracles(costs, room):
-    assert find_end(costs, room) == oracle(costs, room)
+def test_c21_k12_o3_the_end_points_are_the_oracles(costs, room):
+    assert find_end(costs, room) == max(oracle(costs, room))
+    assert [*find_ends(costs, room), 0] == oracle(costs, room)[::-1]
 
 
 @given(st.lists(shapes(), min_size=1, max_size=3), st.integers(0, 12))

@@ -74,6 +74,20 @@ def loaded(world: World) -> list[bytes]:
 # -- the end point
 
 
+def test_c21_every_end_point_that_pool_or_tier_have_is_told():
+    world = world_of(FULL, WINDOW)
+    put(world, "abcdef", "abef")
+    keys = keys_of(world)
+    assert world.coordinator.ends("r", keys, world.now) == [4, 8, 24]
+    assert world.coordinator.has_all([*keys[0], keys[1][5]])
+    assert not world.coordinator.has_all([*keys[0], keys[1][2]])
+    push_behind(world)
+    assert world.coordinator.ends("r", keys, world.now) == [], "the tier has not said"
+    assert settle(world) == 24
+    assert world.coordinator.ends("r", keys, world.now) == [4, 8, 24]
+    assert not world.coordinator.has_all(keys[0][:1] + keys[1][:1]), "only what the longest needs was fetched"
+
+
 def test_c21_groups_end_where_all_of_them_can():
     world = world_of(FULL, FULL)
     put(world, "abcd", "ab")

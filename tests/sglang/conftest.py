@@ -1,6 +1,6 @@
 """A tiny model for SGLang, and stand-ins for its KV memory with tiers behind them."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -25,8 +25,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def open_on_disk(tmp_path: Path) -> Iterator[Open]:
     opened: list[Engine] = []
 
-    def open_one(**options) -> Engine:
-        opened.append(open_with_disk(tmp_path, **options))
+    def open_one(components: Sequence[str] = ("full",), **options) -> Engine:
+        opened.append(open_with_disk(tmp_path, *components, **options))
         return opened[-1]
 
     yield open_one
@@ -49,7 +49,13 @@ def open_faulty(tier: list[FaultyTier], monkeypatch: pytest.MonkeyPatch) -> Iter
 
     opened: list[Engine] = []
 
-    def open_one(*, rows: int = 64, load_patience_s: float = PATIENCE_S, **limits: float) -> Engine:
+    def open_one(
+        components: Sequence[str] = ("full",),
+        *,
+        rows: int = 64,
+        load_patience_s: float = PATIENCE_S,
+        **limits: float,
+    ) -> Engine:
         monkeypatch.setattr(cache_module, "_ANSWER_PATIENCE_S", PATIENCE_S)
         monkeypatch.setattr(cache_module, "_LOAD_PATIENCE_S", load_patience_s)
         kind = TierType(name="faulty", cls=Registered, distribution="test", version="1")
@@ -58,7 +64,7 @@ def open_faulty(tier: list[FaultyTier], monkeypatch: pytest.MonkeyPatch) -> Iter
             tiers={"one": TierSettings(type="faulty", limits=TierLimits(**limits))},
             tier_types={"one": kind},
         )
-        opened.append(Engine(settings))
+        opened.append(Engine(settings, components))
         return opened[-1]
 
     yield open_one

@@ -6,7 +6,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 PAGE = 16
+WINDOW = 64
 SITE = Path(__file__).parent / "site"
 OPTIONS = {
     "device": "cpu",
@@ -181,7 +182,7 @@ def _other_models() -> list[str]:
     assert spec is not None
     assert spec.submodule_search_locations
     modules = Path(spec.submodule_search_locations[0], "srt/models").glob("*.py")
-    return sorted({module.stem for module in modules} - {"llama"})
+    return sorted({module.stem for module in modules} - {"granite", "lfm2", "llama"})
 
 
 def prompt(name: str, count: int, vocab: int = 256) -> list[int]:
@@ -192,24 +193,53 @@ def prompt(name: str, count: int, vocab: int = 256) -> list[int]:
 
 def save_model(directory: Path, seed: int = 0) -> Path:
     """A tiny random Llama whose answers depend on all of the KV."""
-    import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    config = LlamaConfig(
-        vocab_size=256,
-        hidden_size=64,
-        intermediate_size=96,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=16,
-        max_position_embeddings=2048,
-        initializer_range=0.25,
-        eos_token_id=None,
-        bos_token_id=None,
-        pad_token_id=0,
+    config = LlamaConfig(num_hidden_layers=2, head_dim=16, **_SIZES)
+    return _save(directory, LlamaForCausalLM, config, seed)
+
+
+def save_windowed_model(directory: Path) -> Path:
+    """A tiny random Granite: a layer of full attention, three whose window is ``WINDOW`` tokens, and sinks."""
+    from transformers import GraniteSWAConfig, GraniteSWAForCausalLM
+
+    config = GraniteSWAConfig(num_hidden_layers=4, head_dim=16, sliding_window=WINDOW, **_SIZES)
+    return _save(directory, GraniteSWAForCausalLM, config)
+
+
+def save_recurrent_model(directory: Path) -> Path:
+    """A tiny random LFM2: two layers of full attention, and two that keep a state."""
+    from transformers import Lfm2Config, Lfm2ForCausalLM
+
+    layers = ["conv", "full_attention"] * 2
+    config = Lfm2Config(
+        num_hidden_layers=4,
+        layer_types=layers,
+        block_auto_adjust_ff_dim=False,
+        tie_embedding=True,
+        **_SIZES,
     )
+    return _save(directory, Lfm2ForCausalLM, config)
+
+
+_SIZES: Mapping[str, Any] = {
+    "vocab_size": 256,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 2048,
+    "initializer_range": 0.25,
+    "eos_token_id": None,
+    "bos_token_id": None,
+    "pad_token_id": 0,
+}
+
+
+def _save(directory: Path, make: Callable[[Any], Any], config: object, seed: int = 0) -> Path:
+    import torch
+
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        LlamaForCausalLM(config).save_pretrained(directory)
+        make(config).save_pretrained(directory)
     return directory

@@ -14,6 +14,7 @@ from kvtier_sglang.cache import CopyStuckError
 from kvtier_sglang.changes import CHANGES
 from kvtier_sglang.inspection import Ranks
 from kvtier_sglang.linker import KvtierLinker
+from kvtier_sglang.pages import page_numbers
 
 PAGE = 4
 RAISED = {"mistaken": ValueError("told to raise"), "stuck": CopyStuckError("told to be stuck")}
@@ -25,9 +26,11 @@ def main() -> None:
     torch.distributed.init_process_group("gloo", init_method=f"file://{place}", rank=rank, world_size=2)
     linker = object.__new__(KvtierLinker)
     linker._ranks = Ranks(group=torch.distributed.group.WORLD, rank=rank, size=2)
-    linker._changes_seen, linker._tokens_per_page = CHANGES.count, PAGE
+    linker._changes_seen = CHANGES.count
+    part = SimpleNamespace(blocks_of=lambda slots: page_numbers(slots, PAGE))
+    linker.__dict__["_parts"] = {PoolName.KV: (0, part)}
 
-    def load(name: str, pages: object, numbers: object) -> bool:
+    def load(name: str, blocks: object) -> bool:
         if rank == 1 and name in RAISED:
             raise RAISED[name]
         return True

@@ -6,8 +6,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from kvtier_core.engine import get_offload_group_idx
+from kvtier_sglang.cache import NamedBlocks
 from kvtier_sglang.figures import Figures
-from kvtier_sglang.pages import page_layout, page_numbers
+from kvtier_sglang.pages import as_pages, page_numbers
 from tests.sglang.paged import HERE, PATIENCE_S, THERE, chain, evict_pool
 
 
@@ -68,8 +70,7 @@ def test_c34_after_new_weights_no_tier_answers_whatever_the_settings_say(open_on
 
 def test_a_reset_takes_back_what_was_offered_and_not_acknowledged(open_on_disk):
     engine, names = open_on_disk(on_reset="pool"), chain("prompt", 10)
-    engine.write(names, HERE)
-    engine.cache.store(names, HERE)
+    engine.cache.store([NamedBlocks(names, HERE)])
     engine.cache.reset(everywhere=False)
     assert engine.cache.poll() == 0
     assert engine.load("a", names, THERE) == 0
@@ -79,8 +80,7 @@ def test_offers_are_acknowledged_in_their_order(open_on_disk):
     engine = open_on_disk()
     for number in range(3):
         names = chain(f"prompt {number}", 3)
-        engine.write(names, HERE[3 * number : 3 * number + 3])
-        engine.cache.store(names, HERE[3 * number : 3 * number + 3])
+        engine.cache.store([NamedBlocks(names, HERE[3 * number : 3 * number + 3])])
     acknowledged = 0
     while acknowledged < 3:
         for _ in range(engine.cache.poll()):
@@ -94,7 +94,7 @@ def test_of_more_pages_than_the_pool_has_rows_the_first_are_kept_and_sglang_hear
 ):
     engine, names = open_on_disk(rows=4), chain("prompt", 10)
     assert not engine.store(names, HERE)
-    assert 0 < engine.cache.lookup("a", names) < 10
+    assert 0 < max(engine.cache.lookup("a", names)) < 10
 
 
 def test_a_tier_that_has_not_said_what_it_holds_is_waited_for_in_the_first_lookup(open_faulty, tier):
@@ -127,8 +127,8 @@ def test_a_load_that_comes_too_late_is_refused_and_nothing_more_is_promised_unti
     evict_pool(engine)
     tier[0].hold.add("load")
     assert engine.load("a", names, THERE) == 0
-    assert engine.cache.lookup("b", names) == 0
-    assert engine.cache.lookup("c", others) == 0
+    assert not engine.cache.lookup("b", names)
+    assert not engine.cache.lookup("c", others)
     tier[0].hold.clear()
     tier[0].release()
     assert engine.cache.flush(PATIENCE_S)
@@ -175,11 +175,69 @@ def test_requests_that_are_not_asked_for_any_more_are_forgotten(open_on_disk, mo
     now = [1000.0]
     monkeypatch.setattr(engine.cache, "_clock", lambda: now[0])
     for number in range(5):
-        assert engine.cache.lookup(f"request {number}", names) == 10
+        assert list(engine.cache.lookup(f"request {number}", names)) == [*range(1, 11)]
         now[0] += 30
     engine.cache.poll()
     assert list(engine.cache._asked) == ["request 3", "request 4"]
     assert len(engine.cache._manager.coordinator.state.requests) == 2
+
+
+ALL = ("full", "swa", "mamba")
+
+
+def _blocks(names: list[str], *lasts: int) -> list[NamedBlocks]:
+    """Blocks at the ends of all pages, and of so many of the last ones in each of the other groups."""
+    counts = [len(names), *lasts]
+    return [
+        NamedBlocks(names[len(names) - count :], HERE[len(names) - count : len(names)], group)
+        for group, count in enumerate(counts)
+    ]
+
+
+def test_a_prompt_can_be_restored_up_to_where_its_windows_and_a_state_were_kept(open_on_disk):
+    names = chain("prompt", 10)
+    first = open_on_disk(ALL)
+    assert first.store_blocks(_blocks(names[:4], 4, 1))  # a node of SGLang's tree, and the next one
+    assert first.store_blocks(
+        [
+            NamedBlocks(names[4:], HERE[4:]),
+            NamedBlocks(names[7:], HERE[7:], 1),
+            NamedBlocks(names[9:], HERE[9:], 2),
+        ]
+    )
+    assert first.cache.lookup("a", names) == [4, 10]
+    assert first.cache.lookup("b", names[:9]) == [4]
+    assert first.cache.lookup("c", names[:3]) == []
+    assert first.load("d", names, THERE) == 10
+    assert first.load("e", [*names[:5], *chain("else", 5)], THERE) == 4
+    assert first.cache.flush(PATIENCE_S)
+    first.cache.close(PATIENCE_S)
+    again = open_on_disk(ALL)
+    assert again.cache.lookup("a", names) == [4, 10]
+    assert again.load("a", names, THERE) == 10
+
+
+def test_a_window_alone_ends_anywhere_behind_its_pages(open_on_disk):
+    engine, names = open_on_disk(("full", "swa")), chain("prompt", 10)
+    assert engine.store_blocks(_blocks(names, 5))
+    assert engine.cache.lookup("a", names) == [8, 9, 10]
+    assert engine.load("a", names, THERE) == 10
+    assert engine.load("b", names[6:], THERE[6:]) == 4, "the device has what lies before"
+
+
+@pytest.mark.parametrize("component", [1, 2])
+def test_what_a_component_lacks_costs_the_prompt(open_faulty, tier, component):
+    """Wrong bytes of a window or a state are as bad as those of a page."""
+    engine, names = open_faulty(ALL, rows=32), chain("prompt", 10)
+    assert engine.store_blocks(_blocks(names, 3, 1))
+    evict_pool(engine)
+    kept = tier[0].blocks[tier[0].namespace]
+    wrong = {key: bytes(len(block)) for key, block in kept.items() if get_offload_group_idx(key) == component}
+    right = {key: kept[key] for key in wrong}
+    kept.update(wrong)
+    assert engine.load("a", names, THERE) == 0
+    kept.update(right)
+    assert engine.cache.lookup("b", names) == []  # the damaged ones were forgotten
 
 
 def test_slots_that_are_no_pages_are_refused():
@@ -188,4 +246,4 @@ def test_slots_that_are_no_pages_are_refused():
         with pytest.raises(ValueError, match="pages"):
             page_numbers(slots, 4)
     with pytest.raises(ValueError, match="whole pages"):
-        page_layout([torch.zeros(10, 2, 8)], 4)
+        as_pages([torch.zeros(10, 2, 8)], 4)

@@ -18,17 +18,17 @@ PAGES = 9
 """The whole ones of the document."""
 pytestmark = pytest.mark.timeout(2400)
 MISREADING = """
-from kvtier_sglang import canary, pages
+from kvtier_sglang import canary, memory
 from kvtier_sglang.cache import PageCache
 
-page_layout, load = pages.page_layout, PageCache.load
+as_pages, load = memory.as_pages, PageCache.load
 found = []
 
 
-def swap_k_and_v(cache, name, keys, numbers):
-    loaded = load(cache, name, keys, numbers)
+def swap_k_and_v(cache, name, blocks):
+    loaded = load(cache, name, blocks)
     first_k, first_v = found[0], found[len(found) // 2]
-    for number in numbers if loaded else ():
+    for number in blocks[0].numbers if loaded else ():
         page = slice(number * 16, number * 16 + 16)
         first_k[page], first_v[page] = first_v[page].clone(), first_k[page].clone()
     return loaded
@@ -36,12 +36,12 @@ def swap_k_and_v(cache, name, keys, numbers):
 
 def remember(buffers, tokens_per_page):
     found.extend(buffers)
-    return page_layout(buffers, tokens_per_page)
+    return as_pages(buffers, tokens_per_page)
 
 
 def register():
-    pages.page_layout = remember
-    canary.check_pages = lambda *_: None  # it would refuse the engine at its start
+    memory.as_pages = remember
+    canary.check_blocks = lambda *_: None  # it would refuse the engine at its start
     PageCache.load = swap_k_and_v
 """
 

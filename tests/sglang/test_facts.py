@@ -2,10 +2,12 @@
 
 import re
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from kvtier_core import ConfigError, UnsupportedModelError
+from kvtier_core.engine import GroupSpec
 from kvtier_sglang.changes import WeightChanges
 from kvtier_sglang.facts import EngineFacts, check_engine, make_namespace, why_weights_are_unknown
 from kvtier_sglang.options import load_options
@@ -38,6 +40,7 @@ GROUPS = {
     "disaggregation_mode": "disagg",
     "cuda_graph_config": "exec.graph",
 }
+FULL = GroupSpec(layers=("2 of full attention",), block_bytes=4096)
 FACTS = EngineFacts(
     model="one",
     weights_digest="w",
@@ -45,19 +48,37 @@ FACTS = EngineFacts(
     groups=GROUPS,
     environment={},
     parts=("sglang 0.5.23", "torch 2.13"),
-    components=("full",),
     kv_pool="MHATokenToKVPool",
+    pools=("MHATokenToKVPool",),
     kv_layout="nhd",
     kv_dtype="float32",
     device="cpu",
     is_multimodal=False,
     is_quantized_kv=False,
-    num_layers=2,
+    has_request_windows=False,
+    side_states=(),
     rank=0,
     num_ranks=1,
     tokens_per_page=16,
-    page_bytes=4096,
+    kv_parts=(FULL,),
 )
+WINDOWED = replace(
+    FACTS,
+    kv_pool="SWAKVPool",
+    pools=("MHATokenToKVPool", "MHATokenToKVPool"),
+    kv_parts=(FULL, GroupSpec(layers=("2 of a window of 64 tokens",), block_bytes=4096, window=64)),
+)
+"""An engine with sliding windows beside full attention."""
+STATEFUL = replace(
+    FACTS,
+    kv_pool="HybridLinearKVPool",
+    pools=("MHATokenToKVPool", "MambaPool"),
+    kv_parts=(
+        FULL,
+        GroupSpec(layers=("2 with a state of (64, 2) torch.float32",), block_bytes=1024, window=1),
+    ),
+)
+"""An engine with states beside full attention."""
 
 
 def _with(**arguments: object) -> EngineFacts:
@@ -71,7 +92,7 @@ def _with(**arguments: object) -> EngineFacts:
         replace(FACTS, parts=("sglang 0.5.23", "torch 2.14")),
         replace(FACTS, kv_dtype="bfloat16"),
         replace(FACTS, tokens_per_page=32),
-        replace(FACTS, page_bytes=8192),
+        replace(FACTS, kv_parts=(replace(FULL, block_bytes=8192),)),
         replace(FACTS, num_ranks=2),
         replace(FACTS, rank=1),
         replace(FACTS, environment={"SGLANG_USE_AITER": "1"}),
@@ -95,6 +116,26 @@ def test_c02_what_changes_kv_changes_the_namespace(other):
 )
 def test_what_can_not_change_kv_leaves_the_namespace_as_it_is(same):
     assert make_namespace(same).name == make_namespace(FACTS).name
+
+
+def _change(facts: EngineFacts, **change: Any) -> EngineFacts:
+    """*facts* with another last part."""
+    *others, last = facts.kv_parts
+    return replace(facts, kv_parts=(*others, replace(last, **change)))
+
+
+@pytest.mark.parametrize(
+    ("facts", "other"),
+    [
+        (FACTS, replace(FACTS, kv_parts=WINDOWED.kv_parts)),
+        (WINDOWED, _change(WINDOWED, window=128)),
+        (WINDOWED, _change(WINDOWED, layers=("1 of a window of 64 tokens",))),
+        (STATEFUL, _change(STATEFUL, layers=("2 with a state of (32, 4) torch.float32",))),
+        (STATEFUL, _change(STATEFUL, layers=("2 with a state of (64, 2) torch.bfloat16",))),
+    ],
+)
+def test_c02_windows_and_states_are_told_apart(facts, other):
+    assert make_namespace(facts).name != make_namespace(other).name
 
 
 def test_c02_unknown_weights_are_reused_by_no_other_run():
@@ -123,8 +164,11 @@ def test_c02_weights_from_elsewhere_are_unknown(argument, value):
 @pytest.mark.parametrize(
     ("facts", "named"),
     [
-        (replace(FACTS, components=("full", "swa")), "'swa'"),
-        (replace(FACTS, components=("full", "mamba")), "'mamba'"),
+        (replace(WINDOWED, has_request_windows=True), "windows by request"),
+        (replace(STATEFUL, side_states=("ngram_pool",)), "ngram_pool"),
+        (replace(STATEFUL, pools=("MLATokenToKVPool", "MambaPool")), "MLATokenToKVPool and MambaPool"),
+        (_with(enable_linear_replayssm=True), "ReplaySSM"),
+        (_with(enable_unified_memory=True), "unified memory"),
         (replace(FACTS, is_multimodal=True), "images"),
         (replace(FACTS, kv_pool="MLATokenToKVPool"), "MLATokenToKVPool"),
         (replace(FACTS, kv_layout="hnd"), "'hnd'"),
@@ -138,7 +182,8 @@ def test_c02_weights_from_elsewhere_are_unknown(argument, value):
     ],
 )
 def test_what_was_not_tried_is_refused_by_name(facts, named):
-    check_engine(FACTS)
+    for served in (FACTS, WINDOWED, STATEFUL):
+        check_engine(served)
     with pytest.raises(UnsupportedModelError, match=re.escape(named)):
         check_engine(facts)
 

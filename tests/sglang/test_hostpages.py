@@ -8,6 +8,7 @@ import torch
 
 from kvtier_sglang import cache as cache_module
 from kvtier_sglang import hostpages
+from kvtier_sglang.cache import NamedBlocks
 from kvtier_sglang.hostpages import HostPages
 from tests.sglang.paged import HERE, PATIENCE_S, THERE, TOKENS, Engine, chain, evict_pool
 
@@ -33,9 +34,9 @@ def _slots(numbers) -> torch.Tensor:
 
 
 def _store(engine: Engine, host: HostPages, names, numbers) -> int:
-    engine.write(names, numbers)
+    engine.write([NamedBlocks(names, numbers)])
     stored = host.store(names, _slots(numbers))
-    engine.write(chain("another", len(numbers)), numbers)  # HiCache gives the slots to others
+    engine.write([NamedBlocks(chain("another", len(numbers)), numbers)])  # HiCache gives the slots to others
     return stored
 
 
@@ -43,7 +44,7 @@ def _load(engine: Engine, host: HostPages, names, numbers=THERE) -> int:
     """How many pages came. Fails where a byte of them is wrong."""
     found = host.count(names)
     loaded = host.load(names[:found], _slots(numbers[:found])) if found else 0
-    assert engine.holds(names[:loaded], numbers[:loaded]), "wrong bytes"
+    assert engine.holds([NamedBlocks(names[:loaded], numbers[:loaded])]), "wrong bytes"
     return loaded
 
 
@@ -83,7 +84,7 @@ def test_of_damaged_pages_those_before_the_first_are_loaded(open_faulty, tier, h
     damaged = next(key for key in blocks if key.startswith(bytes.fromhex(NAMES[6])))
     blocks[damaged] = bytes(byte ^ 1 for byte in blocks[damaged])
     assert pages.load(NAMES, _slots(THERE)) == 6
-    assert engine.holds(NAMES[:6], THERE[:6])
+    assert engine.holds([NamedBlocks(NAMES[:6], THERE[:6])])
     assert _load(engine, pages, NAMES) == 6
 
 

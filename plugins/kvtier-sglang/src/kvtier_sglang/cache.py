@@ -7,9 +7,10 @@ for a bounded time: SGLang has no answer for "not known yet", and a load that it
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
+from operator import itemgetter
 from typing import Any
 
 from kvtier_core.engine import (
@@ -17,7 +18,9 @@ from kvtier_core.engine import (
     Lookup,
     LookupState,
     OffloadKey,
+    PreparedTransfer,
     RequestInfo,
+    get_offload_group_idx,
     make_offload_key,
 )
 from kvtier_core.transfer import Direction, GroupTransfer
@@ -35,6 +38,15 @@ class CopyStuckError(RuntimeError):
     """A copy into the engine's memory does not end. The engine must stop: its pages may be written later."""
 
 
+@dataclass(frozen=True, slots=True)
+class NamedBlocks:
+    """Blocks of one KV group: SGLang's names of the pages at whose ends they are, and their numbers in its memory."""
+
+    names: Sequence[str]
+    numbers: Sequence[int]
+    group: int = 0
+
+
 @dataclass(eq=False)
 class _Asked:
     """A prompt that waits in SGLang's queue."""
@@ -45,7 +57,7 @@ class _Asked:
 
 @dataclass(eq=False)
 class _Stored:
-    """Pages that SGLang offered, on their way into the pool."""
+    """Blocks that SGLang offered, on their way into the pool."""
 
     keys: Sequence[OffloadKey]
     jobs: set[int] = field(default_factory=set)
@@ -64,13 +76,14 @@ class PageCache:
     ) -> None:
         self._manager, self._device, self._pool = parts
         self._tokens_per_page = tokens_per_page
+        self._num_groups = len(self._manager.group_shapes)
         self._clock = clock
         self._copy_timeout_s = copy_timeout_s
         """A copy within memory takes milliseconds."""
         self.most_stored_at_once = max(
             1, min(self._pool.geometry.num_rows // 8, self._manager.max_store_room)
         )
-        """Pages stored by one device transfer at most, so that a small pool takes a part rather than nothing."""
+        """Blocks stored by one device transfer at most, so that a small pool takes a part rather than nothing."""
         self._numbers = count(1)
         self._asked: dict[str, _Asked] = {}
         """By SGLang's names of the requests, those not asked for longest first."""
@@ -83,35 +96,42 @@ class PageCache:
 
     # -- loads
 
-    def lookup(self, name: str, pages: Sequence[str]) -> int:
-        """How many of the leading *pages* of the request *name* can be loaded, those under way included."""
+    def lookup(self, name: str, pages: Sequence[str]) -> Sequence[int]:
+        """Every number of leading *pages* of the request *name* that can be loaded, those under way included.
+
+        That is, with the last pages of its windows and the last of its states. The longest is fetched.
+        """
         asked = self._asked.pop(name, None)
         is_first = asked is None
         if asked is None:
             asked = _Asked(self._begin("load", len(pages)))
         self._asked[name] = asked
         asked.last_lookup = self._clock()
-        keys = _keys(pages)
+        keys = self._keys(pages)
         found = self._look_up(asked.id, keys)
         if is_first and found.state is LookupState.RETRY and not self._is_late:
             found = self._settle(asked.id, keys, _ANSWER_PATIENCE_S, LookupState.RETRY)
         tokens = found.ready_tokens if self._is_late else found.tokens
-        return tokens // self._tokens_per_page
+        if len(keys) == 1:
+            return range(1, tokens // self._tokens_per_page + 1)
+        ends = self._manager.ends(asked.id, keys)
+        return [end // self._tokens_per_page for end in ends if end <= tokens]
 
-    def load(self, name: str, pages: Sequence[str], page_numbers: Sequence[int]) -> bool:
-        """Load *pages* into the engine's pages *page_numbers*: all of them, or ``False``, and they are to be computed.
+    def load(self, name: str, blocks: Sequence[NamedBlocks]) -> bool:
+        """Load all *blocks* that a prompt needs, or ``False``, and it is to be computed.
 
-        Proofs are checked before anything is copied. Raises ``CopyStuckError`` when the copy does not end.
+        Those of the first group are all of its pages; of windows and states the last ones. Proofs are checked before
+        anything is copied. Raises ``CopyStuckError`` when the copy does not end.
         """
+        pages = blocks[0].names
         asked = self._asked.pop(name, None)
         request_id = self._begin("load", len(pages)) if asked is None else asked.id
-        keys = _keys(pages)
         try:
-            found = self._settle(request_id, keys, 0.0 if self._is_late else _LOAD_PATIENCE_S)
-            if found.ready_tokens < len(keys) * self._tokens_per_page:
-                self._give_up(name, len(keys), found)
+            found = self._settle(request_id, self._keys(pages), 0.0 if self._is_late else _LOAD_PATIENCE_S)
+            if found.ready_tokens < len(pages) * self._tokens_per_page:
+                self._give_up(name, len(pages), found)
                 return False
-            return self._copy(request_id, name, keys, page_numbers)
+            return self._copy(request_id, name, _in_order(blocks))
         finally:
             self._manager.request_finished(request_id)
 
@@ -121,76 +141,63 @@ class PageCache:
         ready = found.ready_tokens // self._tokens_per_page
         _log.info("request %s: computed, as %d of %d pages %s", name, wanted - ready, wanted, why)
 
-    def _copy(
-        self, request_id: str, name: str, keys: Sequence[OffloadKey], page_numbers: Sequence[int]
-    ) -> bool:
-        prepared = self._manager.reserve_load(request_id, keys)
-        if len(prepared.keys) < len(keys):
+    def _copy(self, request_id: str, name: str, number_of: Mapping[OffloadKey, int]) -> bool:
+        prepared = self._manager.reserve_load(request_id, list(number_of))
+        if len(prepared.keys) < len(number_of):
             if prepared.keys:
                 self._manager.commit_load(prepared.job_id, success=False)
             return False
         try:
-            part = GroupTransfer(block_ids=page_numbers, rows=prepared.rows)
-            self._device.submit(Direction.LOAD, prepared.job_id, [part])
+            self._device.submit(Direction.LOAD, prepared.job_id, _transfers(prepared, number_of))
         except BaseException:
             self._manager.commit_load(prepared.job_id, success=False)
             raise
         if not self._device.wait(Direction.LOAD, [prepared.job_id], self._copy_timeout_s):
             raise CopyStuckError(
-                f"a copy of {len(keys)} pages into SGLang's KV memory did not end within {self._copy_timeout_s:g} s: "
+                f"a copy of {len(number_of)} blocks into SGLang's memory did not end in {self._copy_timeout_s:g} s: "
                 "start the engine again"
             )
         has_loaded = prepared.job_id in self._take_in()
         self._manager.commit_load(prepared.job_id, success=has_loaded)
         sources = {source: prepared.sources.count(source) for source in dict.fromkeys(prepared.sources)}
-        _log.info("request %s: loaded %d pages, by source %s", name, len(keys), sources)
+        _log.info("request %s: loaded %d blocks, by source %s", name, len(number_of), sources)
         return has_loaded
 
     # -- stores
 
-    def store(
-        self, pages: Sequence[str], page_numbers: Sequence[int], *, store_tiers: Sequence[str] | None = None
-    ) -> None:
-        """Take the engine's pages *page_numbers* under the names *pages*, as many of the first as there is room for.
+    def store(self, blocks: Sequence[NamedBlocks], *, store_tiers: Sequence[str] | None = None) -> None:
+        """Take *blocks* of a prompt, as many of its first as there is room for.
 
-        They go on to *store_tiers*, by default to all. The engine leaves its pages as they are until ``pop_stored`` has
-        told of them, in the order in which they were taken. No offer is refused: SGLang's ranks offer the same pages,
-        and one that has no room must not be out of step with the others.
+        Those of the first group are all of its pages; other groups have what SGLang kept. They go on to *store_tiers*,
+        by default to all. The engine leaves its memory as it is until ``pop_stored`` has told of them, in the order in
+        which they were taken. No offer is refused: SGLang's ranks offer the same blocks, and one that has no room must
+        not be out of step with the others.
         """
-        keys = _keys(pages)
+        number_of = _in_order(blocks)
+        keys = list(number_of)
         offer = _Stored(keys)
-        request_id = self._begin("store", len(keys), store_tiers)
+        request_id = self._begin("store", len(blocks[0].names), store_tiers)
         for begin in range(0, len(keys), self.most_stored_at_once):
             piece = slice(begin, begin + self.most_stored_at_once)
             prepared = self._manager.reserve_store(request_id, keys[piece])
             if prepared is None:
                 break
             if prepared.keys:
-                self._submit(offer, prepared.job_id, prepared.keys, prepared.rows, keys, page_numbers)
+                self._submit(offer, prepared, number_of)
         self._manager.request_finished(request_id)
         self._offers.append(offer)
 
     def _submit(
-        self,
-        offer: _Stored,
-        job_id: int,
-        new: Sequence[OffloadKey],
-        rows: Sequence[int],
-        keys: Sequence[OffloadKey],
-        page_numbers: Sequence[int],
+        self, offer: _Stored, prepared: PreparedTransfer, number_of: Mapping[OffloadKey, int]
     ) -> None:
-        number_of = dict(zip(keys, page_numbers, strict=True))
+        job_id = prepared.job_id
         try:
-            part = GroupTransfer(block_ids=[number_of[key] for key in new], rows=rows)
-            self._device.submit(Direction.STORE, job_id, [part])
+            self._device.submit(Direction.STORE, job_id, _transfers(prepared, number_of))
         except BaseException:
             self._manager.commit_store(job_id, success=False)
             raise
         offer.jobs.add(job_id)
         self._stores[job_id] = offer
-
-    def _has(self, keys: Sequence[OffloadKey]) -> bool:
-        return self._manager.loadable((keys,)) == len(keys) * self._tokens_per_page
 
     def poll(self) -> int:
         """Go on: a step of the engine is over. How many offers can be acknowledged by ``pop_stored``. Never waits."""
@@ -201,8 +208,8 @@ class PageCache:
         return next((index for index, offer in enumerate(self._offers) if offer.jobs), len(self._offers))
 
     def pop_stored(self) -> bool:
-        """Acknowledge the oldest offer: whether the pool has all its pages."""
-        return self._has(self._offers.popleft().keys)
+        """Acknowledge the oldest offer: whether the pool has all its blocks."""
+        return self._manager.has_all(self._offers.popleft().keys)
 
     def wait(self, timeout_s: float) -> None:
         """Sleep until something happened that may change an answer, at most *timeout_s*."""
@@ -210,7 +217,7 @@ class PageCache:
 
     @property
     def store_room(self) -> int:
-        """Pages that could be stored now without any tier having to leave one out."""
+        """Blocks that could be stored now without any tier having to leave one out."""
         return self._manager.store_room
 
     # -- figures
@@ -266,13 +273,21 @@ class PageCache:
         self._manager.new_request(info, store_tiers=store_tiers)
         return request_id
 
-    def _look_up(self, request_id: str, keys: Sequence[OffloadKey]) -> Lookup:
-        return self._manager.lookup(request_id, (keys,))
+    def _keys(self, pages: Sequence[str]) -> tuple[tuple[OffloadKey, ...], ...]:
+        """The keys of a block of each group at the end of each of *pages*."""
+        hashes = [bytes.fromhex(page) for page in pages]
+        return tuple(
+            tuple(make_offload_key(block_hash, group) for block_hash in hashes)
+            for group in range(self._num_groups)
+        )
+
+    def _look_up(self, request_id: str, keys: Sequence[Sequence[OffloadKey]]) -> Lookup:
+        return self._manager.lookup(request_id, keys)
 
     def _settle(
         self,
         request_id: str,
-        keys: Sequence[OffloadKey],
+        keys: Sequence[Sequence[OffloadKey]],
         patience_s: float,
         *pending: LookupState,
     ) -> Lookup:
@@ -309,6 +324,27 @@ class PageCache:
             self._manager.request_finished(asked.id)
 
 
-def _keys(pages: Sequence[str]) -> tuple[OffloadKey, ...]:
-    """SGLang names a page by the SHA-256 of the prompt up to its end, in hexadecimal digits."""
-    return tuple(make_offload_key(bytes.fromhex(page), 0) for page in pages)
+def _in_order(blocks: Sequence[NamedBlocks]) -> dict[OffloadKey, int]:
+    """Key and number of each of *blocks*, in the order of the tokens they end at.
+
+    SGLang names a page by the SHA-256 of the prompt up to its end, in hexadecimal digits.
+    """
+    place = {name: index for index, name in enumerate(blocks[0].names)}
+    named = [
+        (place[name], make_offload_key(bytes.fromhex(name), part.group), number)
+        for part in blocks
+        for name, number in zip(part.names, part.numbers, strict=True)
+    ]
+    return {key: number for _, key, number in sorted(named, key=itemgetter(0))}
+
+
+def _transfers(prepared: PreparedTransfer, number_of: Mapping[OffloadKey, int]) -> Sequence[GroupTransfer]:
+    """The device's blocks and the pool's rows of each group."""
+    found: dict[int, tuple[list[int], list[int]]] = {}
+    for key, row in zip(prepared.keys, prepared.rows, strict=True):
+        numbers, rows = found.setdefault(get_offload_group_idx(key), ([], []))
+        numbers.append(number_of[key])
+        rows.append(row)
+    return [
+        GroupTransfer(block_ids=numbers, rows=rows, group=group) for group, (numbers, rows) in found.items()
+    ]

@@ -12,63 +12,67 @@ from typing import Any
 import torch
 
 from kvtier_core import UnsupportedModelError
-from kvtier_sglang.cache import PageCache
+from kvtier_sglang.cache import NamedBlocks, PageCache
+from kvtier_sglang.memory import KVPart
 
-_PAGES = 2
+_BLOCKS = 2
+_STORED, _LOADED = (
+    range(1, 1 + _BLOCKS),
+    range(1 + _BLOCKS, 1 + 2 * _BLOCKS),
+)  # SGLang gives block 0 to nobody
 _TIMEOUT_S = 30.0
 
 
-def check_pages(cache: PageCache, kv_pool: Any, tokens_per_page: int) -> None:
-    """Store pages of SGLang's *kv_pool*, which is empty, and load them into others. They are zero afterwards.
+def check_blocks(cache: PageCache, parts: Sequence[KVPart]) -> None:
+    """Store blocks of SGLang's KV memory, which is empty, and load them into others. They are zero afterwards.
 
     Raises ``UnsupportedModelError`` where they are not the same then.
     """
-    first = tokens_per_page  # SGLang gives page 0 to nobody
-    size = _PAGES * tokens_per_page
-    stored, loaded = range(first, first + size), range(first + size, first + 2 * size)
-    buffers = [
-        buffer
-        for layer in kv_pool.model_layer_ids
-        for buffer in (kv_pool.get_key_buffer(layer), kv_pool.get_value_buffer(layer))
-    ]
-    if buffers[0].shape[0] < loaded.stop:
-        raise UnsupportedModelError(
-            f"kvtier needs {loaded.stop} token slots to try its copies, and SGLang has {buffers[0].shape[0]}: set "
-            "max_total_tokens higher"
-        )
+    buffers = [(part, buffer) for part in parts for buffer in part.read()]
+    for part, buffer in buffers:
+        needed = _LOADED.stop * part.slots
+        if buffer.shape[0] < needed:
+            raise UnsupportedModelError(
+                f"kvtier needs {needed} slots to try its copies, and SGLang has {buffer.shape[0]} in its pool "
+                f"{part.name!r}: set max_total_tokens higher"
+            )
     with torch.inference_mode():
-        for index, buffer in enumerate(buffers):
-            buffer[stored.start : stored.stop] = _pattern(buffer, size, index)
-        same = _move(cache, range(1, 1 + 2 * _PAGES)) and all(
-            torch.equal(_bytes(buffer[loaded.start : loaded.stop]), _bytes(_pattern(buffer, size, index)))
-            for index, buffer in enumerate(buffers)
+        for index, (part, buffer) in enumerate(buffers):
+            slots = _slots(buffer, _STORED, part.slots)
+            slots.copy_(_pattern(slots, index))
+        same = _move(cache, _STORED, _LOADED, len(parts)) and all(
+            torch.equal(_bytes(slots), _bytes(_pattern(slots, index)))
+            for index, (part, buffer) in enumerate(buffers)
+            for slots in [_slots(buffer, _LOADED, part.slots)]
         )
-        for buffer in buffers:
-            buffer[stored.start : loaded.stop] = 0
+        for part, buffer in buffers:
+            _slots(buffer, range(_STORED.start, _LOADED.stop), part.slots).zero_()
     _refuse_unless(is_same=same)
 
 
 def check_host_pages(cache: PageCache, host_pool: Any) -> None:
-    """As ``check_pages`` for HiCache's *host_pool*, of which some pages may be taken: free ones are used.
+    """As ``check_blocks`` for HiCache's *host_pool*, of which some pages may be taken: free ones are used.
 
     Raises ``UnsupportedModelError`` where they are not the same then, or too few are free.
     """
     tokens = host_pool.page_size
-    slots = host_pool.alloc(2 * _PAGES * tokens)
+    slots = host_pool.alloc(2 * _BLOCKS * tokens)
     if slots is None:
         raise UnsupportedModelError(
-            f"kvtier needs {2 * _PAGES} pages of HiCache's host memory to try its copies, and fewer are free: flush "
+            f"kvtier needs {2 * _BLOCKS} pages of HiCache's host memory to try its copies, and fewer are free: flush "
             "SGLang's cache, or set hicache_ratio or hicache_size higher"
         )
     firsts = slots[::tokens].tolist()
-    stored, loaded = firsts[:_PAGES], firsts[_PAGES:]
+    pages = [first // tokens for first in firsts]
     try:
-        patterns = [_random(host_pool.get_data_page(first), seed) for seed, first in enumerate(stored)]
-        for first, pattern in zip(stored, patterns, strict=True):
+        patterns = [
+            _random(host_pool.get_data_page(first), seed) for seed, first in enumerate(firsts[:_BLOCKS])
+        ]
+        for first, pattern in zip(firsts, patterns, strict=False):
             host_pool.set_from_flat_data_page(first, pattern)
-        same = _move(cache, [first // tokens for first in firsts]) and all(
+        same = _move(cache, pages[:_BLOCKS], pages[_BLOCKS:]) and all(
             torch.equal(_bytes(host_pool.get_data_page(first)), _bytes(pattern))
-            for first, pattern in zip(loaded, patterns, strict=True)
+            for first, pattern in zip(firsts[_BLOCKS:], patterns, strict=True)
         )
     finally:
         host_pool.free(slots)
@@ -82,11 +86,15 @@ def _refuse_unless(*, is_same: bool) -> None:
         )
 
 
-def _pattern(buffer: torch.Tensor, size: int, index: int) -> torch.Tensor:
-    """Numbers ``(size, ...)`` that differ from token to token, and from buffer to buffer."""
-    shape = (size, *buffer.shape[1:])
-    numbers = torch.arange(size * buffer[0].numel(), device=buffer.device)
-    return ((7 * numbers + 31 * index) % 120).reshape(shape).to(buffer.dtype)
+def _slots(buffer: torch.Tensor, blocks: range, slots: int) -> torch.Tensor:
+    """The part of *buffer* that *blocks* of so many *slots* have."""
+    return buffer[blocks.start * slots : blocks.stop * slots]
+
+
+def _pattern(slots: torch.Tensor, index: int) -> torch.Tensor:
+    """Numbers of the shape of *slots* that differ from slot to slot, and from buffer to buffer."""
+    numbers = torch.arange(slots.numel(), device=slots.device)
+    return ((7 * numbers + 31 * index) % 120).reshape(slots.shape).to(slots.dtype)
 
 
 def _random(page: torch.Tensor, seed: int) -> torch.Tensor:
@@ -98,11 +106,12 @@ def _bytes(values: torch.Tensor) -> torch.Tensor:
     return values.contiguous().view(torch.uint8)
 
 
-def _move(cache: PageCache, numbers: Sequence[int]) -> bool:
-    """Whether the first pages of *numbers* were stored, and loaded as the others."""
-    names = [secrets.token_hex(32) for _ in range(_PAGES)]
-    cache.store(names, numbers[:_PAGES], store_tiers=())
+def _move(cache: PageCache, stored: Sequence[int], loaded: Sequence[int], num_groups: int = 1) -> bool:
+    """Whether the blocks *stored* of each group were stored, and loaded as the blocks *loaded*."""
+    names = [secrets.token_hex(32) for _ in range(_BLOCKS)]
+    cache.store([NamedBlocks(names, stored, group) for group in range(num_groups)], store_tiers=())
     deadline = time.monotonic() + _TIMEOUT_S
     while not cache.poll() and time.monotonic() < deadline:
         time.sleep(0.001)
-    return cache.pop_stored() and cache.load("canary", names, numbers[_PAGES:])
+    loads = [NamedBlocks(names, loaded, group) for group in range(num_groups)]
+    return cache.pop_stored() and cache.load("canary", loads)

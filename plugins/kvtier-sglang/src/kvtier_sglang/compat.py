@@ -33,6 +33,11 @@ SIGNATURES = {
     "sglang.srt.mem_cache.utils:get_storage_hash_str": "key, prior_hash, page_size",
     "sglang.srt.mem_cache.memory_pool:MHATokenToKVPool.get_key_buffer": "self, layer_id",
     "sglang.srt.mem_cache.memory_pool:MHATokenToKVPool.get_value_buffer": "self, layer_id",
+    "sglang.srt.mem_cache.swa_memory_pool:SWAKVPool.get_key_buffer": "self, layer_id",
+    "sglang.srt.mem_cache.swa_memory_pool:SWAKVPool.get_value_buffer": "self, layer_id",
+    "sglang.srt.mem_cache.memory_pool:HybridLinearKVPool.get_key_buffer": "self, layer_id, scale",
+    "sglang.srt.mem_cache.memory_pool:HybridLinearKVPool.get_value_buffer": "self, layer_id, scale",
+    "sglang.srt.mem_cache.memory_pool:HybridReqToTokenPool.mamba2_layer_cache": "self, layer_id",
     "sglang.srt.mem_cache.allocator.base:BaseTokenToKVPoolAllocator.get_kvcache": "self",
     "sglang.srt.arg_groups.arg_utils:namespace_of": "cls",
     "sglang.srt.arg_groups.overrides:resolution_result": "server_args, field, default",
@@ -53,14 +58,16 @@ SIGNATURES = {
 """The parameters of what is called, overridden or hooked."""
 NAMES = {
     f"{_LINKER}:UnifiedCacheLinker": "",
-    "sglang.srt.mem_cache.hicache_storage:PoolName": "KV",
+    "sglang.srt.mem_cache.hicache_storage:PoolName": "KV, MAMBA, SWA",
     "sglang.srt.mem_cache.hicache_storage:PoolTransfer": "name, device_indices, keys",
-    "sglang.srt.mem_cache.unified_cache.component_type:ComponentType": "FULL",
+    "sglang.srt.mem_cache.unified_cache.component_type:ComponentType": "FULL, MAMBA, SWA",
     "sglang.srt.mem_cache.cache_init_params:CacheInitParams": (
-        "token_to_kv_pool_allocator, page_size, tp_cache_group, attn_tp_cache_group, is_eagle, mtp_draft_device_pools, "
+        "token_to_kv_pool_allocator, req_to_token_pool, page_size, tp_cache_group, attn_tp_cache_group, "
+        "swa_retain_window, swa_gates_prefix_match, decoder_swa_bounded_replay, is_eagle, mtp_draft_device_pools, "
         "sidecar_draft_device_pools"
     ),
     "sglang.srt.mem_cache.memory_pool:MHATokenToKVPool": "is_quantized_kv_cache",
+    "sglang.srt.mem_cache.memory_pool:MambaPool.State": "conv, temporal",
     "sglang.srt.managers.io_struct:GetInternalStateReqOutput": "internal_state",
     "sglang.srt.plugins.hook_registry:HookType": "AFTER, BEFORE",
 }

@@ -89,26 +89,33 @@ _ELSEWHERE = (
 _ONE = ("pp_size", "dp_size", "attn_cp_size", "dcp_size", "nnodes")
 """Sizes by which SGLang shares the work of an engine among processes, beside tensor parallelism."""
 
-_POOLS = frozenset(
-    {
-        ("MHATokenToKVPool", "nhd"),
-        ("MHATokenToKVPoolHost", "layer_first"),
-        ("MHATokenToKVPoolHost", "page_first"),
-        ("MHATokenToKVPoolHost", "page_first_direct"),
-        ("MHATokenToKVPoolHost", "page_head"),
-    }
-)
-"""SGLang's KV memory on the device, and HiCache's on the host, with their layouts."""
-
 _REFUSED = {
     "enable_lora": "LoRA adapters: SGLang names them to kvtier by their paths, which says nothing of what is in them",
     "lora_paths": "LoRA adapters: SGLang names them to kvtier by their paths, which says nothing of what is in them",
     "speculative_algorithm": "speculative decoding: a drafter's KV lies in pools of its own",
     "dllm_algorithm": "a diffusion language model: its KV depends on the tokens that follow",
     "enable_hisparse": "HiSparse: pages leave the device by a way of their own",
+    "enable_unified_memory": "unified memory: one pool of SGLang's for KV and states, which was not tried",
+    "enable_linear_replayssm": "ReplaySSM: a state is behind its tokens, and what it lacks is kept elsewhere",
+    "enable_linear_replayssm_spec": "ReplaySSM: a state is behind its tokens, and what it lacks is kept elsewhere",
     "enable_pd_role_switch": "disaggregation: it was not tried",
 }
 """Arguments, and why kvtier can't serve an engine that has one of them."""
+
+_MHA, _HOST = "MHATokenToKVPool", "MHATokenToKVPoolHost"
+_POOLS = frozenset(
+    {
+        (_MHA, "nhd", _MHA),
+        ("SWAKVPool", "nhd", _MHA, _MHA),
+        ("HybridLinearKVPool", "nhd", _MHA, "MambaPool"),
+        ("SWAKVPool", "nhd", _MHA, _MHA, "MambaPool"),
+        *(
+            (_HOST, layout, _HOST)
+            for layout in ("layer_first", "page_first", "page_first_direct", "page_head")
+        ),
+    }
+)
+"""SGLang's KV memory on the device, and HiCache's on the host, with their layouts and the pools of their parts."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,8 +123,10 @@ class EngineFacts:
     """One engine, as its scheduler's process sees it.
 
     *arguments* are SGLang's, resolved, and *groups* says which group each belongs to. *weights_digest* is ``None``
-    where nothing identifies the weights. *components* are those of SGLang's tree, by name. *kv_pool* is the type of its
-    KV memory. *parts* are versions and processor features that the numbers depend on.
+    where nothing identifies the weights. *kv_pool* is the type of its KV memory, *pools* are those of the parts of it,
+    and *kv_parts* these as KV groups. *parts* are versions and processor features that the numbers depend on.
+    *has_request_windows*: a prefix may match whose windows are gone. *side_states* are what SGLang keeps beside a
+    recurrent layer's state.
     """
 
     model: str
@@ -126,18 +135,19 @@ class EngineFacts:
     groups: Mapping[str, str]
     environment: Mapping[str, str]
     parts: Sequence[str]
-    components: Sequence[str]
     kv_pool: str
+    pools: Sequence[str]
     kv_layout: str
     kv_dtype: str
     device: str
     is_multimodal: bool
     is_quantized_kv: bool
-    num_layers: int
+    has_request_windows: bool
+    side_states: Sequence[str]
     rank: int
     num_ranks: int
     tokens_per_page: int
-    page_bytes: int
+    kv_parts: Sequence[GroupSpec]
 
 
 def why_weights_are_unknown(arguments: Mapping[str, object]) -> str | None:
@@ -168,13 +178,15 @@ def _objections(facts: EngineFacts) -> Iterator[str]:
         size = arguments.get(name)
         if isinstance(size, int) and size > 1:
             yield f"{name} = {size}: of several processes only those of tensor parallelism were tried"
-    for component in facts.components:
-        if component != "full":
-            yield f"its layers keep {component!r} in SGLang's tree, and kvtier knows full attention alone"
+    if facts.has_request_windows:
+        yield "SGLang keeps its windows by request, so that a prefix may be found without them"
+    for name in facts.side_states:
+        yield f"SGLang keeps {name} beside the states of its layers, which kvtier does not know"
     if facts.is_multimodal:
         yield "it takes images or sound, which SGLang names to kvtier by 30 bits of a digest"
-    if (facts.kv_pool, facts.kv_layout) not in _POOLS:
-        yield f"its KV lies in a {facts.kv_pool} with layout {facts.kv_layout!r}, which kvtier does not know"
+    if (facts.kv_pool, facts.kv_layout, *facts.pools) not in _POOLS:
+        pools = " of ".join([facts.kv_pool, " and ".join(facts.pools)])
+        yield f"its KV lies in a {pools} with layout {facts.kv_layout!r}, which kvtier does not know"
     if facts.is_quantized_kv:
         yield "its KV has scales beside it, which kvtier does not keep"
     if facts.device != "cpu":
@@ -189,7 +201,7 @@ def make_namespace(facts: EngineFacts) -> Namespace:
         weights_digest=f"{facts.weights_digest}-config-{config_digest(facts)}" if known else None,
         kv_dtype=facts.kv_dtype,
         tokens_per_block=facts.tokens_per_page,
-        groups=(GroupSpec(layers=(f"{facts.num_layers} of full attention",), block_bytes=facts.page_bytes),),
+        groups=tuple(facts.kv_parts),
         parallel=(("ranks", facts.num_ranks), ("rank", facts.rank)),
         layout=" ".join([*facts.parts, facts.device, facts.kv_pool, facts.kv_layout]),
         hash_algorithm="sglang-sha256-chain-1",

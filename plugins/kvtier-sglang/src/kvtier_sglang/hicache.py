@@ -17,7 +17,7 @@ from sglang.srt.mem_cache.hicache_storage import HiCacheStorage, HiCacheStorageC
 from sglang.srt.runtime_context import get_server_args
 
 from kvtier_core import ConfigError, PluginError, UnsupportedModelError
-from kvtier_core.engine import open_parts, why_nothing_lasts
+from kvtier_core.engine import GroupSpec, open_parts, why_nothing_lasts
 from kvtier_core.transfer import KVLayout
 from kvtier_sglang.cache import PageCache
 from kvtier_sglang.canary import check_host_pages
@@ -71,9 +71,17 @@ class KvtierHiCache(HiCacheStorage):
         """Open the tiers for the host memory that SGLang has named."""
         host_pool = self.mem_pool_host
         layout = page_layout_of(host_pool)
-        names = self.registered_pools or {PoolName.KV: host_pool}
-        components = ["full" if name == PoolName.KV else str(name) for name in names]
-        facts = read_facts(get_server_args(), components, host_pool, layout, self._ranks)
+        full = GroupSpec(
+            layers=(f"{host_pool.layer_num} of full attention",), block_bytes=layout.payload_bytes[0]
+        )
+        facts = read_facts(
+            get_server_args(),
+            host_pool,
+            pools=[*(self.registered_pools or {PoolName.KV: host_pool}).values()],
+            layout=layout,
+            kv_parts=[full],
+            ranks=self._ranks,
+        )
         check_engine(facts)
         namespace = make_namespace(facts)
         parts = open_parts(self._settings, namespace, layout)

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from kvtier_sglang.cache import PageCache
+from kvtier_sglang.cache import NamedBlocks, PageCache
 from kvtier_sglang.pages import page_numbers
 
 _STORE_PATIENCE_S = 2.0
@@ -81,17 +81,20 @@ class HostPages:
 
     def _count(self, pages: Sequence[str]) -> int:
         with self._lock:
-            return self._cache.lookup(_name(pages), pages) if pages else 0
+            return self._find(pages)
 
     def _load(self, pages: Sequence[str], slots: torch.Tensor) -> int:
         numbers = page_numbers(slots, self._tokens_per_page)
         assert len(numbers) == len(pages), "slots of other pages"
         with self._lock:
             for _ in range(_TRIES):
-                found = self._cache.lookup(_name(pages), pages) if pages else 0
-                if found and self._cache.load(_name(pages), pages[:found], numbers[:found]):
+                found = self._find(pages)
+                if found and self._cache.load(_name(pages), [NamedBlocks(pages[:found], numbers[:found])]):
                     return found
         return 0
+
+    def _find(self, pages: Sequence[str]) -> int:
+        return max(self._cache.lookup(_name(pages), pages), default=0) if pages else 0
 
     def _store(self, pages: Sequence[str], slots: torch.Tensor) -> int:
         numbers = page_numbers(slots, self._tokens_per_page)
@@ -117,7 +120,7 @@ class HostPages:
 
     def _store_piece(self, pages: Sequence[str], numbers: Sequence[int]) -> bool:
         with self._lock:
-            self._cache.store(pages, numbers)
+            self._cache.store([NamedBlocks(pages, numbers)])
             while not self._cache.poll():
                 self._cache.wait(_STEP_S)
             return self._cache.pop_stored()

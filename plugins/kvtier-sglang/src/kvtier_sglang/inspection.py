@@ -2,7 +2,7 @@
 
 import logging
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -14,6 +14,7 @@ from sglang.srt.arg_groups.overrides import resolution_result
 from sglang.srt.configs.model_config import ModelConfig
 from sglang.version import __version__ as sglang_version
 
+from kvtier_core.engine import GroupSpec
 from kvtier_core.transfer import KVLayout
 from kvtier_sglang.facts import EngineFacts, why_weights_are_unknown
 from kvtier_weights import changed_since, digest_weights, list_model_files, process_began_ns
@@ -41,9 +42,17 @@ def find_ranks(params: Any) -> Ranks:
 
 
 def read_facts(
-    server_args: Any, components: Iterable[Any], kv_pool: Any, layout: KVLayout, ranks: Ranks
+    server_args: Any,
+    kv_pool: Any,
+    *,
+    pools: Sequence[Any],
+    layout: KVLayout,
+    kv_parts: Sequence[GroupSpec],
+    ranks: Ranks,
+    has_request_windows: bool = False,
+    side_states: Sequence[str] = (),
 ) -> EngineFacts:
-    """The facts of the engine that is being built, whose pages are in *kv_pool*.
+    """The facts of the engine that is being built, whose KV is in *pools*, the parts of *kv_pool*.
 
     Raises ``OSError`` when a file of the model can't be read.
 
@@ -64,19 +73,25 @@ def read_facts(
             *_processor(str(arguments["device"])),
             *_other_plugins(),
         ),
-        components=[str(component) for component in sorted(components)],
         kv_pool=type(kv_pool).__name__,
-        kv_layout=str(getattr(kv_pool, "kv_cache_layout", getattr(kv_pool, "layout", "unknown"))),
+        pools=[type(pool).__name__ for pool in pools],
+        kv_layout=" ".join(sorted(set(filter(None, map(_layout_of, pools))))),
         kv_dtype=str(kv_pool.dtype).removeprefix("torch."),
         device=layout.device.type,
         is_multimodal=bool(ModelConfig.from_server_args(server_args).is_multimodal),
-        is_quantized_kv=bool(getattr(kv_pool, "is_quantized_kv_cache", False)),
-        num_layers=kv_pool.layer_num,
+        is_quantized_kv=any(getattr(pool, "is_quantized_kv_cache", False) for pool in pools),
+        has_request_windows=has_request_windows,
+        side_states=side_states,
         tokens_per_page=kv_pool.page_size,
         rank=ranks.rank,
         num_ranks=ranks.size,
-        page_bytes=layout.groups[0].block_bytes,
+        kv_parts=kv_parts,
     )
+
+
+def _layout_of(pool: Any) -> str | None:
+    """SGLang's name of the layout of its pages; a pool of states has none."""
+    return getattr(pool, "kv_cache_layout", getattr(pool, "layout", None))
 
 
 def _weights_digest(model: Path, arguments: Mapping[str, object]) -> str | None:

@@ -19,17 +19,16 @@ from sglang.srt.mem_cache.hicache_storage import PoolName, PoolTransfer
 from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
 from sglang.srt.mem_cache.unified_cache.unified_cache_linker import UnifiedCacheLinker
 
-from kvtier_core import PluginError, UnsupportedModelError
+from kvtier_core import PluginError
 from kvtier_core.engine import open_parts, why_nothing_lasts
-from kvtier_core.transfer import KVLayout
-from kvtier_sglang.cache import CopyStuckError, PageCache
-from kvtier_sglang.canary import check_pages
+from kvtier_sglang.cache import CopyStuckError, NamedBlocks, PageCache
+from kvtier_sglang.canary import check_blocks
 from kvtier_sglang.changes import CHANGES
 from kvtier_sglang.facts import check_engine, make_namespace
 from kvtier_sglang.figures import FIGURES
 from kvtier_sglang.inspection import find_ranks, read_facts
+from kvtier_sglang.memory import describe_parts, find_parts, find_side_states, make_layout
 from kvtier_sglang.options import load_options
-from kvtier_sglang.pages import page_layout, page_numbers
 
 _CLOSE_TIMEOUT_S = 10.0
 _NO_BATCH = -1
@@ -69,22 +68,31 @@ class KvtierLinker(UnifiedCacheLinker):
                 "SGLANG_PLUGINS, and install kvtier-sglang where SGLang runs"
             )
         settings = load_options(extra_config or {})
-        kv_pool = params.token_to_kv_pool_allocator.get_kvcache()
-        layout = _layout(kv_pool, params.page_size)
+        parts = find_parts(params, map(str, components))
+        layout = make_layout(parts)
         self._ranks = find_ranks(params)
-        facts = read_facts(server_args, components, kv_pool, layout, self._ranks)
+        facts = read_facts(
+            server_args,
+            params.token_to_kv_pool_allocator.get_kvcache(),
+            pools=[part.pool for part in parts],
+            layout=layout,
+            kv_parts=describe_parts(parts),
+            ranks=self._ranks,
+            has_request_windows=not params.swa_gates_prefix_match or params.decoder_swa_bounded_replay,
+            side_states=find_side_states(params.req_to_token_pool),
+        )
         check_engine(facts)
         namespace = make_namespace(facts)
-        self._tokens_per_page = params.page_size
+        self._parts = {part.name: (group, part) for group, part in enumerate(parts)}
         self._changes_seen = CHANGES.count
         self._cache = PageCache(open_parts(settings, namespace, layout), params.page_size)
         with ExitStack() as on_failure:
             on_failure.callback(self._cache.close, _CLOSE_TIMEOUT_S)
-            check_pages(self._cache, kv_pool, params.page_size)
+            check_blocks(self._cache, parts)
             on_failure.pop_all()
         self.forward_stream = forward_stream
         self.layer_done_counter = _NothingToWaitFor()
-        self.pools = {PoolName.KV: kv_pool}
+        self.pools = {PoolName(part.name): part.pool for part in parts}
         FIGURES.read = self._cache.figures
         if nothing := why_nothing_lasts(settings, "linker_extra_config's kvtier_config"):
             _log.warning("%s", nothing)
@@ -98,18 +106,18 @@ class KvtierLinker(UnifiedCacheLinker):
         return self._changes_seen == CHANGES.count
 
     def lookup(self, rid: str, transfers: list[PoolTransfer]) -> list[int]:
-        """Every number of leading pages that can be loaded."""
+        """Every number of leading pages that can be loaded, with the windows and the state that end there."""
         if not self._is_right:
             return []
-        (pages,) = transfers
-        return list(range(1, self._cache.lookup(rid, _names(pages)) + 1))
+        pages = transfers[0]
+        assert pages.name is PoolName.KV, pages.name
+        return list(self._cache.lookup(rid, pages.keys or []))
 
     def load(self, rid: str, transfers: list[PoolTransfer]) -> bool:
         """Load the pages into the slots of the request, or refuse. The other ranks hear of it whatever happens here."""
-        (pages,) = transfers
         has_loaded = False
         try:
-            has_loaded = self._is_right and self._cache.load(rid, _names(pages), self._numbers(pages))
+            has_loaded = self._is_right and self._cache.load(rid, self._blocks(transfers))
         except CopyStuckError:
             self._in_all_ranks(False)
             raise
@@ -133,8 +141,7 @@ class KvtierLinker(UnifiedCacheLinker):
         """Take pages from the device. SGLang keeps them there until they are acknowledged."""
         if not self._is_right:
             return False
-        (pages,) = transfers
-        self._cache.store(_names(pages), self._numbers(pages))
+        self._cache.store(self._blocks(transfers))
         return True
 
     def num_completed_offloads(self) -> int:
@@ -166,21 +173,11 @@ class KvtierLinker(UnifiedCacheLinker):
         torch.distributed.all_reduce(answer, op=torch.distributed.ReduceOp.MIN, group=self._ranks.group)
         return bool(answer.item())
 
-    def _numbers(self, pages: PoolTransfer) -> Sequence[int]:
-        assert pages.device_indices is not None, "a transfer without slots"
-        return page_numbers(pages.device_indices, self._tokens_per_page)
-
-
-def _names(pages: PoolTransfer) -> Sequence[str]:
-    assert pages.name is PoolName.KV, pages.name
-    return pages.keys or []
-
-
-def _layout(kv_pool: Any, tokens_per_page: int) -> KVLayout:
-    keys, values = getattr(kv_pool, "k_buffer", None), getattr(kv_pool, "v_buffer", None)
-    if not (keys and values and isinstance(keys[0], torch.Tensor)):
-        raise UnsupportedModelError(
-            f"kvtier can't serve this model in SGLang: its KV lies in a {type(kv_pool).__name__}, and kvtier knows "
-            "full attention with K and V alone"
-        )
-    return page_layout([*keys, *values], tokens_per_page)
+    def _blocks(self, transfers: Sequence[PoolTransfer]) -> Sequence[NamedBlocks]:
+        """Those of *transfers*, the pages of full attention first, as SGLang's tree has them."""
+        blocks = []
+        for transfer in transfers:
+            assert transfer.device_indices is not None, "a transfer without slots"
+            group, part = self._parts[transfer.name]
+            blocks.append(NamedBlocks(transfer.keys or [], part.blocks_of(transfer.device_indices), group))
+        return blocks

@@ -7,12 +7,17 @@ import torch
 from kvtier_core.transfer import KVLayout
 
 
-def page_layout(buffers: Sequence[torch.Tensor], tokens_per_page: int) -> KVLayout:
+def as_pages(buffers: Sequence[torch.Tensor], tokens_per_page: int) -> Sequence[torch.Tensor]:
     """The pages of *buffers*, each ``(slots, ...)`` with a token a slot: K of every layer, then V of every layer.
 
     Raises ``ValueError`` for a buffer whose slots are not whole pages that follow one another.
     """
-    return KVLayout([_pages(buffer, tokens_per_page) for buffer in buffers])
+    return [_pages(buffer, tokens_per_page) for buffer in buffers]
+
+
+def page_layout(buffers: Sequence[torch.Tensor], tokens_per_page: int) -> KVLayout:
+    """The pages of *buffers*, of which each block has one of each. Raises as ``as_pages``."""
+    return KVLayout(as_pages(buffers, tokens_per_page))
 
 
 def _pages(buffer: torch.Tensor, tokens_per_page: int) -> torch.Tensor:

@@ -1,4 +1,6 @@
-"""Stands in for what SGLang's build for CPUs compiles: the one kernel that a Llama with torch's attention calls."""
+"""Stands in for what SGLang's build for CPUs compiles: the kernels that the tests' models call, in plain torch."""
+
+from sgl_kernel import attention as attention
 
 __version__ = "0.4.10"
 
