@@ -2,16 +2,18 @@
 
 import os
 import pickle
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from kvtier_core import ClosedError, ConfigError, PluginError, UnsupportedModelError
 from kvtier_llamacpp import LlamaError
-from tests.llamacpp.llama import OPTIONS, PROMPT, ask, ask_held, assert_same
-from tests.llamacpp.tiny_gguf import write_bert, write_jamba, write_llama
+from tests.llamacpp.llama import OPTIONS, OTHER, PROMPT, ask, ask_held, assert_same
+from tests.llamacpp.tiny_gguf import write_bert, write_jamba, write_llama, write_long_rope
 
 tested = pytest.importorskip("kvtier_llamacpp.llama_cpp_python", exc_type=ImportError)
 llama_cpp, KvtierLlama = tested.llama_cpp, tested.KvtierLlama
+SECOND = [7, *PROMPT[100:], *PROMPT[:60]]
 
 # ---------------------------------------------------------------------------------- what is not the prompt's own KV
 
@@ -71,6 +73,56 @@ def test_tokens_that_were_taken_back_end_what_is_kept(open_llama, plain):
             assert llama.hits_by_tier == {"disk": 48}
 
 
+def _compute_beside_a_prompt(llama):
+    ask(llama, PROMPT)
+    llama.reset()
+    llama.eval(SECOND[:50])
+
+
+def _take_back(llama):
+    answer = llama.generate(PROMPT[:60], temp=0.0)
+    next(answer)
+    llama.n_tokens = 10
+    llama.eval(SECOND[10:50])
+    llama.n_tokens = 0
+    llama.eval(SECOND[:50])
+    answer.close()
+
+
+def _load_a_state(llama):
+    llama.eval(SECOND[:50])
+    state = llama.save_state()
+    ask(llama, PROMPT)
+    llama.load_state(state)
+    next(llama.generate(SECOND[:60], temp=0.0))
+    next(llama.generate([9], temp=0.0))
+    llama.reset()
+    next(llama.generate(SECOND[:50], temp=0.0, reset=False))
+
+
+@pytest.mark.parametrize("prepare", [_compute_beside_a_prompt, _take_back, _load_a_state])
+def test_blocks_of_a_prompt_are_never_kept_for_what_took_its_place_in_memory(open_llama, plain, prepare):
+    with open_llama() as llama:
+        prepare(llama)
+        ask(llama, SECOND)
+    with open_llama() as llama:
+        assert_same(ask(llama, SECOND), ask_held(plain, SECOND, 160))
+        assert llama.hits_by_tier == {"disk": 160}
+
+
+def test_a_state_that_llamacpp_does_not_take_in_leaves_nothing_in_memory(open_llama, plain):
+    with open_llama() as llama:
+        ask(llama, SECOND)
+        state = llama.save_state()
+        state.llama_state_size = 1000
+        state.llama_state = bytes(1000)
+        ask(llama, [*PROMPT, *PROMPT])
+        with pytest.raises(RuntimeError, match="state data"):
+            llama.load_state(state)
+        assert_same(ask(llama, SECOND), ask_held(plain, SECOND, 160))
+        assert llama.hits_by_tier == {"pool": 160}
+
+
 def test_without_a_reset_nothing_is_restored_or_kept(open_llama, plain):
     for _ in range(2):
         with open_llama() as llama:
@@ -78,6 +130,9 @@ def test_without_a_reset_nothing_is_restored_or_kept(open_llama, plain):
             token = next(llama.generate(PROMPT[50:], temp=0.0, reset=False))
             assert token == ask_held(plain, PROMPT, 0)[0][0]
             assert llama.hits_by_tier == {}
+            ask(llama, SECOND)
+            next(llama.generate(PROMPT[50:], temp=0.0, reset=False))
+            assert (llama.hits_by_tier, llama.misses) == ({}, ())
 
 
 # ---------------------------------------------------------------------------------- what is refused, and the end of it
@@ -154,6 +209,16 @@ def test_overrides_of_the_file_change_the_name(open_llama):
         assert llama.hits_by_tier == {}
 
 
+def test_overrides_of_what_chooses_the_rope_keep_rooms_apart(open_llama, tmp_path):
+    path = write_long_rope(tmp_path / "long.gguf")
+    more = {"kv_overrides": {"llama.rope.scaling.original_context_length": 1024}}
+    with open_llama(path, **more) as llama:
+        ask(llama, PROMPT)
+    with open_llama(path, n_ctx=2048, **more) as llama:
+        ask(llama, PROMPT, 1)
+        assert llama.hits_by_tier == {}
+
+
 def test_a_room_of_another_size_shares_the_blocks(open_llama):
     with open_llama() as llama:
         ask(llama, PROMPT)
@@ -162,11 +227,35 @@ def test_a_room_of_another_size_shares_the_blocks(open_llama):
         assert llama.hits_by_tier == {"disk": 192}
 
 
-def test_another_thread_is_refused_meanwhile(open_llama):
+@pytest.fixture
+def other_thread():
+    """A thread beside the test's own."""
+    with ThreadPoolExecutor(1) as pool:
+        yield pool
+
+
+def test_another_thread_is_refused_meanwhile(open_llama, other_thread):
     llama = open_llama()
-    with llama._alone, pytest.raises(LlamaError, match="another thread uses this KvtierLlama"):
-        next(llama.generate(PROMPT))
+    tried = []
+
+    def try_from_another(*_):
+        with pytest.raises(LlamaError, match="another thread uses this KvtierLlama"):
+            other_thread.submit(next, llama.generate(OTHER)).result()
+        tried.append(True)
+        return False
+
+    answer = llama.generate(PROMPT, temp=0.0, stopping_criteria=try_from_another)
+    found = [next(answer) for _ in range(3)]
+    assert found == ask(open_llama(), PROMPT, 3)[0]
+    assert len(tried) == 3
+
+
+def test_close_waits_for_a_step_on_another_thread(open_llama, other_thread):
+    llama = open_llama(wait_timeout_s=0.1)
+    with llama._alone, pytest.raises(LlamaError, match=r"did not end within 0\.1 s: close again"):
+        other_thread.submit(llama.close).result()
     assert ask(llama, PROMPT, 1)[0]
+    other_thread.submit(llama.close).result()
 
 
 def test_what_is_closed_says_so(open_llama):
@@ -175,7 +264,14 @@ def test_what_is_closed_says_so(open_llama):
     next(answer)
     llama.close()
     llama.close()
-    for use in (lambda: next(answer), lambda: next(llama.generate(PROMPT)), lambda: llama.eval(PROMPT)):
+    uses = (
+        lambda: next(answer),
+        lambda: next(llama.generate(PROMPT)),
+        lambda: llama.eval(PROMPT),
+        lambda: llama.tokenize(b"text"),
+        lambda: llama(PROMPT),
+    )
+    for use in uses:
         with pytest.raises(ClosedError, match="was closed"):
             use()
 
@@ -190,10 +286,11 @@ def test_one_that_is_dropped_stores_what_it_computed(open_llama, tiny, config):
 
 
 def test_it_can_be_pickled_with_its_settings(open_llama):
-    with open_llama() as llama:
+    with open_llama(wait_timeout_s=7.0) as llama:
         ask(llama, PROMPT)
         saved = pickle.dumps(llama)
     with pickle.loads(saved) as again:
+        assert again.__getstate__()["wait_timeout_s"] == 7.0
         ask(again, PROMPT)
         assert again.hits_by_tier == {"disk": 192}
 

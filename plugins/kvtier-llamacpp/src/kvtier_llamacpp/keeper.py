@@ -97,11 +97,15 @@ class Keeper:
             )
         if not held:
             self._memory.clear()
-        self._copies.keep(held // self._memory.tokens_per_block)
+        self.forget(held)
         request = next(self._ids)
         self._session.begin(request, token_ids, RequestIdentity(salt=salt), hints=hints or Hints())
         self._request = request
         self._patience_s = _STORE_PATIENCE_S
+
+    def forget(self, held: int) -> None:
+        """Of llama.cpp's memory, all behind the first *held* tokens has changed, or is about to."""
+        self._copies.keep(held // self._memory.tokens_per_block)
 
     def restore(self, num_tokens: int, held: int = 0) -> int:
         """Load what pool and tiers have of a prompt of *num_tokens*, if that is more than what is *held*.

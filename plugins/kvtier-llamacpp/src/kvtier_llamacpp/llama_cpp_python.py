@@ -87,11 +87,13 @@ class KvtierLlama(Llama):
         self.misses: Sequence[Mapping[str, Any]] = ()
         """Why no more of the last prompt was restored."""
         self._kvtier = kvtier
+        self._wait_timeout_s = wait_timeout_s
         self._told: list[int] | None = None
         """The tokens that kvtier knows of the prompt at hand; ``None`` while there is none."""
         self._turn = object()
         """The answer that is being read."""
-        self._alone = threading.Lock()
+        self._alone = threading.RLock()
+        """Held while a prompt is restored, and for every step of an answer."""
         self._num_own = 0
         """Tokens at the beginning of llama.cpp's memory that were computed by ``eval``, or restored."""
         try:
@@ -138,7 +140,10 @@ class KvtierLlama(Llama):
 
     def _setup(self) -> str:
         """Every number with which the context was made, by name; its pointers say nothing of bytes."""
-        names = [name for name, *_ in self.context_params._fields_ if name not in _SETS_UP_NO_KV]
+        left_out = (
+            {"no_perf"} if self.kv_overrides else _SETS_UP_NO_KV
+        )  # the room may choose what they say of rope
+        names = [name for name, *_ in self.context_params._fields_ if name not in left_out]
         values = {name: getattr(self.context_params, name) for name in names}
         numbers = [f"{name}={value}" for name, value in values.items() if isinstance(value, int | float)]
         return f"{' '.join(numbers)}, {sorted((self.kv_overrides or {}).items())} in the file's place"
@@ -157,23 +162,24 @@ class KvtierLlama(Llama):
         with self._used_alone():
             turn = self._turn = object()
             self._end()
+            self.hits_by_tier, self.misses = {}, ()
             if reset:
                 self._begin(prompt)
         answer = super().generate(prompt, reset=reset, **options)
         sent: Sequence[int] | None = None
         try:
             while True:
-                try:
-                    token = answer.send(sent)
-                except StopIteration:
-                    return
+                with self._used_alone():
+                    if self._turn is not turn:
+                        raise LlamaError(
+                            "another prompt was begun before this answer was read to its end, and took its place in "
+                            "memory: read answers one after another, or use a KvtierLlama for each"
+                        )
+                    try:
+                        token = answer.send(sent)
+                    except StopIteration:
+                        return
                 sent = yield token
-                self._check_open()
-                if self._turn is not turn:
-                    raise LlamaError(
-                        "another prompt was begun before this answer was read to its end, and took its place in "
-                        "memory: read answers one after another, or use a KvtierLlama for each"
-                    )
         finally:
             answer.close()
             if self._turn is turn:
@@ -181,7 +187,6 @@ class KvtierLlama(Llama):
 
     def _begin(self, prompt: list[int]) -> None:
         """Restore what is stored of *prompt*, if that is more than what is in memory."""
-        self.hits_by_tier, self.misses = {}, ()
         if not 0 < len(prompt) <= len(self.input_ids) or self._num_own < self.n_tokens:
             return  # nothing to restore, or what is in memory is more than its tokens say
         held = self.longest_token_prefix(self._input_ids.tolist(), prompt)
@@ -226,6 +231,8 @@ class KvtierLlama(Llama):
 
     def _eval_piece(self, piece: list[int]) -> None:
         before = self.n_tokens
+        if self._told is None:
+            self._keeper.forget(before)
         started = time.perf_counter()
         super().eval(piece)
         if before <= self._num_own:
@@ -235,6 +242,7 @@ class KvtierLlama(Llama):
         known = self._told[before : before + len(piece)]
         if before > len(self._told) or piece[: len(known)] != known or self._num_own < self.n_tokens:
             self._end()  # tokens were taken back: what follows is not what kvtier was told
+            self._keeper.forget(before)
             return
         if known:
             self._keeper.learn_cost(len(known), time.perf_counter() - started)
@@ -251,7 +259,11 @@ class KvtierLlama(Llama):
 
     def load_state(self, state: Any) -> None:
         """As ``Llama.load_state``. Nothing of it is kept: its KV may be that of other weights."""
-        super().load_state(state)
+        try:
+            super().load_state(state)
+        except BaseException:
+            self.reset()  # what is in memory now is of no prompt
+            raise
         self._num_own = 0
 
     def set_cache(self, cache: Any) -> None:
@@ -260,6 +272,16 @@ class KvtierLlama(Llama):
             raise UnsupportedModelError("KvtierLlama has kvtier as its cache: leave set_cache out")
 
     # -- beside prompts
+
+    def tokenize(self, *given: Any, **options: Any) -> list[int]:
+        """As ``Llama.tokenize``."""
+        self._check_open()
+        return list(super().tokenize(*given, **options))
+
+    def create_completion(self, *given: Any, **options: Any) -> Any:
+        """As ``Llama.create_completion``."""
+        self._check_open()
+        return super().create_completion(*given, **options)
 
     def flush(self, timeout_s: float = 60.0) -> bool:
         """Wait until everything stored so far has reached the tiers; False when that takes longer."""
@@ -272,13 +294,23 @@ class KvtierLlama(Llama):
     def close(self) -> None:
         """Wait for the tiers, close them with the pool, and give the model's memory back. Calling it twice is fine.
 
-        A process that ends without it does the same.
+        A process that ends without it does the same. A step of an answer on another thread is waited for. Raises
+        ``LlamaError`` when it does not end, and keeps the memory.
         """
-        self._closed, self._turn, self._told = True, object(), None
-        if self._last_steps is not None:
+        if self._last_steps is None:
+            if hasattr(self, "_stack"):  # else an option was refused
+                super().close()
+            return
+        if not self._alone.acquire(timeout=min(self._wait_timeout_s, threading.TIMEOUT_MAX)):
+            raise LlamaError(
+                f"another thread uses this KvtierLlama, and did not end within {self._wait_timeout_s:g} s: close again"
+            )
+        try:
+            self._closed, self._turn, self._told = True, object(), None
             self._last_steps()
-        if hasattr(self, "_stack"):  # else an option was refused
             super().close()
+        finally:
+            self._alone.release()
 
     def __enter__(self) -> Self:
         return self
@@ -287,7 +319,7 @@ class KvtierLlama(Llama):
         self.close()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "kvtier": self._kvtier}
+        return {**super().__getstate__(), "kvtier": self._kvtier, "wait_timeout_s": self._wait_timeout_s}
 
 
 class _BorrowedMemory(Memory):
@@ -307,7 +339,7 @@ class _BorrowedMemory(Memory):
         return taken
 
     def decode(self, token_ids: Sequence[int]) -> NDArray[np.float32]:
-        self._llama.eval(token_ids)
+        Llama.eval(self._llama, token_ids)
         return self._logits()
 
 
