@@ -146,9 +146,14 @@ class Coordinator:
         """The longest end point of the prompt *keys* that could be loaded at once."""
         return self._lookups.loadable(keys)
 
-    def ends(self, request_id: str, keys: Sequence[Sequence[OffloadKey]], now: float) -> list[int]:
-        """Every end point whose blocks the pool or a tier has, in order. Only ``lookup`` promises one of them."""
-        return self._lookups.ends(self._state.going_on(request_id), keys, now)
+    def ends(
+        self, request_id: str, keys: Sequence[Sequence[OffloadKey]], now: float, *, at_once: bool = False
+    ) -> list[int]:
+        """Every end point whose blocks the pool or a tier has, or the pool *at_once*, in order.
+
+        Only ``lookup`` promises one of them.
+        """
+        return self._lookups.ends(self._state.going_on(request_id), keys, now, at_once=at_once)
 
     def has_all(self, keys: Sequence[OffloadKey]) -> bool:
         """Whether the pool has all of these blocks, ready."""

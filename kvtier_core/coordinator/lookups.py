@@ -114,21 +114,31 @@ class Lookups:
 
     def loadable(self, keys: Sequence[_Keys]) -> int:
         """The longest end point that can be loaded at once."""
+        return find_end(self._costs_at_once(keys), room=0)
+
+    def ends(self, request: RequestState, keys: Sequence[_Keys], now: float, *, at_once: bool) -> list[int]:
+        """The end points whose blocks the pool or a tier has, by what the tiers have said. Their rows do not count.
+
+        With *at_once* those alone that can be loaded at once.
+        """
+        costs = self._costs_at_once(keys) if at_once else self._costs_in_time(request, keys, now)
+        return [*find_ends(costs, room=0)][::-1]
+
+    def _costs_at_once(self, keys: Sequence[_Keys]) -> list[GroupCosts]:
         costs = []
         for shape, of_group in zip(self._shapes, keys, strict=True):
             ready = self._state.ledger.are_ready(of_group)
             costs.append(GroupCosts(shape, [not is_ready for is_ready in ready], [0] * len(ready)))
-        return find_end(costs, room=0)
+        return costs
 
-    def ends(self, request: RequestState, keys: Sequence[_Keys], now: float) -> list[int]:
-        """The end points whose blocks the pool or a tier has, by what the tiers have said. Their rows do not count."""
+    def _costs_in_time(self, request: RequestState, keys: Sequence[_Keys], now: float) -> list[GroupCosts]:
         costs = []
         for shape, of_group in zip(self._shapes, keys, strict=True):
             group = GroupLookup(shape, of_group, self._state.ledger.find_all(of_group))
             verdicts = iter(self._judge(request, group, now))
             blocked = [block is None and not isinstance(next(verdicts), str) for block in group.blocks]
             costs.append(GroupCosts(shape, blocked, [0] * len(blocked)))
-        return [*find_ends(costs, room=0)][::-1]
+        return costs
 
     # -- deciding
 

@@ -203,12 +203,15 @@ class TierManager:
         """Up to which token of a prompt all groups could be loaded at once."""
         return self._coordinator.loadable(keys)
 
-    def ends(self, request_id: str, keys: Sequence[Sequence[OffloadKey]]) -> list[int]:
+    def ends(
+        self, request_id: str, keys: Sequence[Sequence[OffloadKey]], *, at_once: bool = False
+    ) -> list[int]:
         """Every token, in order, up to which the pool and the tiers have what all groups need, as far as is known.
 
-        For engines whose ranks agree on one of them. Only ``lookup`` promises, and fetches for, the longest.
+        With *at_once* the pool alone. For engines whose ranks agree on one of them. Only ``lookup`` promises, and
+        fetches for, the longest.
         """
-        ends = self._coordinator.ends(request_id, keys, self._clock())
+        ends = self._coordinator.ends(request_id, keys, self._clock(), at_once=at_once)
         self._act()
         return ends
 

@@ -86,6 +86,7 @@ def test_c21_every_end_point_that_pool_or_tier_have_is_told():
     assert settle(world) == 24
     assert world.coordinator.ends("r", keys, world.now) == [4, 8, 24]
     assert not world.coordinator.has_all(keys[0][:1] + keys[1][:1]), "only what the longest needs was fetched"
+    assert world.coordinator.ends("r", keys, world.now, at_once=True) == [24]
 
 
 def test_c21_groups_end_where_all_of_them_can():

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from kvtier_core.engine import get_offload_group_idx
+from kvtier_sglang import cache as cache_module
 from kvtier_sglang.cache import NamedBlocks
 from kvtier_sglang.figures import Figures
 from kvtier_sglang.pages import as_pages, page_numbers
@@ -133,6 +134,25 @@ def test_a_load_that_comes_too_late_is_refused_and_nothing_more_is_promised_unti
     tier[0].release()
     assert engine.cache.flush(PATIENCE_S)
     assert engine.load("d", names, THERE) == 10
+
+
+def test_after_a_load_that_came_too_late_no_shorter_prompt_is_promised_whose_windows_a_tier_has(
+    open_faulty, tier, monkeypatch
+):
+    """Ranks may agree on any length that each of them promises."""
+    engine, names = open_faulty(("full", "swa")), chain("prompt", 10)
+    others = chain("others", 10)
+    assert engine.store(names, HERE)
+    assert engine.store(others, HERE)
+    evict_pool(engine)
+    assert engine.load("a", names, THERE) == 10
+    assert engine.cache.lookup("b", names) == [*range(1, 11)], (
+        "the pool has all pages, and three of the windows"
+    )
+    tier[0].hold.add("load")
+    monkeypatch.setattr(cache_module, "_LOAD_PATIENCE_S", 0.2)
+    assert engine.load("c", others, THERE) == 0
+    assert engine.cache.lookup("d", names) == [10]
 
 
 def test_a_tier_that_fails_costs_hits_alone(open_faulty, tier):

@@ -114,7 +114,7 @@ class PageCache:
         tokens = found.ready_tokens if self._is_late else found.tokens
         if len(keys) == 1:
             return range(1, tokens // self._tokens_per_page + 1)
-        ends = self._manager.ends(asked.id, keys)
+        ends = self._manager.ends(asked.id, keys, at_once=self._is_late)
         return [end // self._tokens_per_page for end in ends if end <= tokens]
 
     def load(self, name: str, blocks: Sequence[NamedBlocks]) -> bool:

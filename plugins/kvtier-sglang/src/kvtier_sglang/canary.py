@@ -32,16 +32,17 @@ def check_blocks(cache: PageCache, parts: Sequence[KVPart]) -> None:
     for part, buffer in buffers:
         needed = _LOADED.stop * part.slots
         if buffer.shape[0] < needed:
+            option = "max_mamba_cache_size" if part.name == "mamba" else "max_total_tokens"
             raise UnsupportedModelError(
                 f"kvtier needs {needed} slots to try its copies, and SGLang has {buffer.shape[0]} in its pool "
-                f"{part.name!r}: set max_total_tokens higher"
+                f"{part.name!r}: set {option} higher"
             )
     with torch.inference_mode():
         for index, (part, buffer) in enumerate(buffers):
             slots = _slots(buffer, _STORED, part.slots)
-            slots.copy_(_pattern(slots, index))
+            slots.copy_(_random(slots, index))
         same = _move(cache, _STORED, _LOADED, len(parts)) and all(
-            torch.equal(_bytes(slots), _bytes(_pattern(slots, index)))
+            torch.equal(_bytes(slots), _bytes(_random(slots, index)))
             for index, (part, buffer) in enumerate(buffers)
             for slots in [_slots(buffer, _LOADED, part.slots)]
         )
@@ -91,15 +92,9 @@ def _slots(buffer: torch.Tensor, blocks: range, slots: int) -> torch.Tensor:
     return buffer[blocks.start * slots : blocks.stop * slots]
 
 
-def _pattern(slots: torch.Tensor, index: int) -> torch.Tensor:
-    """Numbers of the shape of *slots* that differ from slot to slot, and from buffer to buffer."""
-    numbers = torch.arange(slots.numel(), device=slots.device)
-    return ((7 * numbers + 31 * index) % 120).reshape(slots.shape).to(slots.dtype)
-
-
-def _random(page: torch.Tensor, seed: int) -> torch.Tensor:
-    """Numbers in *page*'s shape, so that no layer or token is like another."""
-    return torch.randint(120, page.shape, generator=torch.Generator().manual_seed(seed)).to(page.dtype)
+def _random(like: torch.Tensor, seed: int) -> torch.Tensor:
+    """Numbers in the shape of *like*, so that no layer, block or token is like another."""
+    return torch.randint(120, like.shape, generator=torch.Generator().manual_seed(seed)).to(like.dtype)
 
 
 def _bytes(values: torch.Tensor) -> torch.Tensor:

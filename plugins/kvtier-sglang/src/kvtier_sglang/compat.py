@@ -63,8 +63,7 @@ NAMES = {
     "sglang.srt.mem_cache.unified_cache.component_type:ComponentType": "FULL, MAMBA, SWA",
     "sglang.srt.mem_cache.cache_init_params:CacheInitParams": (
         "token_to_kv_pool_allocator, req_to_token_pool, page_size, tp_cache_group, attn_tp_cache_group, "
-        "swa_retain_window, swa_gates_prefix_match, decoder_swa_bounded_replay, is_eagle, mtp_draft_device_pools, "
-        "sidecar_draft_device_pools"
+        "swa_retain_window, swa_gates_prefix_match, decoder_swa_bounded_replay"
     ),
     "sglang.srt.mem_cache.memory_pool:MHATokenToKVPool": "is_quantized_kv_cache",
     "sglang.srt.mem_cache.memory_pool:MambaPool.State": "conv, temporal",
