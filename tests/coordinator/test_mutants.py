@@ -17,15 +17,15 @@ def test_there_are_many_and_each_has_a_name_of_its_own():
     assert len({mutant.name for mutant in MUTANTS}) == len(MUTANTS) >= 25
 
 
-PLACE = "kvtier_core.coordinator.endpoints:find_end"
+PLACE = "kvtier_core.coordinator.endpoints:find_ends"
 
 
 def test_a_mutant_lives_only_while_it_is_wanted():
-    find_end = endpoints.find_end
-    costs = test_endpoints.groups((4, None, "x"))
-    with changed(PLACE, "return 0", "return 1"):
-        assert find_end(costs, 0) == 1
-    assert find_end(costs, 0) == 0
+    find_ends = endpoints.find_ends
+    costs = test_endpoints.groups((4, None, "00"))
+    with changed(PLACE, "rows <= room", "rows < room"):
+        assert [*find_ends(costs, 0)] == []
+    assert [*find_ends(costs, 0)] == [8, 4]
 
 
 @pytest.mark.parametrize(
@@ -33,9 +33,9 @@ def test_a_mutant_lives_only_while_it_is_wanted():
     [
         (PLACE, "nowhere()"),
         (PLACE, "needed"),
-        (PLACE, "return end + 1"),
-        (PLACE.replace("find_end", "no_such"), "0"),
-        (PLACE.replace("find_end", "GroupShape.no_such"), "0"),
+        (PLACE, "rows < room"),
+        (PLACE.replace("find_ends", "no_such"), "0"),
+        (PLACE.replace("find_ends", "GroupShape.no_such"), "0"),
     ],
 )
 def test_a_mutant_whose_place_is_not_found_once_says_so(place, old):
