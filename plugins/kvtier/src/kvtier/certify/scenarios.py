@@ -197,6 +197,7 @@ class Certification:
             late = [cut for cut in document.cuts if document.restorable(cut)]
             return make_reference(
                 document,
+                engine.facts.dtype,
                 {cut: engine.ask(document.prompt(cut))[0] for cut in document.cuts},
                 {cut: engine.ask(document.prompt(cut), document.restorable(cut))[0] for cut in late},
                 {cut: engine.ask(document.with_other_block(cut))[0] for cut in late},
