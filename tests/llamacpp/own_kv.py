@@ -31,9 +31,14 @@ def answer_from_own_kv(
             context.decode(tokens)
             library().llama_memory_seq_rm(library().llama_get_memory(context.handle), 0, held, -1)
             logits = context.decode(tokens[held:])
-            answer = [int(logits.argmax())]
-            while len(answer) < num_answered:
-                answer.append(int(context.decode(answer[-1:]).argmax()))
-            return answer, logits
+            return go_on(context, logits, num_answered), logits
         finally:
             context.close()
+
+
+def go_on(context: Context, logits: Any, num_answered: int) -> list[int]:
+    """The most likely tokens behind *logits*, one after the other."""
+    answer = [int(logits.argmax())]
+    while len(answer) < num_answered:
+        answer.append(int(context.decode(answer[-1:]).argmax()))
+    return answer

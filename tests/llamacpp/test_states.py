@@ -17,7 +17,7 @@ from kvtier_llamacpp.canary import Sizes, measure
 from kvtier_llamacpp.context import Context
 from kvtier_llamacpp.copies import Copies
 from tests.llamacpp.conftest import OpenEngine
-from tests.llamacpp.own_kv import BLOCK
+from tests.llamacpp.own_kv import BLOCK, go_on
 from tests.llamacpp.tiny_gguf import VOCAB, write_jamba, write_llama, write_mamba
 
 PROMPT = [(7 * number + number**2) % VOCAB for number in range(1400)]
@@ -39,10 +39,7 @@ def _own(path: Path, pieces: list[list[int]], num_answered: int) -> tuple[list[i
         try:
             for piece in pieces:
                 logits = context.decode(piece)
-            answer = [int(logits.argmax())]
-            while len(answer) < num_answered:
-                answer.append(int(context.decode(answer[-1:]).argmax()))
-            return answer, logits
+            return go_on(context, logits, num_answered), logits
         finally:
             context.close()
 

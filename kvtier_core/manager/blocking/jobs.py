@@ -108,13 +108,14 @@ class JobBoard:
         Returns the prefixes to ask on about, with the positions, at most *ahead* each.
         """
         with self._lock:
-            loading = [
-                (p.job, ended[job_id]) for job_id in ended if (p := self._pending.get(job_id)) is not None
+            loads = [
+                (arrived, outcomes)
+                for job_id, outcomes in ended.items()
+                if (pending := self._pending.get(job_id)) and (arrived := pending.job.arrived)
             ]
-        for job, outcomes in loading:
-            came = [position for position, outcome in outcomes.items() if outcome is True]
-            if job.arrived is not None and came:
-                job.arrived(came)
+        for tell, outcomes in loads:
+            if came := [position for position, outcome in outcomes.items() if outcome is True]:
+                tell(came)
         further: list[tuple[TierJob, range]] = []
         over: list[_Pending] = []
         with self._lock:

@@ -108,7 +108,7 @@ class PageCache:
         self._asked[name] = asked
         asked.last_lookup = self._clock()
         keys = self._keys(pages)
-        found = self._look_up(asked.id, keys)
+        found = self._manager.lookup(asked.id, keys)
         if is_first and found.state is LookupState.RETRY and not self._is_late:
             found = self._settle(asked.id, keys, _ANSWER_PATIENCE_S, LookupState.RETRY)
         tokens = found.ready_tokens if self._is_late else found.tokens
@@ -281,9 +281,6 @@ class PageCache:
             for group in range(self._num_groups)
         )
 
-    def _look_up(self, request_id: str, keys: Sequence[Sequence[OffloadKey]]) -> Lookup:
-        return self._manager.lookup(request_id, keys)
-
     def _settle(
         self,
         request_id: str,
@@ -294,7 +291,7 @@ class PageCache:
         """Look up until nothing is pending, at most for *patience_s*. Only the states *pending* count where given."""
         deadline = self._clock() + patience_s
         while True:
-            found = self._look_up(request_id, keys)
+            found = self._manager.lookup(request_id, keys)
             left = deadline - self._clock()
             if found.is_settled or (pending and found.state not in pending) or left <= 0:
                 return found
