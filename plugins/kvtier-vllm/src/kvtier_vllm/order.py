@@ -165,10 +165,12 @@ class Asked:
 
     def _learn(self, positions: Positions) -> None:
         """Take in the keys that vLLM has added. Those of a block's beginning alone are left out (a partial tail)."""
-        new = list(islice(positions.items(), self._seen, None))
+        new = list(islice(positions, self._seen, None))
         self._seen += len(new)
         self._bound = None
-        self._add([key for key, end in new if len(self._keys) == 1 or self._is_whole(key, end)])
+        if len(self._keys) > 1:
+            new = [key for key in new if self._is_whole(key, positions[key])]
+        self._add(new)
 
     def _is_whole(self, key: OffloadKey, end: int) -> bool:
         return end % self._shapes[self._group_of(key)].tokens_per_block == 0
@@ -177,7 +179,7 @@ class Asked:
         for group, keys in enumerate(self._keys):
             mine = [key for key in new if self._group_of(key) == group] if len(self._keys) > 1 else new
             self._index.update(zip(mine, count(len(keys)), strict=False))
-            keys.extend(map(self._name, mine))
+            keys.extend(mine if self._name is vllms_own else map(self._name, mine))
 
     def _group_of(self, key: OffloadKey) -> int:
         return self._number[get_offload_group_idx(key)] if len(self._keys) > 1 else 0
