@@ -92,8 +92,30 @@ def test_a_lasting_tier_that_cannot_be_moved_is_refused(place, tmp_path, install
     install_tier("tape", source=LASTING)
     file = tmp_path / "kvtier.toml"
     file.write_text("[tiers.cold]\ntype = 'tape'\n")
-    with pytest.raises(ConfigError, match=r"tiers\.cold .*no setting root or url"):
+    with pytest.raises(ConfigError, match=r"tiers\.cold .*can't keep its blocks in a directory"):
         Storage(place, load_settings(file=file, environ={}))
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        "type = 'valkey'\nurl = 'redis://127.0.0.1:1'",
+        "type = 'mooncake'\nmaster_server_address = '127.0.0.1:1'",
+    ],
+)
+def test_i19_a_tier_on_a_server_is_refused(place, tmp_path, lines):
+    file = tmp_path / "kvtier.toml"
+    file.write_text(f"[tiers.far]\n{lines}\n")
+    with pytest.raises(ConfigError, match=r"tiers\.far .*can't keep its blocks in a directory"):
+        Storage(place, load_settings(file=file, environ={}))
+
+
+def test_i18_a_bucket_that_compresses_is_certified_in_a_directory(place, tmp_path):
+    file = tmp_path / "kvtier.toml"
+    file.write_text('[tiers.far]\ntype = "fsspec"\nurl = "s3://bucket/kv"\ncompression = "zstd"\n')
+    storage = Storage(place, load_settings(file=file, environ={}))
+    moved = load_settings(file=file, overrides=storage.overrides, environ={})
+    assert moved.tiers["far"].model_dump()["url"] == (place / "tiers" / "far").as_uri()
 
 
 def test_rows_are_found_by_their_proofs(storage, place):

@@ -26,7 +26,8 @@ wrong, and `kvtier config --schema` prints the JSON Schema of the file for edito
 Sizes are numbers of bytes or texts such as `"8GiB"`, `"512MB"`; times are seconds or texts such as `"30s"`, `"250ms"`,
 `"2h"`. An unknown name anywhere is an error.
 
-Two variables are no settings: `KVTIER_CONFIG` names the file, `KVTIER_LOG` the log level (debug, info, warning, error).
+Two variables are no settings: `KVTIER_CONFIG` names the file. `KVTIER_LOG` is the log level of the `kvtier` commands
+(debug, info, warning, error); an engine has the level of Python's logger `kvtier`.
 
 This page is made from the code (`UPDATE_DOCS=1 pytest tests/docs`).
 """

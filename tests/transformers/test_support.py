@@ -33,7 +33,7 @@ def refusal(model):
         read_layers(check_model(model.eval()))
     message = str(caught.value)
     assert type(model).__name__ in message
-    assert "Supported: decoders whose layers have full or sliding-window attention" in message
+    assert "Supported: decoders whose layers have full, sliding-window or chunked attention" in message
     return message
 
 

@@ -26,8 +26,8 @@ pytestmark = [pytest.mark.timeout(2 * TIMEOUT_S)]
 def test_every_block_is_marked():
     names = [block.name for block in blocks(PAGE)]
     assert names == [
-        "install",
         "install-cpu",
+        "install",
         "model.py",
         "install-model",
         "model",

@@ -81,8 +81,8 @@ def _is_adapter(module: torch.nn.Module) -> bool:
 def refuse(name: str, objections: list[str]) -> UnsupportedModelError:
     """The error for a model of this name, with every reason."""
     return UnsupportedModelError(
-        f"{name} is not supported: {'; '.join(objections)}. Supported: decoders whose layers have full or "
-        "sliding-window attention, on one device"
+        f"{name} is not supported: {'; '.join(objections)}. Supported: decoders whose layers have full, "
+        "sliding-window or chunked attention, on one device"
     )
 
 

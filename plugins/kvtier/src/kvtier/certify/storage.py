@@ -6,20 +6,21 @@ rows change places. Knows no tier's format: a row is found by the proof at its e
 
 import shutil
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel
+from pydantic import BaseModel, ValidationError
 
 from kvtier_core.engine import lasting_tiers
 from kvtier_core.errors import ConfigError
 from kvtier_core.proof import PROOF_BYTES, ROW_ALIGNMENT, read_proof, row_bytes_for
 from kvtier_core.settings import Settings
+from kvtier_core.tier import TierSettings
 
 DEFAULT_TIER = "disk"
-_AT_DEFAULT = ("read_only", "publish", "store_threshold", "ttl")
+_AT_DEFAULT = ("read_only", "publish", "store_threshold", "ttl", "compression")
 """Settings that stay at their default here: ours is an empty directory that takes each block at once, and keeps it."""
 _FIRST_ROW_S = 10.0
 _LOOK_S = 0.001
@@ -123,18 +124,29 @@ def _places_of_our_own(settings: Settings, directory: Path) -> dict[str, Any]:
     if not settings.enabled_tiers:
         return {"tiers": {DEFAULT_TIER: {"type": "disk", "root": str(directory / DEFAULT_TIER)}}}
     tiers: dict[str, dict[str, Any]] = {}
+    lasting = lasting_tiers(settings)
     for name, tier in settings.enabled_tiers.items():
-        tiers[name] = _defaults_of(tier)
+        place: dict[str, Any] = {}
         if hasattr(tier, "root"):
-            tiers[name]["root"] = str(directory / name)
+            place = {"root": str(directory / name)}
         elif hasattr(tier, "url"):
-            tiers[name]["url"] = (directory / name).as_uri()
-        elif name in lasting_tiers(settings):
+            place = {"url": (directory / name).as_uri()}
+        tiers[name] = _defaults_of(tier) | place
+        if (not place and name in lasting) or not _may_have(tier, tiers[name]):
             raise ConfigError(
-                f"tiers.{name} (type {tier.type!r}) has no setting root or url that could give it storage of its own, "
-                "and certifying damages what is stored: name a configuration without it"
+                f"tiers.{name} (type {tier.type!r}) can't keep its blocks in a directory that is its root or url, and "
+                "certifying damages what is stored: name a configuration without it"
             )
     return {"tiers": tiers}
+
+
+def _may_have(tier: TierSettings, changed: Mapping[str, Any]) -> bool:
+    """Whether the tier's type takes these values in place of its own. An address may have to be a server's."""
+    try:
+        type(tier).model_validate({**tier.model_dump(), **changed})
+    except ValidationError:
+        return False
+    return True
 
 
 def _defaults_of(part: BaseModel) -> dict[str, Any]:
