@@ -4,7 +4,7 @@ import pytest
 
 from kvtier_core.values import TierInfo
 from kvtier_testing.rows import RowMaker, similar_keys
-from tests.tiers.scripted import Script, ScriptedTier, drive
+from tests.tiers.scripted import Gate, Script, ScriptedTier, drive
 
 KEYS = similar_keys(20)
 MAKER = RowMaker("kit-namespace", 4000)
@@ -74,6 +74,36 @@ def test_s7_a_block_that_is_right_allows_a_few_more_to_be_deleted():
             tier.discard([key])
             settle(tier)
         assert [key for key in KEYS[:8] if key in script.blocks] == [KEYS[3], KEYS[7]]
+
+
+class SilentPath(ScriptedTier):
+    """A load that ends with a fault, as when nothing answers."""
+
+    def load(self, key, into):
+        super().load(key, into)
+        raise TimeoutError("nothing came")
+
+
+def test_s7_c31_after_a_fault_no_other_block_is_read_again():
+    script = Script()
+    with drive(script, SilentPath, info=BY_CORE, seed=RIGHT, threads=1) as tier:
+        tier.discard(KEYS)
+        settle(tier)
+        assert script.count("load") == 1
+        assert script.count("delete") == 0
+        assert tier.lookup(KEYS) == [False] * len(KEYS), "distrusted here"
+
+
+def test_s7_c34_once_the_tier_is_shut_down_no_other_block_is_read_again():
+    script = Script()
+    with drive(script, info=BY_CORE, seed=RIGHT, threads=1) as tier, Gate("load") as gate:
+        script.before = gate
+        tier.discard(KEYS)
+        gate.wait_entered()
+        assert not tier.shutdown(0.0)
+        gate.open()
+        assert tier.shutdown()
+    assert script.count("load") == 1
 
 
 def test_s7_a_tier_of_this_process_alone_is_told_to_delete_at_once():

@@ -105,6 +105,26 @@ class TierCalls:
             ]
         return self._release("load", views, outcomes)
 
+    def read_again(
+        self,
+        keys: Sequence[OffloadKey],
+        row_bytes: int,
+        proves: Callable[[OffloadKey, memoryview], bool],
+        is_over: Callable[[], bool],
+    ) -> dict[OffloadKey, bool | None]:
+        """Whether blocks are right when they are loaded once more, one by one; ``None`` where that can't be told.
+
+        After a fault, or once all *is_over*, no other is loaded: each could take as long as a load may.
+        """
+        told: dict[OffloadKey, bool | None] = dict.fromkeys(keys)
+        for key in keys:
+            row = memoryview(bytearray(row_bytes))
+            (outcome,) = [False] if is_over() else self.load([key], [row[:]])
+            if isinstance(outcome, Fault):
+                break
+            told[key] = proves(key, row) if outcome is True else None
+        return told
+
     def command(self, method: str, call: Callable[[], object]) -> Fault | None:
         """Make a call that answers nothing, such as that of ``delete``. Returns what went wrong."""
         return self._guarded(method, lambda: self._read_none(method, call()))

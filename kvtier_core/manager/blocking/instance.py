@@ -352,7 +352,7 @@ class TierInstance:
         """*keys* without those *doubted* that are read again now, and are not for us to delete (C37)."""
         if not doubted:
             return keys
-        told = {key: self._is_right(key) for key in doubted}
+        told = self._calls.read_again(doubted, self._row_bytes, self._sealer.proves, self._retired.is_set)
         kept = frozenset(self.state.read_again(told))
         self._guard.tell(
             f"gave wrong bytes for {len(doubted)} blocks: {list(told.values()).count(True)} are right when read again, "
@@ -360,12 +360,6 @@ class TierInstance:
             "that use it. If most are right, look for what changes bytes on the way to this machine"
         )
         return [key for key in keys if key not in kept]
-
-    def _is_right(self, key: OffloadKey) -> bool | None:
-        """Whether a block is right when it is read once more; ``None`` when it can't be read, or is gone."""
-        row = memoryview(bytearray(self._row_bytes))
-        (outcome,) = self._calls.load([key], [row[:]])
-        return self._sealer.proves(key, row) if outcome is True else None
 
     def _store(self, units: list[Unit]) -> list[CallOutcome]:
         if self._tier.stores_nothing:
