@@ -20,17 +20,19 @@ _TLS_PATIENCE_S = 1.0
 def connect(location: Location, context: ssl.SSLContext | None, deadline: float) -> Link:
     """Connect to a server, with TLS if there is a *context*. *deadline* is on the monotonic clock.
 
-    Looking a name up is the operating system's affair, which has its own limits.
+    No address of its name takes more than its share of the time. Looking the name up is the operating system's affair,
+    which has its own limits; it can't be ended before.
     """
     if location.path:
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         return Link(_connected(sock, location.path, deadline))
     failed: OSError = OSError("its name has no address")
-    for family, kind, protocol, _, place in socket.getaddrinfo(
-        location.host, location.port, type=socket.SOCK_STREAM
-    ):
+    addresses = socket.getaddrinfo(location.host, location.port, type=socket.SOCK_STREAM)
+    for number, (family, kind, protocol, _, place) in enumerate(addresses):
+        now = time.monotonic()
+        share = now + (deadline - now) / (len(addresses) - number)
         try:
-            sock = _connected(socket.socket(family, kind, protocol), place, deadline)
+            sock = _connected(socket.socket(family, kind, protocol), place, share)
         except OSError as error:
             failed = error
             continue

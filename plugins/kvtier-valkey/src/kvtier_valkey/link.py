@@ -14,10 +14,15 @@ from collections.abc import Sequence
 
 _PARTS = 512
 """Pieces of memory that one system call moves, below the kernel's 1,024."""
+_ENCRYPTED_BYTES = 64 << 10
+"""Encrypted together. TLS tells nothing until all are sent: a server that takes fewer within a silence seems dead."""
 
 
 class Link:
     """A connected socket. For one thread at a time."""
+
+    most_parts = _PARTS
+    """How many parts one call sends."""
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
@@ -37,9 +42,9 @@ class Link:
             self._sock.setsockopt(socket.SOL_SOCKET, option, limit)
 
     def send(self, parts: Sequence[memoryview]) -> int:
-        """Send a beginning of *parts*. How many bytes that was."""
+        """Send a beginning of *parts*, ``most_parts`` of them at most. How many bytes that was."""
         try:
-            return self._sock.sendmsg(parts[:_PARTS])
+            return self._sock.sendmsg(parts)
         except BlockingIOError:
             raise TimeoutError from None
 
@@ -71,14 +76,15 @@ class Link:
 class TlsLink(Link):
     """A link whose bytes are encrypted. The kernel can't wait for whole ones."""
 
+    most_parts = 1
     _sock: ssl.SSLSocket
 
     def _set_limit(self, seconds: float) -> None:
         self._sock.settimeout(seconds)
 
     def send(self, parts: Sequence[memoryview]) -> int:
-        """As ``Link.send``, one part at most."""
-        return self._sock.send(parts[0])
+        """As ``Link.send``. Of a long part a little: a call waits until all that it encrypted has been sent."""
+        return self._sock.send(parts[0][:_ENCRYPTED_BYTES])
 
     def receive(self, parts: Sequence[memoryview], *, whole: bool) -> int:  # noqa: ARG002 - as far as it has come
         """As ``Link.receive``; what is there, of one part at most."""

@@ -102,7 +102,7 @@ class Wire:
         views = [memoryview(part) for part in parts]
         first = 0
         while first < len(views):
-            sent = self._moved(partial(self._link.send, views[first:]))
+            sent = self._moved(partial(self._link.send, views[first : first + self._link.most_parts]))
             self._unsent = self._link.unsent
             while first < len(views) and sent >= len(views[first]):
                 sent -= len(views[first])
