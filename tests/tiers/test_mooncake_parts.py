@@ -8,8 +8,8 @@ import pytest
 from pydantic import ValidationError
 
 from kvtier_core.errors import TierOpenError
-from kvtier_core.values import RequestInfo, TierJob
-from kvtier_mooncake import MooncakeSettings
+from kvtier_core.values import RequestInfo, TierContext, TierJob
+from kvtier_mooncake import MooncakeSettings, MooncakeTier, tier
 from kvtier_mooncake.client import Client, Region
 from kvtier_mooncake.connection import Connection
 from kvtier_mooncake.work import Doubts, Kind, Work, WorkQueue
@@ -171,6 +171,77 @@ def test_c31_a_store_that_can_not_be_reached_is_tried_again_after_a_pause():
     assert len(tries) < 20
 
 
+@pytest.fixture
+def few_threads(monkeypatch):
+    """No more threads than this many can be had; ``None`` for any number."""
+    left: list[int | None] = [None]
+
+    def start(self, start=threading.Thread.start):
+        if left[0] is not None:
+            if not left[0]:
+                raise RuntimeError("can't start new thread")
+            left[0] -= 1
+        start(self)
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+    return left
+
+
+@pytest.fixture
+def clients(monkeypatch):
+    """Every client that a tier makes, the one that gives memory among them."""
+    connect = Makes()
+    for name in ("Client", "Segment"):
+        monkeypatch.setattr(tier, name, lambda *_: connect())
+    return connect.made
+
+
+def fail_to_open(few_threads, can_be_had):
+    """A tier that needs two threads and does not get them."""
+    settings = MooncakeSettings(
+        type="x", master_server_address="127.0.0.1:1", threads=2, global_segment_size="1MiB"
+    )
+    opened = MooncakeTier(settings, TierContext(name="far", namespace="ns", row_bytes=4096, description={}))
+    few_threads[0] = can_be_had
+    with pytest.raises(RuntimeError, match="can't start new thread"):
+        opened.on_open(pool=None)
+    few_threads[0] = None
+    return opened
+
+
+@pytest.mark.parametrize("can_be_had", [0, 1])
+def test_c34_4_a_tier_that_gets_no_thread_leaves_nothing_open_and_can_be_shut_down(
+    clients, few_threads, can_be_had
+):
+    opened = fail_to_open(few_threads, can_be_had)
+    assert [one.is_closed for one in clients] == [True, True]
+    opened.shutdown(0.0)
+
+
+@pytest.mark.parametrize("can_be_had", [0, 1])
+def test_k4_a_tier_that_got_no_thread_can_be_opened_again(clients, few_threads, can_be_had):
+    opened = fail_to_open(few_threads, can_be_had)
+    opened.on_open(pool=None)
+    assert [one.is_closed for one in clients] == [True, True, False, False]
+    opened.shutdown(PATIENCE_S)
+    assert all(one.is_closed for one in clients)
+
+
+class Answers:
+    """In place of Mooncake's client: it answers every call with these codes."""
+
+    def __init__(self, *codes):
+        self.batch_get_into = self.batch_put_from = self.batch_upsert_from = lambda *_: list(codes)
+
+
+@pytest.mark.parametrize("move", [Client.get, Client.put, Client.replace])
+def test_c31_a_transfer_that_failed_at_once_may_go_on_as_well(move):
+    client = FakeClient()
+    client._store, client._config = Answers(10, -800), None
+    with pytest.raises(TimeoutError, match="1 of 2 transfers failed, or were given up"):
+        move(client, ["a", "b"], [0, 10], 10)
+
+
 # -- settings, and what is told
 
 
@@ -182,11 +253,25 @@ def test_c31_a_store_that_can_not_be_reached_is_tried_again_after_a_pause():
         ({"metadata_server": "master.example:8080"}, "a URL with a port"),
         ({"replica_num": 0}, "greater than or equal to 1"),
         ({"protocol": "smoke"}, "'tcp' or 'rdma'"),
+        ({"global_segment_size": "1GiB"}, r"look for it at 127\.0\.0\.1, .*: set local_hostname to"),
+        ({"global_segment_size": "1GiB", "local_hostname": "localhost"}, "set local_hostname to"),
+        ({"global_segment_size": "1GiB", "local_hostname": "[::1]:12345"}, "look for it at ::1, "),
     ],
 )
 def test_c53_settings_that_can_not_be_meant_are_refused(settings, told):
     with pytest.raises(ValidationError, match=told):
         MooncakeSettings.model_validate({"type": "mooncake", "master_server_address": ADDRESS, **settings})
+
+
+@pytest.mark.parametrize(
+    ("master", "own"),
+    [("127.0.0.1:50051", "127.0.0.1"), ("localhost:50051", "127.0.0.1"), (ADDRESS, "10.0.0.7")],
+)
+def test_c53_memory_can_be_given_where_others_reach_it(master, own):
+    settings = MooncakeSettings(
+        type="x", master_server_address=master, local_hostname=own, global_segment_size="1GiB"
+    )
+    assert settings.global_segment_size == 1 << 30
 
 
 @pytest.mark.parametrize(

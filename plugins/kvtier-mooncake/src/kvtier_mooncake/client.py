@@ -7,7 +7,6 @@ import os
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -31,8 +30,6 @@ MooncakeDistributedStore().setup(hostname, metadata, 0, int(buffer), protocol, d
 os._exit(0)
 """
 """Sets a client up that gives no memory. What comes of that the real one will say."""
-_STILL_MOVING_S = 30.0
-"""A transfer that failed after less has failed. One that took longer was given up, and may go on."""
 
 NOT_OURS: Outcome = "something of another size stands in the block's place"
 
@@ -45,7 +42,6 @@ _TRANSFER_FAILED = -800
 _MEANINGS = {
     -601: "the master took this client for dead",
     -707: "the block's lease ran out while it was read: raise the master's --default_kv_lease_ttl",
-    _TRANSFER_FAILED: "the transfer failed: see whether the process that holds the block still runs",
     -900: "the master did not answer: see whether mooncake_master runs, and can be reached",
     -1010: "the master is not ready",
 }
@@ -65,23 +61,7 @@ class Client:
     def __init__(self, settings: MooncakeSettings, name: str, region: Region) -> None:
         """Connect and register *region*. Raises ``TierOpenError`` that says what to do."""
         where = f"tier {name!r} (kvtier-mooncake)"
-        self._store, self._config = _make(settings, where)
-        _check_servers(settings, where)
-        _try_setup(settings, where)
-        code = self._store.setup(
-            settings.local_hostname,
-            settings.metadata_server,
-            settings.global_segment_size,
-            _LOCAL_BUFFER_BYTES,
-            settings.protocol,
-            settings.device_name,
-            settings.master_server_address,
-        )
-        if code:
-            raise TierOpenError(
-                f"{where}: Mooncake's client could not be set up: {_meaning(code)}; its own log, on stderr, says more. "
-                "Check master_server_address, metadata_server, protocol, device_name and local_hostname"
-            )
+        self._store, self._config = _set_up(settings, where, segment_bytes=0)
         if code := self._store.register_buffer(region.address, region.size):
             self._store.close()
             raise TierOpenError(
@@ -98,25 +78,41 @@ class Client:
 
         Raises ``TimeoutError`` where bytes may still come. After ``close`` none will.
         """
-        begin = time.monotonic()
         codes = self._store.batch_get_into(names, addresses, [size] * len(names))
-        _check_over(codes, begin)
+        _check_over(codes)
         return [_loaded(code, size) for code in codes]
 
     def put(self, names: Sequence[str], addresses: Sequence[int], size: int) -> list[Outcome]:
         """Store each block, unless it is there. A store without room declines. Raises as ``get``."""
-        begin = time.monotonic()
-        codes = self._store.batch_put_from(names, addresses, [size] * len(names), self._config)
-        return _stored(codes, begin)
+        return _stored(self._store.batch_put_from(names, addresses, [size] * len(names), self._config))
 
     def replace(self, names: Sequence[str], addresses: Sequence[int], size: int) -> list[Outcome]:
         """Store each block, also where it is there. Otherwise as ``put``."""
-        begin = time.monotonic()
-        codes = self._store.batch_upsert_from(names, addresses, [size] * len(names), self._config)
-        return _stored(codes, begin)
+        return _stored(self._store.batch_upsert_from(names, addresses, [size] * len(names), self._config))
 
     def close(self) -> None:
-        """End the client's threads and connections: after this it moves no byte. What lies in its memory is lost."""
+        """End the client's threads and connections: after this it moves no byte.
+
+        It gives no memory, so it asks the master for nothing: this takes a second, also where the master is stopped.
+        """
+        self._store.close()
+
+
+class Segment:
+    """Memory that this process gives to the store. Its client moves no block, so it never has to be given up."""
+
+    def __init__(self, settings: MooncakeSettings, name: str) -> None:
+        """Give it. Raises ``TierOpenError`` that says what to do."""
+        where = f"tier {name!r} (kvtier-mooncake)"
+        self._store, _ = _set_up(settings, where, settings.global_segment_size)
+
+    def close(self) -> None:
+        """Take it back: what lies in it is lost.
+
+        The master is asked for something first. Mooncake waits for that without the interpreter's lock, and keeps the
+        lock while it takes the memory back: with a master that is stopped, it would keep it until that goes on.
+        """
+        self._store.batch_is_exist(["kvtier"])
         self._store.close()
 
 
@@ -141,6 +137,28 @@ def _make(settings: MooncakeSettings, where: str) -> tuple[Any, Any]:
     config.soft_pin_action = SoftPinAction.ENABLE if settings.with_soft_pin else SoftPinAction.PRESERVE
     config.preferred_segments = [settings.preferred_segment] if settings.preferred_segment else []
     return MooncakeDistributedStore(), config
+
+
+def _set_up(settings: MooncakeSettings, where: str, segment_bytes: int) -> tuple[Any, Any]:
+    """A client that is connected and gives so much memory, and how it is to store. Raises ``TierOpenError``."""
+    store, config = _make(settings, where)
+    _check_servers(settings, where)
+    _try_setup(settings, where)
+    code = store.setup(
+        settings.local_hostname,
+        settings.metadata_server,
+        segment_bytes,
+        _LOCAL_BUFFER_BYTES,
+        settings.protocol,
+        settings.device_name,
+        settings.master_server_address,
+    )
+    if code:
+        raise TierOpenError(
+            f"{where}: Mooncake's client could not be set up: {_meaning(code)}; its own log, on stderr, says more. "
+            "Check master_server_address, metadata_server, protocol, device_name and local_hostname"
+        )
+    return store, config
 
 
 def _check_servers(settings: MooncakeSettings, where: str) -> None:
@@ -195,17 +213,20 @@ def _loaded(code: int, size: int) -> Outcome:
     return True if code >= 0 else False if code in _ABSENT else _meaning(code)
 
 
-def _stored(codes: Sequence[int], begin: float) -> list[Outcome]:
-    _check_over(codes, begin)
+def _stored(codes: Sequence[int]) -> list[Outcome]:
+    _check_over(codes)
     return [True if code >= 0 else False if code == _NO_ROOM else _meaning(code) for code in codes]
 
 
-def _check_over(codes: Sequence[int], begin: float) -> None:
-    seconds, failed = time.monotonic() - begin, codes.count(_TRANSFER_FAILED)
-    if failed and seconds >= _STILL_MOVING_S:
+def _check_over(codes: Sequence[int]) -> None:
+    """Raises ``TimeoutError`` where a transfer failed: some of its pieces may move on.
+
+    Mooncake fails a transfer after 60 s, or as soon as it can't tell how one of its pieces stands.
+    """
+    if failed := codes.count(_TRANSFER_FAILED):
         raise TimeoutError(
-            f"{failed} of {len(codes)} transfers were given up after {seconds:.0f} s: see whether the process that "
-            "holds the blocks is stopped, or cut off"
+            f"{failed} of {len(codes)} transfers failed, or were given up: see whether the process that holds the "
+            f"blocks still runs, is stopped, or cut off (Mooncake's code {_TRANSFER_FAILED})"
         )
 
 

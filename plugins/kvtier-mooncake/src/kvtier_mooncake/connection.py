@@ -2,6 +2,7 @@
 
 Mooncake gives a transfer up after 60 s, but does not take it back: if the other side was only stopped, its bytes still
 come, into a row that may be another block's by then. So such a client is closed before anything is said of the load.
+It gives no memory to the store, so no other process loses a block by that.
 """
 
 import threading

@@ -1,9 +1,10 @@
 """What ``[tiers.NAME]`` with ``type = "mooncake"`` may say. The names are those of Mooncake's own configuration."""
 
+import ipaddress
 import re
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from kvtier_core.tier import Size, Threads, TierSettings
 
@@ -24,6 +25,13 @@ def parse_address(text: str) -> tuple[str, int] | None:
     except UnicodeError:  # a name whose parts are empty, or longer than 63 characters
         return None
     return host, int(match[2])
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 class MooncakeSettings(TierSettings):
@@ -66,6 +74,17 @@ class MooncakeSettings(TierSettings):
                 f"must be {P2P}, or a URL with a port, such as http://master.example:8080/metadata"
             )
         return server
+
+    @model_validator(mode="after")
+    def _check_reach(self) -> Self:
+        own, _ = parse_address(self.local_hostname) or (self.local_hostname, 0)
+        master, _ = self.servers["master_server_address"]
+        if self.global_segment_size and _is_loopback(own) and not _is_loopback(master):
+            raise ValueError(
+                f"global_segment_size gives memory to other machines, and they would look for it at {own}, which is "
+                "their own: set local_hostname to the name or address by which they reach this one"
+            )
+        return self
 
     @property
     def servers(self) -> dict[str, tuple[str, int]]:

@@ -11,7 +11,7 @@ from typing import Any
 
 from kvtier_core import KvtierError
 from kvtier_core.tier import JobResult, OffloadKey, PoolView, TierContext, TierInfo, TierJob, hookimpl
-from kvtier_mooncake.client import NOT_OURS, Client
+from kvtier_mooncake.client import NOT_OURS, Client, Segment
 from kvtier_mooncake.connection import Connection
 from kvtier_mooncake.memory import Memory, PoolMemory, StagingMemory
 from kvtier_mooncake.settings import MooncakeSettings
@@ -39,6 +39,7 @@ class MooncakeTier:
         self._context = context
         self._blocks_a_part = max(1, _PART_BYTES // context.row_bytes)
         self._memory: Memory | None = None
+        self._segment: Segment | None = None
         self._connection = Connection(self._connect)
         self._changed = threading.Condition()  # guards all below
         self._namespace = context.namespace
@@ -49,6 +50,8 @@ class MooncakeTier:
         self._is_open = False
         """From ``on_open`` until the last thread has closed the client."""
         self._num_threads = 0
+        self._is_given_up = False
+        """Whether opening failed, so that the threads it began are to end."""
         self._is_shut_down = False
         self._has_told_full = False
 
@@ -110,13 +113,24 @@ class MooncakeTier:
             self._memory = PoolMemory(pool)
         else:
             self._memory = StagingMemory(self._context.row_bytes, self._blocks_a_part, threads)
-        self._connection.open()
         with self._changed:
-            self._is_open, self._num_threads = True, threads
-        for number in range(threads):
-            # Daemons: a call that hangs must not keep the process from ending.
-            name = f"kvtier-{self._context.name}-{number}"
-            threading.Thread(target=self._serve, args=(number, self._memory), name=name, daemon=True).start()
+            self._is_open, self._is_given_up, self._num_threads = True, False, threads
+        begun = 0
+        try:
+            if self._settings.global_segment_size:
+                self._segment = Segment(self._settings, self._context.name)
+            self._connection.open()
+            for number in range(threads):
+                # Daemons: a call that hangs must not keep the process from ending.
+                name = f"kvtier-{self._context.name}-{number}"
+                thread = threading.Thread(
+                    target=self._serve, args=(number, self._memory), name=name, daemon=True
+                )
+                thread.start()
+                begun += 1
+        except BaseException:
+            self._give_up_opening(threads - begun)
+            raise
 
     @hookimpl
     def reset(self, namespace: str, description: Mapping[str, Any]) -> None:  # noqa: ARG002 - nothing to write it to
@@ -136,6 +150,15 @@ class MooncakeTier:
                     f"tier {self._context.name!r} (kvtier-mooncake): a call of Mooncake's client has not returned "
                     f"after {timeout_s:g} s: see whether the master and the store's other processes still run"
                 )
+
+    def _give_up_opening(self, missing: int) -> None:
+        """End the threads that have begun, and close what is open: the next try begins anew."""
+        with self._changed:
+            self._is_given_up = True
+            self._changed.notify_all()
+        self._leave(missing)
+        with self._changed:
+            self._changed.wait_for(lambda: not self._is_open)
 
     # Under the condition.
 
@@ -176,12 +199,14 @@ class MooncakeTier:
                 work.end(part, outcomes)
                 self._answer(work)
                 self._changed.notify_all()
-        self._leave()
+        self._leave(1)
 
     def _next_part(self) -> tuple[Work, range] | None:
         with self._changed:
             while True:
-                self._changed.wait_for(lambda: self._queue.first() is not None or self._is_shut_down)
+                self._changed.wait_for(
+                    lambda: self._queue.first() is not None or self._is_shut_down or self._is_given_up
+                )
                 work = self._queue.first()
                 if work is None:
                     return None
@@ -191,13 +216,16 @@ class MooncakeTier:
                 is_lookup = work.kind is Kind.LOOKUP
                 return work, work.take(_PART_KEYS if is_lookup else self._blocks_a_part)
 
-    def _leave(self) -> None:
-        """A thread ends; the last one closes the client."""
+    def _leave(self, threads: int) -> None:
+        """So many threads end, or could not begin; the last one closes the clients."""
         with self._changed:
-            self._num_threads -= 1
+            self._num_threads -= threads
             if self._num_threads:
                 return
         self._connection.close()
+        if self._segment is not None:
+            self._segment.close()
+            self._segment = None
         with self._changed:
             self._is_open = False
             self._changed.notify_all()
