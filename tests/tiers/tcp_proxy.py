@@ -27,6 +27,7 @@ class TcpProxy:
         self._lock = threading.Lock()  # guards the two below
         self._sockets: list[socket.socket] = []
         self._is_cut = False
+        self._forgotten: list[socket.socket] = []
         self._thread = threading.Thread(target=self._accept, daemon=True)
         self._thread.start()
 
@@ -58,6 +59,17 @@ class TcpProxy:
         """Let new connections through."""
         with self._lock:
             self._is_cut = False
+
+    def forget(self) -> None:
+        """Lose whatever comes on the connections there are, and end none, as a firewall does. New ones are served."""
+        with self._lock:
+            self._forgotten = list(self._sockets)
+
+    @property
+    def connections(self) -> int:
+        """How many were made and not cut."""
+        with self._lock:
+            return len(self._sockets) // 2
 
     def hold(self) -> None:
         """Let nothing pass until ``release``: the network has lost the server."""
@@ -96,6 +108,8 @@ class TcpProxy:
             while data := source.recv(1 << 16):
                 time.sleep(self.delay_s)
                 self._passes.wait()
+                if source in self._forgotten:
+                    continue
                 change = self.change if source is server else None
                 passed = data if change is None else change(data)
                 if passed is None:

@@ -6,6 +6,8 @@ import re
 import socket
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import pytest
 
@@ -19,10 +21,14 @@ from kvtier_valkey.faults import (
     ServerFullError,
     ServerLostError,
     ServerRefusedError,
+    ServerSilentError,
     refusal,
 )
 from kvtier_valkey.link import Link
+from kvtier_valkey.location import parse_url
+from kvtier_valkey.server import Server
 from kvtier_valkey.wire import Wire, command
+from tests.tiers import valkey_server
 from tests.tiers.engine import TierEngine
 from tests.tiers.tcp_proxy import TcpProxy
 from tests.tiers.tls_proxy import TlsProxy
@@ -45,6 +51,32 @@ def impatient(monkeypatch):
     monkeypatch.setattr("kvtier_valkey.wire.SILENCE_S", 0.5)
     monkeypatch.setattr("kvtier_valkey.server.SILENCE_S", 0.5)
     monkeypatch.setattr("kvtier_valkey.tier.SILENCE_S", 0.5, raising=False)
+
+
+def test_c33_connections_that_the_network_has_forgotten_cost_one_silence_together(server, impatient):
+    def look_up(_number):
+        return server_behind.ask_one((b"STRLEN", b"absent"), Wire.number, 5.0)
+
+    with TcpProxy(server.port) as proxy, ThreadPoolExecutor(3) as threads:
+        server_behind = Server(parse_url(proxy.url))
+        proxy.hold()
+        lookups = [threads.submit(look_up, number) for number in range(3)]
+        while proxy.connections < 3:
+            time.sleep(0.01)
+        proxy.release()
+        assert [lookup.result() for lookup in lookups] == [0, 0, 0]
+        proxy.forget()
+        with pytest.raises(ServerSilentError):
+            look_up(0)
+        assert look_up(0) == 0, "on a connection of its own"
+        server_behind.close()
+
+
+def test_i19_blocks_that_no_server_takes_are_refused_at_the_start(server):
+    tier = valkey_server.make_tier(server.url, "space")
+    tier.context = replace(tier.context, row_bytes=(512 << 20) + 4096)
+    with pytest.raises(TierOpenError, match=r"536875008 bytes, .* make blocks smaller \(pool\.block_size"):
+        tier.open()
 
 
 class Requests:
@@ -403,7 +435,7 @@ def test_i19_a_server_that_drains_slowly_is_not_taken_for_dead(
         place = f"localhost:{proxy.port}"
         url = f"rediss://{place}?ssl_ca_certs={tls.certificate}" if is_tls else f"redis://{place}"
         tier = make_tier(url, maker=large)
-        proxy.delay_s = 0.1  # for 64 KiB: a block takes 4.6 s
+        proxy.delay_s = 0.05  # for 64 KiB: a block takes 2.3 s
         assert store(tier, keys, large) == [True] * 2
         proxy.hold()
         began = time.monotonic()

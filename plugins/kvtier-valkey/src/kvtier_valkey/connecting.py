@@ -13,6 +13,8 @@ from kvtier_valkey.faults import ServerRefusedError, ServerSilentError, tls_refu
 from kvtier_valkey.link import Link, TlsLink, seconds_to
 from kvtier_valkey.location import Location
 
+_IDLE_S = 60
+"""After so long without a word the kernel asks whether the other side is there, so that no firewall forgets it."""
 _TLS_PATIENCE_S = 1.0
 """A server that speaks TLS has begun to answer by then, on a line that is of use for blocks."""
 
@@ -37,6 +39,8 @@ def connect(location: Location, context: ssl.SSLContext | None, deadline: float)
             failed = error
             continue
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _IDLE_S)
         return Link(sock) if context is None else _encrypted(sock, place, location, context, deadline)
     raise failed
 

@@ -35,8 +35,10 @@ class Server:
         """No I/O."""
         self._location = location
         self.address = location.address
-        self._lock = threading.Lock()  # guards the two below
+        self._lock = threading.Lock()  # guards the three below
         self._idle: list[Wire] = []
+        self._silences = 0
+        """How often nobody answered. A connection from before the last time is not used again."""
         self._context: ssl.SSLContext | None = None
 
     def ask(
@@ -97,18 +99,29 @@ class Server:
     @contextmanager
     def _wire(self, seconds: float) -> Iterator[Wire]:
         deadline = time.monotonic() + seconds
+        with self._lock:
+            silences = self._silences
         wire = self._take_idle() or self._connect(deadline)
         try:
             wire.begin(deadline)
             yield wire
-        except BaseException:
+        except BaseException as error:
             wire.close()
+            if isinstance(error, ServerSilentError):
+                self._doubt_idle()
             raise
-        if not wire.is_reusable:
-            wire.close()
-            return
         with self._lock:
-            self._idle.append(wire)
+            is_kept = wire.is_reusable and silences == self._silences
+            if is_kept:
+                self._idle.append(wire)
+        if not is_kept:
+            wire.close()
+
+    def _doubt_idle(self) -> None:
+        """The way may have been cut unseen: what lies idle would each cost a silence to find that out."""
+        with self._lock:
+            self._silences += 1
+        self.close()
 
     def _take_idle(self) -> Wire | None:
         while True:

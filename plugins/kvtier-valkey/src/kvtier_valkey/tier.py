@@ -19,7 +19,7 @@ from kvtier_valkey.faults import NotABlockError, ServerConfusedError, ServerFull
 from kvtier_valkey.server import Ending, Server
 from kvtier_valkey.settings import ValkeySettings
 from kvtier_valkey.suitability import read_info, risk_of, why_not
-from kvtier_valkey.wire import SILENCE_S, Part, Wire, command, of_each, set_command
+from kvtier_valkey.wire import MOST_VALUE, SILENCE_S, Part, Wire, command, of_each, set_command
 
 _T = TypeVar("_T")
 
@@ -52,6 +52,11 @@ class ValkeyTier(BlockTier):
 
     def open(self) -> None:
         """Show that the server answers and may be written to. Raises ``TierOpenError``. Cost: two requests."""
+        if self.context.row_bytes > MOST_VALUE:
+            raise TierOpenError(
+                f"{self._name}: a block has {self.context.row_bytes} bytes, and a server takes at most {MOST_VALUE}: "
+                "make blocks smaller (pool.block_size; in vLLM block_size or blocks_per_chunk)"
+            )
         try:
             info = read_info(self._server.ask_one((b"INFO",), Wire.text, SILENCE_S))
             problem = why_not(info)

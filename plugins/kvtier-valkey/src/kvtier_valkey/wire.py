@@ -32,7 +32,7 @@ _MOST_BYTES = 1 << 20
 _MOST_NAMES = 1 << 20
 _MOST_BYTES_OF_NAMES = 64 << 20
 """Of all names of a reply."""
-_MOST_VALUE = 512 << 20
+MOST_VALUE = 512 << 20
 """Bytes of the largest value that a server takes, unless it is told otherwise."""
 _TOGETHER = 64
 """Values received together: enough that what a call costs is nothing beside them."""
@@ -182,7 +182,7 @@ class Wire:
             return self._refused(line)
         if line != b"$-1":
             size = self._digits(line)
-            if size > _MOST_VALUE:
+            if size > MOST_VALUE:
                 raise ServerConfusedError(f"{self._address} sent a value of impossible size: {line[:40]!r}")
             self._skip(size)
             self._end_of_value()
