@@ -23,6 +23,7 @@ from kvtier_testing.rows import RowMaker
 from kvtier_valkey import ValkeyTier
 from kvtier_valkey.faults import (
     NotABlockError,
+    ServerBusyError,
     ServerConfusedError,
     ServerFullError,
     ServerLostError,
@@ -282,13 +283,13 @@ def test_i19_doubt_is_told_once_with_what_to_do(caplog):
         ("ASK 3999 127.0.0.1:6381", ServerRefusedError),
         ("NOAUTH Authentication required.", ServerRefusedError),
         ("ERR unknown command 'GET'", ServerRefusedError),
-        ("LOADING Valkey is loading the dataset in memory", ServerLostError),
-        ("BUSY Valkey is busy running a script.", ServerLostError),
-        ("READONLY You can't write against a read only replica.", ServerLostError),
-        ("MASTERDOWN Link with MASTER is down", ServerLostError),
-        ("CLUSTERDOWN The cluster is down", ServerLostError),
-        ("TRYAGAIN Multiple keys request during rehashing of slot", ServerLostError),
-        ("NOREPLICAS Not enough good replicas to write.", ServerLostError),
+        ("LOADING Valkey is loading the dataset in memory", ServerBusyError),
+        ("BUSY Valkey is busy running a script.", ServerBusyError),
+        ("READONLY You can't write against a read only replica.", ServerBusyError),
+        ("MASTERDOWN Link with MASTER is down", ServerBusyError),
+        ("CLUSTERDOWN The cluster is down", ServerBusyError),
+        ("TRYAGAIN Multiple keys request during rehashing of slot", ServerBusyError),
+        ("NOREPLICAS Not enough good replicas to write.", ServerBusyError),
         ("OOM command not allowed when used memory > 'maxmemory'.", ServerFullError),
         ("WRONGTYPE Operation against a key holding the wrong kind of value", NotABlockError),
     ],
@@ -302,7 +303,7 @@ def test_i19_a_refusal_is_one_of_its_question_and_the_others_count(call, line, k
         assert answers[1] is False, "declined"
     else:
         assert type(answers[1]) is kind
-        assert isinstance(answers[1], ConnectionError) is (kind is ServerLostError), (
+        assert isinstance(answers[1], ConnectionError) is (kind is ServerBusyError), (
             "whether it is tried again"
         )
     assert [*answers[:1], *answers[2:]] == [*right(call)[:1], *right(call)[2:]]

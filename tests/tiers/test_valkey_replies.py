@@ -10,7 +10,7 @@ import pytest
 
 pytest.importorskip("valkey")
 
-from kvtier_valkey.faults import ServerLostError, ServerRefusedError
+from kvtier_valkey.faults import ServerBusyError, ServerLostError, ServerRefusedError
 from kvtier_valkey.frames import Frames
 from kvtier_valkey.link import Link
 from kvtier_valkey.wire import Wire
@@ -24,7 +24,7 @@ OTHERS = {
     b"$40960\r\n" + b"l" * 40_960 + b"\r\n": False,
     b"$4\r\n$409\r\n": False,  # within another size, what looks like a head
     b"-ERR unknown\r\n": ServerRefusedError,
-    b"-LOADING the dataset\r\n": ServerLostError,
+    b"-LOADING the dataset\r\n": ServerBusyError,
 }
 """Replies that fill no row, and what each means."""
 

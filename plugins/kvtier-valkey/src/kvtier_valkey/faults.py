@@ -1,11 +1,11 @@
 """What a refusal or a lost connection means: try again, give up, or full; and what to do about it.
 
-Decides by the server's codes alone; no I/O. No text holds a secret: a server that does not know AUTH repeats its words,
-and those are cut off.
+Decides by the server's codes alone; no I/O. No text holds a secret, though a server may repeat a login: secrets are
+taken out of the whole line, before it is cut or cleaned.
 """
 
 import ssl
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import TypeVar
 
 from kvtier_core.tier import mask_text
@@ -30,6 +30,7 @@ _ADVICE = {
     "ERR max number of clients": "raise the server's maxclients, or lower threads",
     "ERR unknown command": "is it a Valkey or Redis server, 6.0 or newer?",
     "ERR wrong number of arguments for 'auth'": "a server before 6.0 has no users: unset username",
+    "LOADING ": "it reads its data: wait; at the start limits.open_retry does",
     "MISCONF ": 'the server can\'t save to its disk and takes no stores meanwhile: see its log, or set save to ""',
     "MOVED ": _CLUSTER,
     "NOAUTH ": _LOGIN,
@@ -61,6 +62,10 @@ class ServerLostError(ConnectionError):
     """The connection ended, or the server is busy with itself: the same call may well succeed in a moment."""
 
 
+class ServerBusyError(ServerLostError):
+    """The server said that it can't do what it is asked now."""
+
+
 class ServerConfusedError(ServerLostError):
     """A reply answers no question: those before it may have answered others than were thought."""
 
@@ -84,14 +89,15 @@ class NotABlockError(ServerRefusedError):
 _CLASSES: dict[str, type[OSError]] = {
     "OOM ": ServerFullError,
     "WRONGTYPE ": NotABlockError,
-    **dict.fromkeys(_PASSING, ServerLostError),
+    **dict.fromkeys(_PASSING, ServerBusyError),
 }
 """By the beginning of a refusal; ``ServerRefusedError`` is all else."""
 
 
-def refusal(address: str, line: str) -> OSError:
+def refusal(address: str, line: str, secrets: Collection[str] = ()) -> OSError:
     """The error reply *line*, such as ``OOM command not allowed when used memory > 'maxmemory'.``, as a fault."""
-    said = "".join(letter if letter.isprintable() else "?" for letter in line.partition(_REPEATED)[0])
+    repeated = mask_text(line, secrets).partition(_REPEATED)[0]
+    said = "".join(letter if letter.isprintable() else "?" for letter in repeated)
     advice = _by_beginning(_ADVICE, line)
     text = f"{address} answered: {said}" + (f"; {advice}" if advice else "")
     return (_by_beginning(_CLASSES, line) or ServerRefusedError)(text)
@@ -112,6 +118,6 @@ def _by_beginning(table: Mapping[str, _T], line: str) -> _T | None:
     return next((value for beginning, value in table.items() if line.startswith(beginning)), None)
 
 
-def masked(error: OSError, secret: str) -> OSError:
-    """The same fault, whose text does not show the *secret*."""
-    return type(error)(mask_text(str(error), {secret}))
+def masked(line: bytes, secrets: Collection[str]) -> bytes:
+    """What a server sent, without *secrets*."""
+    return mask_text(line.decode(errors="surrogateescape"), secrets).encode(errors="surrogateescape")

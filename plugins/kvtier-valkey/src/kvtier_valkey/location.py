@@ -59,6 +59,11 @@ class Location:
         host = f"[{self.host}]" if ":" in self.host else self.host
         return self.path or f"{host}:{self.port}"
 
+    @property
+    def secrets(self) -> frozenset[str]:
+        """What no message shows."""
+        return frozenset((self.username, self.password)) - {""}
+
 
 def parse_url(url: str) -> Location:
     """What *url* says. Raises ``ValueError`` with what to write instead."""

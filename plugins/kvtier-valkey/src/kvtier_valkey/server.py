@@ -17,7 +17,6 @@ from kvtier_valkey.faults import (
     ServerLostError,
     ServerRefusedError,
     ServerSilentError,
-    masked,
 )
 from kvtier_valkey.location import Location, is_place
 from kvtier_valkey.wire import SILENCE_S, Part, Wire, command
@@ -176,7 +175,7 @@ class Server:
 
     def _open(self, location: Location, deadline: float) -> Wire:
         try:
-            wire = Wire(connect(location, self._tls_context(), deadline), location.address)
+            wire = Wire(connect(location, self._tls_context(), deadline), location.address, location.secrets)
         except (ServerSilentError, ServerRefusedError):
             raise
         except TimeoutError:
@@ -186,9 +185,9 @@ class Server:
         try:
             wire.begin(deadline)
             _log_in(wire, location)
-        except OSError as error:
+        except OSError:
             wire.close()
-            raise masked(error, location.password) from None
+            raise
         return wire
 
     def _tls_context(self) -> ssl.SSLContext | None:

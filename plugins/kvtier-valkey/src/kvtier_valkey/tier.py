@@ -15,7 +15,13 @@ from typing import TypeVar
 
 from kvtier_core import TierOpenError
 from kvtier_core.tier import BlockTier, OffloadKey, TierContext, TierInfo
-from kvtier_valkey.faults import NotABlockError, ServerConfusedError, ServerFullError, ServerRefusedError
+from kvtier_valkey.faults import (
+    NotABlockError,
+    ServerBusyError,
+    ServerConfusedError,
+    ServerFullError,
+    ServerRefusedError,
+)
 from kvtier_valkey.server import Ending, Server
 from kvtier_valkey.settings import ValkeySettings
 from kvtier_valkey.suitability import read_info, risk_of, why_not
@@ -214,8 +220,8 @@ def _stored(outcome: OSError | None) -> bool | OSError:
 
 
 def _what_to_do(error: OSError) -> str:
-    """A refusal says it itself."""
-    if isinstance(error, ServerRefusedError):
+    """What the server said has it already."""
+    if isinstance(error, ServerRefusedError | ServerBusyError):
         return ""
     return (
         "; check that the server runs, and that url leads to it: rediss:// with its ssl_ options where it speaks TLS, "

@@ -5,7 +5,7 @@ later reply could be that of an earlier command.
 """
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import partial
 from itertools import repeat
 from typing import TypeVar
@@ -15,6 +15,7 @@ from kvtier_valkey.faults import (
     ServerLostError,
     ServerRefusedError,
     ServerSilentError,
+    masked,
     refusal,
 )
 from kvtier_valkey.frames import Frames, head_of
@@ -61,9 +62,11 @@ def set_command(name: bytes, size: int, options: int) -> bytes:
 class Wire:
     """A connection that speaks the protocol. For one thread at a time; ``begin`` comes before each call's first use."""
 
-    def __init__(self, link: Link, address: str) -> None:
+    def __init__(self, link: Link, address: str, secrets: Collection[str] = ()) -> None:
+        """*secrets* are shown by no message, whatever the server sends."""
         self._link = link
         self._address = address
+        self._secrets = secrets
         self._buffer = bytearray(_LINE)
         self._view = memoryview(self._buffer)
         self._begin = self._end = 0  # in the buffer: what has been received and not read yet
@@ -183,7 +186,9 @@ class Wire:
         if line != b"$-1":
             size = self._digits(line)
             if size > MOST_VALUE:
-                raise ServerConfusedError(f"{self._address} sent a value of impossible size: {line[:40]!r}")
+                raise ServerConfusedError(
+                    f"{self._address} sent a value of impossible size: {self._shown(line)}"
+                )
             self._skip(size)
             self._end_of_value()
         return False
@@ -216,7 +221,7 @@ class Wire:
         line = self._line()
         count = self._digits(line)
         if line[:1] != b"*" or count > _MOST_NAMES:
-            raise ServerConfusedError(f"{self._address} sent no list of names: {line[:40]!r}")
+            raise ServerConfusedError(f"{self._address} sent no list of names: {self._shown(line)}")
         names: list[bytes] = []
         room = _MOST_BYTES_OF_NAMES
         for _ in range(count):
@@ -229,7 +234,7 @@ class Wire:
     def _value(self, line: bytes) -> bytes:
         size = self._digits(line)
         if line[:1] != b"$" or size > _MOST_BYTES:
-            raise ServerConfusedError(f"{self._address} sent no short value: {line[:40]!r}")
+            raise ServerConfusedError(f"{self._address} sent no short value: {self._shown(line)}")
         value = bytearray(size)
         self._read(memoryview(value))
         self._end_of_value()
@@ -244,15 +249,21 @@ class Wire:
 
     def _refused(self, line: bytes) -> OSError:
         if line[:1] != b"-":
-            raise ServerConfusedError(f"{self._address} sent a reply that answers no question: {line[:40]!r}")
-        error = refusal(self._address, line[1:].decode(errors="replace"))
+            raise ServerConfusedError(
+                f"{self._address} sent a reply that answers no question: {self._shown(line)}"
+            )
+        error = refusal(self._address, line[1:].decode(errors="replace"), self._secrets)
         self._is_refused = self._is_refused or isinstance(error, ServerLostError)
         return error
+
+    def _shown(self, line: bytes) -> str:
+        """The beginning of *line* as a message may have it. A secret that was cut could not be found any more."""
+        return repr(masked(line, self._secrets)[:40])
 
     def _digits(self, line: bytes) -> int:
         digits = line[1:]
         if not digits.isdigit() or len(digits) > 18:  # noqa: PLR2004 - what fits into 64 bits
-            raise ServerConfusedError(f"{self._address} sent no number: {line[:40]!r}")
+            raise ServerConfusedError(f"{self._address} sent no number: {self._shown(line)}")
         return int(digits)
 
     def _line(self) -> bytes:
